@@ -176,6 +176,10 @@ class SamplerHooks(PartHooks, EpisodeHooks):
         """
         return {}
 
+    def stats(self) -> dict[str, float]:
+        """Returns statistics for :meth:`Replay.stats <lightning_replay.replay.Replay.stats>`; none here."""
+        return {}
+
     def raise_largest_priority(self, priority: float) -> None:
         """Raises the largest priority so far, which new rows get, to that of other replays."""
 

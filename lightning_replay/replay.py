@@ -21,6 +21,7 @@ from torchrl.envs import Transform
 
 from lightning_replay.argument_names import method_for
 from lightning_replay.assembled import AssembledReplay, check_parts
+from lightning_replay.declared import declared_sampler
 from lightning_replay.divided_draws import DrawPart, PartDraw, SamplerOfPart
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
@@ -619,10 +620,12 @@ class Replay(AssembledReplay):
 
         Where frames are stored once also ``frames_held``, ``frame_capacity``, ``frame_bytes`` and
         ``frames_per_transition``, and ``bytes_per_transition`` is by the transitions held, else by the capacity; of a
-        :class:`~lightning_replay.writers.RetentionWriter` its own ``stats``.
+        :class:`~lightning_replay.samplers.PrioritizedSampler` and of a
+        :class:`~lightning_replay.writers.RetentionWriter` their own ``stats``.
         """
         rows = self.capacity if self._packed is None else self._packed.rows_in_memory
         stats = super().stats() | self._feedback.stats(self._writer_hooks.age_of) | self._writer_hooks.stats()
+        stats |= declared_sampler(self._sampler_hooks.base_sampler).stats()
         stats |= {"nbytes": self.nbytes, "bytes_per_transition": self.nbytes / rows}
         return stats if self._packed is None else stats | self._packed.stats()
 

@@ -4,33 +4,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning_replay.checkpoint.state import frozen_state
 from lightning_replay.locking import LockedReplay
-from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint, check_file
-from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
-from lightning_replay.saving.serialization import MALFORMED, TENSORS_FILE, VALUES_FILE, DamagedFileError, read_halves
+from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
+from lightning_replay.saving.directory import read_save, replaced_save
+from lightning_replay.saving.replays import FORMAT, FORMAT_VERSION, MANIFEST, open_replay, replay_manifest
+from lightning_replay.saving.serialization import DamagedFileError
 from lightning_replay.saving.spec import describe
-from lightning_replay.saving.state import (
-    STATE_MANIFEST,
-    SavedSize,
-    SavedState,
-    chunks_of,
-    open_data,
-    write_data,
-)
+from lightning_replay.saving.state import SavedSize, chunks_of, write_data
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
-
-FORMAT = "lightning-replay"
-FORMAT_VERSION = 3  # version 1 kept every tensor in one file, version 2 had no checksum of the manifest
-CHECKED_FROM = 3
-MANIFEST = "replay.json"
 
 
 def save_replay(replay: LockedReplay, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
@@ -96,54 +84,33 @@ def verify_replay(path: str | Path) -> dict[str, Any]:
     """
 
     def check(manifest: dict[str, Any], data: Path) -> dict[str, Any]:
-        _open(manifest, data).check()
+        open_replay(manifest, data).check()
         return {key: manifest[key] for key in ("built_by", "length")}
 
-    return read_save(Path(path), lambda: _manifest_of(Path(path)), check)
+    return read_save(Path(path), lambda: replay_manifest(Path(path)), check)
 
 
 def save_id(path: str | Path) -> str | None:
     """Returns the unique id of a save, ``None`` before format version 3; raises as :func:`verify_replay`."""
-    return _manifest_of(Path(path)).get("id")
+    return replay_manifest(Path(path)).get("id")
 
 
 def read_replay(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns manifest and state of one save."""
     return read_save(
-        directory, lambda: _manifest_of(directory), lambda manifest, data: (manifest, _open(manifest, data).read())
+        directory,
+        lambda: replay_manifest(directory),
+        lambda manifest, data: (manifest, open_replay(manifest, data).read()),
     )
-
-
-def _open(manifest: Mapping[str, Any], data: Path) -> SavedState:
-    if manifest["version"] > 1:
-        return open_data(manifest, data)
-    for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *manifest["files"])):
-        check_file(data / Path(name).name, manifest["files"].get(name, {}))
-    return SavedState(data, *read_halves(data), {})
 
 
 def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:
     """Returns the chunk files of an earlier save; none if it cannot be used."""
     try:
-        manifest = _manifest_of(directory)
+        manifest = replay_manifest(directory)
         if manifest["version"] == 1:
             raise ValueError("format version 1")
     except (OSError, ValueError, DamagedFileError) as error:
         logger.info("%s is not used as an earlier save: %s", directory, error)
         return {}
     return chunks_of(manifest, directory / Path(manifest["data"]).name)
-
-
-def _manifest_of(directory: Path) -> dict[str, Any]:
-    file = directory / MANIFEST
-    if not file.exists():
-        is_of_levels = any((directory / name).exists() for name in (STATE_MANIFEST, VALUES_FILE))
-        hint = ". A level buffer is there: levels.load(path) of one built alike reads it" if is_of_levels else ""
-        raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing{hint}")
-    manifest = read_manifest(file, FORMAT_VERSION, checked_from=CHECKED_FROM)
-    try:
-        _ = manifest["built_by"], manifest["length"], Path(manifest["data"])
-        _ = [record["bytes"] for record in manifest["files"].values()]
-    except MALFORMED as error:
-        raise DamagedFileError(f"{file} is damaged ({error}); load an earlier save") from error
-    return manifest

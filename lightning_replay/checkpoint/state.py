@@ -56,6 +56,16 @@ def frozen_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
         yield state
 
 
+@contextmanager
+def present_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
+    """Context manager for the state as it is, rows not copied; others wait until the body, which changes nothing, ends.
+
+    Rows and priorities may be views: what is to stay after the body must be copied.
+    """
+    with replay.unchanged():
+        yield _state_of(replay) | {"storage": replay._storage.state_dict()}
+
+
 def restore_state(replay: LockedReplay, state: dict[str, Any]) -> None:
     """Restores what :func:`read_state` returned, into a buffer built with the same options.
 

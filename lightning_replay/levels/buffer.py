@@ -277,7 +277,8 @@ class LevelBuffer(LevelSelector):
         return super().state_dict() | {
             "capacity": self.capacity,
             "new": self._new.state_dict(self.running.played),
-            "sampler": self.sampler.state_dict(),
+            # not read here, where it follows from the options; a save does not have them
+            "sampler": self.sampler.state_dict() | {"probability": self.probabilities()["probability"]},
             "writer": self.writer.state_dict(),
             "replayed": self.replayed,
             "edited": self._edited.state_dict(),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lightning_replay.lit.callbacks import (
         Evaluate,
         GeneralizationGap,
+        InspectBuffer,
         LearningCurve,
         LevelCurriculum,
         LogLevelStats,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Evaluate",
     "GeneralizationGap",
+    "InspectBuffer",
     "LearningCurve",
     "LevelCurriculum",
     "LevelDataModule",

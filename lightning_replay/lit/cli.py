@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line ``lightning-replay``: Lightning's subcommands on our classes, and ``configs``."""
+"""The command line ``lightning-replay``: Lightning's subcommands on our classes, ``configs`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ __all__ = ["main"]
 _DESCRIPTION = """Trains an agent with a replay method; every choice is a class path in a YAML file.
 
   lightning-replay configs                                       lists the files that come with the library
+  lightning-replay inspect PATH --output page.html               what a saved buffer holds, as text and pictures
   lightning-replay fit -c configs/lightning/per_dqn_cartpole.yaml
   lightning-replay fit -c FILE --data.init_args.env_steps=3000 --print_config
   lightning-replay fit -c FILE --data.init_args.replay=uniform
@@ -30,7 +31,7 @@ numerical thread is used unless OMP_NUM_THREADS is set: networks this small gain
 cores are shared.
 """
 
-_SUBCOMMANDS = ("fit", "validate", "test", "predict", "configs")
+_SUBCOMMANDS = ("fit", "validate", "test", "predict", "configs", "inspect")
 _REPLAY, _SCORE = "--data.replay", "--data.levels.score"  # init_args may be left out
 
 
@@ -48,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from lightning_replay.shipped_configs import config_directory, config_files
 
         print(*(config_directory() / name for name in config_files()), sep="\n")
+        return
+    if given[0] == "inspect":  # without Lightning and TorchRL, whose imports take seconds
+        from lightning_replay.report.command import main as inspect_save
+
+        inspect_save(given[1:])
         return
     if not given[0].startswith("-") and given[0] not in _SUBCOMMANDS:
         is_file = given[0].endswith((".yaml", ".yml"))

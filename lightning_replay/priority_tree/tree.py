@@ -190,6 +190,15 @@ class PriorityTree:
         """Returns a copy of all values, float32 ``[capacity]``."""
         return self._tree.leaves()
 
+    def effective_slots(self) -> float:
+        """Returns the square of the sum of all values over the sum of their squares, 0 without any; O(capacity).
+
+        That is the number of slots of equal value of which two draws are as often the same.
+        """
+        values = self.leaves().double()
+        square = float(values.square().sum())
+        return float(values.sum()) ** 2 / square if square > 0 else 0.0
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the leaves, which determine all else."""
         return {"leaves": self.leaves()}

@@ -208,6 +208,11 @@ class PrioritizedSampler(DividedPriorities):
             return None
         return (self._tree.get(index) ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0)
 
+    def stats(self) -> dict[str, float]:
+        """Returns ``effective_sample_size``, ``1 / Σ P(i)²``: as many equally likely rows would repeat as often."""
+        effective = self._tree.effective_slots()
+        return {"effective_sample_size": effective} if effective else {}
+
     def _attach_storage(self, storage: Storage | None) -> None:
         """Moves to the device of a CUDA storage; rows stored before the sampler was attached get a priority, once."""
         if storage is None:

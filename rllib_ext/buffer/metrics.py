@@ -37,10 +37,12 @@ STATS = {
         *("admitted", "refused", "evicted", "age_mean", "age_max"),
         *("age_over_capacity", "terminal_share", "terminal_over_newest", "td_error_over_newest"),
     ),
+    "priorities": ("effective_sample_size",),
     "frames": ("frames_held", "frame_capacity", "frames_per_transition"),
 }
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
+_PRIORITIES_PER_CALL = 100_000  # that are summed up, on average
 FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
 Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums of all modules under the module ""
@@ -133,8 +135,10 @@ class BufferMetrics:
 
     Of replays that keep rows by importance, ``retention`` has ``admitted``, ``refused`` and ``evicted`` since the
     start, ``age_mean`` and ``age_max`` of the rows stored, and the figures by which hoarding shows, as far as they are
-    known, see :meth:`~lightning_replay.writers.RetentionWriter.stats`; where frames are stored once, ``frames`` has
-    ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` counts everything kept.
+    known, see :meth:`~lightning_replay.writers.RetentionWriter.stats`; of prioritized replays ``priorities`` has
+    ``effective_sample_size``, see :meth:`~lightning_replay.samplers.PrioritizedSampler.stats`; where frames are stored
+    once, ``frames`` has ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` counts
+    everything kept.
     """
 
     def __init__(self) -> None:
@@ -258,7 +262,7 @@ class BufferMetrics:
         return stats
 
     def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
-        """Returns statistics of a replay; computed at intervals where reading many ages takes longer than a draw."""
+        """Returns statistics of a replay; computed at intervals where reading many rows takes longer than a draw."""
         from lightning_replay.writers import RetentionWriter
 
         tables = module.replay.tables
@@ -266,6 +270,8 @@ class BufferMetrics:
         if isinstance(module.replay.writer, RetentionWriter):
             entries = max(entries, len(module))
         calls_between = entries // _ENTRIES_PER_CALL
+        if module.replay.is_prioritized:
+            calls_between = max(calls_between, len(module) // _PRIORITIES_PER_CALL)
         if name not in self._stats or self._calls - self._stats_read[name] > calls_between:
             self._stats[name], self._stats_read[name] = module.replay.stats(), self._calls
         return self._stats[name]

@@ -12,6 +12,7 @@ _LARGEST = {"age_max", "drawn_age_max"}
 _SUMS = {
     *("admitted", "refused", "evicted", "size", "capacity", "rows", "rows_drawn", "num_episodes_lifetime"),
     *("nbytes", "late_updates_dropped", "frames_held", "frame_capacity"),
+    "effective_sample_size",  # at most that; equal where the priorities of all shards are alike
 }
 _BY_NAME = ("tables", "tasks")
 # of a table's statistics the weight of each shard's value; by rows where there is none

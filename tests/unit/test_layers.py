@@ -54,7 +54,19 @@ ORDER = (
         "assembled",
         "replay",
     ),
-    *("table_replay", "loading", "recipes", "sharded", "analysis", "envs", "levels", "agents", "lit", "__main__"),
+    *(
+        "table_replay",
+        "loading",
+        "recipes",
+        "sharded",
+        "analysis",
+        "envs",
+        "levels",
+        "report",
+        "agents",
+        "lit",
+        "__main__",
+    ),
 )
 RLLIB_ORDER = (
     *("interruption", "class_paths", "rllib_compat", "search_spaces", "environments", "episodes", "learner"),

@@ -4,6 +4,7 @@
 from lightning_replay.agents.feedback import UpdatePriorities
 from lightning_replay.lit.callbacks.checkpoint import ReplayCheckpoint
 from lightning_replay.lit.callbacks.evaluate import Evaluate, GeneralizationGap
+from lightning_replay.lit.callbacks.inspection import InspectBuffer
 from lightning_replay.lit.callbacks.learning_curve import LearningCurve, draw_learning_curves
 from lightning_replay.lit.callbacks.level_pictures import (
     LevelCurriculum,
@@ -17,6 +18,7 @@ from lightning_replay.lit.callbacks.statistics import LogLevelStats, LogReplaySt
 __all__ = [
     "Evaluate",
     "GeneralizationGap",
+    "InspectBuffer",
     "LearningCurve",
     "LevelCurriculum",
     "LogLevelStats",

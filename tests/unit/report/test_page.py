@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page and the command that writes it."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_replay import recipes, save_replay
+from lightning_replay.lit.cli import main
+from lightning_replay.report.charts import cells, histogram, lanes, lines, short
+from lightning_replay.report.images import as_rgb, png_of
+from lightning_replay.report.live import look_at
+from lightning_replay.report.page import Subject, page_of
+from lightning_replay.report.pictures import heat_map
+from tests.saves import flip_a_byte, stored
+
+
+def numbers(text: str, name: str) -> list[float]:
+    return [float(value) for value in re.findall(rf' {name}="([0-9.]+)"', text)]
+
+
+def test_the_heights_of_bars_are_in_proportion() -> None:
+    picture = histogram(np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.0, 0.5]), "x", "y", "title")
+    ElementTree.fromstring(picture)
+    first, second = numbers(picture, "height")  # nothing of 0
+    assert (first, second) == pytest.approx((158.0, 79.0), abs=0.1)  # of the height between the axes
+    assert "<title>2 to 3: 0.5</title>" in picture
+
+
+def test_charts_of_single_and_equal_values_are_drawn() -> None:
+    one = np.array([1.0])
+    for picture in (
+        histogram(np.array([0.0, 1.0]), np.array([0.0]), "x", "y", "title"),
+        lines({"a & b": ([3.0], [0.0])}, "x", "y", "title"),
+        lanes(np.array([0, 1]), {"<goal>": one}, "x", "title"),
+        cells(one, ["level 1"], "title"),
+    ):
+        ElementTree.fromstring(picture)
+        assert "nan" not in picture and "inf" not in picture
+
+
+def test_short_numbers_keep_their_sign() -> None:
+    assert (short(-20_000), short(0), short(999.6), short(9_999)) == ("-20k", "0", "1,000", "9,999")
+
+
+def test_images_of_all_layouts() -> None:
+    gray = np.arange(36, dtype=np.uint8).reshape(6, 6)
+    assert np.array_equal(as_rgb(gray)[..., 1], gray)
+    assert np.array_equal(as_rgb(gray[None])[..., 1], gray)  # [1, H, W]
+    assert np.array_equal(as_rgb(np.stack((gray * 0, gray * 0, gray * 0, gray)))[..., 2], gray)  # the last of a stack
+    color = np.stack((gray, gray + 1, gray + 2), -1)
+    assert np.array_equal(as_rgb(color), color) and np.array_equal(as_rgb(np.moveaxis(color, -1, 0)), color)
+    planes = np.zeros((6, 6, 4), dtype=np.float32)
+    planes[0, 0, 1] = 1.0
+    shown = as_rgb(planes)
+    assert shown[0, 0].tolist() == [213, 94, 0] and not shown[1:].any()
+
+
+def test_png_files_hold_the_image() -> None:
+    image_of = pytest.importorskip("PIL.Image")
+    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    assert np.array_equal(np.asarray(image_of.open(io.BytesIO(png_of(image)))), image)
+
+
+def test_heat_maps_are_darker_for_higher_values() -> None:
+    picture = heat_map(np.array([0.0, 1.0, 2.0])).astype(int)
+    first, second, third = (picture[0, place].sum() for place in (0, 12, 24))
+    assert first > second > third
+
+
+def test_the_page_is_self_contained_and_escapes_names() -> None:
+    contents = look_at(stored(recipes.prioritized))
+    history = {"fill": ([10.0, 20.0], [0.5, 1.0]), "tables/a/share_drawn": ([10.0], [0.3])}
+    page = page_of("<b>title</b>", "x & y", [Subject("", contents, 10)], history)
+    assert "<script" not in page and "http" not in page and "<b>title" not in page and "x &amp; y" in page
+    assert "prefers-color-scheme: dark" in page and "Over the run" in page and "tables: share drawn" in page
+    for picture in re.findall(r"<svg.*?</svg>", page):
+        ElementTree.fromstring(picture)
+
+
+def test_what_was_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of the console script writes the page."""
+    monkeypatch.chdir(tmp_path)
+    flags = torch.zeros(500, 1, dtype=torch.bool)
+    replay = recipes.prioritized(capacity=1_000, batch_size=32, seed=0)
+    following = {"observation": torch.randn(500, 3), "reward": torch.randn(500, 1)}
+    following |= dict.fromkeys(("terminated", "truncated", "done"), flags)
+    steps = {"observation": torch.randn(500, 3), "action": torch.rand(500, 1), "next": following}
+    replay.extend(TensorDict(steps, [500]))
+    save_replay(replay, "buffer")
+    script = Path(sys.executable).parent / "lightning-replay"
+    subprocess.run([script, "inspect", "buffer", "--output", "page.html"], check=True)
+    assert "<svg" in Path("page.html").read_text()
+
+
+def test_the_command_prints_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored(recipes.prioritized).save(tmp_path / "save")
+    main(["inspect", str(tmp_path / "save")])
+    printed = capsys.readouterr().out
+    assert "200 transitions" in printed and "rows given: 210" in printed and "observation float32 [3]" in printed
+    main(["inspect", str(tmp_path / "save"), "--output", str(tmp_path / "new" / "page.html")])
+    assert (tmp_path / "new" / "page.html").exists()
+
+
+@pytest.mark.parametrize("wrong", ["missing", "damaged", "folder"])
+def test_the_command_refuses_in_one_line(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored(recipes.prioritized).save(tmp_path / "save")
+    arguments = [str(tmp_path / "save")]
+    if wrong == "missing":
+        arguments = [str(tmp_path / "other")]
+    elif wrong == "damaged":
+        flip_a_byte(next((tmp_path / "save").rglob("*.safetensors")))
+    else:
+        arguments += ["--output", str(tmp_path)]
+    with pytest.raises(SystemExit) as refused:
+        main(["inspect", *arguments])
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    expected = {"missing": "does not exist", "damaged": "is truncated or changed", "folder": "give a file"}[wrong]
+    assert refused.value.code == 2 and last.startswith("lightning-replay inspect: error:") and expected in last

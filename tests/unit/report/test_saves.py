@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved buffers of each kind are read as they are in use, a part at a time, and refused where they are damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_replay import Replay, recipes
+from lightning_replay.levels import LevelBuffer
+from lightning_replay.report.contents import ReplayContents
+from lightning_replay.report.levels import LevelContents
+from lightning_replay.report.live import look_at
+from lightning_replay.report.page import Subject, page_of
+from lightning_replay.report.reading import StoredRows
+from lightning_replay.report.saves import SavedBuffer, read_buffers
+from lightning_replay.report.text import text_about
+from lightning_replay.saving import DamagedFileError, write_state
+from lightning_replay.saving.chunks import locate_chunks, write_chunks
+from tests.frame_steps import frame_rows, stacks_of
+from tests.recipe_options import built, fitting
+from tests.saves import FORMAT_1, flip_a_byte, forge
+from tests.transitions import numbered_steps
+
+
+def read(path: Path) -> SavedBuffer:
+    (buffer,) = read_buffers(path)
+    return buffer
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two contents are equal, arrays by value."""
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, ReplayContents):
+        names = (name for name in vars(one) if name != "images")
+        return all(same(vars(one)[name], vars(other)[name]) for name in names)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return same(vars(one), vars(other)) if hasattr(one, "__dataclass_fields__") else bool(one == other)
+
+
+@pytest.mark.parametrize("name", sorted(recipes.known()))
+def test_every_recipe_is_read_from_its_files_as_it_is_in_use(name: str, tmp_path: Path) -> None:
+    replay = built(name, capacity=50, batch_size=4, seed=0)
+    for first in (0, 40):
+        replay.extend(fitting(replay, numbered_steps(first, 40, done_every=5)))
+        batch = replay.sample()
+        replay.update_priority(batch, torch.arange(4.0))
+    replay.save(tmp_path / "save")
+    buffer = read(tmp_path / "save")
+    assert same(buffer.contents, look_at(replay))
+    page = page_of(name, "", [Subject("", buffer.contents, buffer.size)])
+    assert "<svg" in page and "transitions" in text_about(Subject("", buffer.contents))
+
+
+def test_frames_are_shown_as_they_were_stored(tmp_path: Path) -> None:
+    replay = recipes.prioritized(30, 4, frame_stack=2, image_key="pixels", seed=0)
+    steps = frame_rows(stacks_of(range(10, 31), 2), (8, 8), done=True)
+    replay.extend(steps)
+    replay.save(tmp_path / "save")
+    contents = read(tmp_path / "save").contents
+    assert isinstance(contents, ReplayContents) and contents.images is not None
+    slots = np.array([3, 17, 3])
+    for slot, image in zip(slots, contents.images.of_rows(slots), strict=True):
+        assert np.array_equal(image[..., 0], steps["pixels"][slot, -1].numpy()) and image.shape[2] == 3
+    assert page_of("frames", "", [Subject("", contents)]).count("data:image/png;base64,") == 10
+
+
+def test_levels(tmp_path: Path) -> None:
+    levels = LevelBuffer(levels=6, min_fill=1.0, seed=0)
+    ends = {name: torch.tensor([True]) for name in ("terminated", "done")}
+    for number in range(9):
+        columns = {"reward": torch.tensor([float(number)]), "state_value": torch.zeros(1)}
+        steps = TensorDict({"state_value": torch.zeros(1), "next": columns | ends}, [1])
+        levels.update(0, levels.next_level(actor=0), steps, episode_done=True)
+    levels.save(tmp_path)
+    contents = read(tmp_path).contents
+    assert isinstance(contents, LevelContents) and same(contents, look_at(levels)) and len(contents) > 3
+    assert page_of("levels", "", [Subject("", contents)]).count("<svg") == 5
+    again = LevelBuffer(levels=6, min_fill=1.0, seed=1)
+    again.load(tmp_path)
+    assert again.next_level(actor=1) == levels.next_level(actor=1)
+
+
+def test_a_save_of_the_first_format() -> None:
+    contents = read(FORMAT_1).contents
+    assert isinstance(contents, ReplayContents) and len(contents) > 0 and contents.draws is not None
+
+
+def large(path: Path) -> Replay:
+    """Rows of more than one chunk file."""
+    replay = recipes.prioritized(capacity=30_000, batch_size=4, seed=0)
+    replay.extend(numbered_steps(0, 30_000, done_every=7).set("padding", torch.zeros(30_000, 50)))
+    replay.save(path)
+    return replay
+
+
+def test_rows_in_several_chunk_files(tmp_path: Path) -> None:
+    replay = large(tmp_path / "save")
+    assert len(list((tmp_path / "save").rglob("*.chunk"))) >= 2
+    assert same(read(tmp_path / "save").contents, look_at(replay))
+
+
+def test_a_changed_or_missing_chunk_is_refused(tmp_path: Path) -> None:
+    large(tmp_path / "save")
+    chunk = sorted((tmp_path / "save").rglob("*.chunk"))[-1]
+    flip_a_byte(chunk)
+    with pytest.raises(DamagedFileError, match="truncated or changed since it was saved"):
+        read(tmp_path / "save")
+    chunk.unlink()
+    with pytest.raises(DamagedFileError, match="cannot be read"):
+        read(tmp_path / "save")
+
+
+def test_a_forged_manifest_runs_no_code_and_is_refused(tmp_path: Path) -> None:
+    recipes.uniform(10, 2).save(tmp_path)
+    forge(tmp_path / "replay.json", built_by={"class": "os:system", "arguments": {"command": "touch forged"}})
+    contents = read(tmp_path).contents  # the class is text here
+    assert isinstance(contents, ReplayContents) and not (Path.cwd() / "forged").exists()
+    (tmp_path / "replay.json").write_text("{}")
+    with pytest.raises(DamagedFileError, match="is damaged"):
+        read(tmp_path)
+
+
+def test_a_state_of_something_else_is_refused(tmp_path: Path) -> None:
+    write_state(tmp_path, {"kind": "LevelBuffer", "sampler": {}, "writer": {}})
+    with pytest.raises(DamagedFileError, match="does not hold the state of a level buffer"):
+        read(tmp_path)
+
+
+def test_paths_without_a_save(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist; give the directory of a saved buffer"):
+        read(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError, match="no saved buffer in"):
+        read(tmp_path)
+    (tmp_path / "last.ckpt").touch()
+    with pytest.raises(FileNotFoundError, match=r"There are last\.ckpt: give one of them"):
+        read(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder last\.UPDATES\.replay"):
+        read(tmp_path / "last.ckpt")
+
+
+def test_the_replay_beside_a_lightning_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").touch()
+    recipes.uniform(10, 2).save(tmp_path / "last.30.replay")
+    recipes.uniform(20, 2).save(tmp_path / "best.30.replay")
+    contents = read(tmp_path / "last.ckpt").contents
+    assert isinstance(contents, ReplayContents) and contents.capacity == 10
+    recipes.uniform(30, 2).save(tmp_path / "last.40-1.replay")
+    assert [one.name for one in read_buffers(tmp_path / "last.ckpt")] == ["last.30.replay", "last.40-1.replay"]
+
+
+def test_only_a_part_of_the_rows_is_in_memory(tmp_path: Path) -> None:
+    rows = torch.arange(6 << 20).view(-1, 512)  # 48 MiB
+    records, chunks = write_chunks(tmp_path, {"rows": rows}, {})
+    located = locate_chunks(tmp_path, records, {one.name: one.fingerprint.record() for one in chunks})
+    total = int(rows.sum())
+    del rows
+    tracemalloc.start()
+    try:
+        found = sum(int(piece.sum()) for _, piece in StoredRows(located["rows"]).pieces())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == total and peak < 30 << 20
+
+
+def test_reading_needs_neither_torchrl_nor_lightning_nor_matplotlib(tmp_path: Path) -> None:
+    recipes.uniform(10, 2).save(tmp_path / "save")
+    code = (
+        "import sys\nfrom lightning_replay.lit.cli import main\n"
+        f"main(['inspect', {str(tmp_path / 'save')!r}, '--output', {str(tmp_path / 'page.html')!r}])\n"
+        "assert not {'torchrl', 'lightning', 'jsonargparse', 'matplotlib', 'ray'} & set(sys.modules)\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "10" in done.stdout and (tmp_path / "page.html").exists()
+
+
+def test_a_save_that_is_replaced_meanwhile_is_read_whole(tmp_path: Path) -> None:
+    recipes.uniform(10, 2).save(tmp_path / "save")
+    recipes.uniform(20, 2).save(tmp_path / "other")
+    manifest = json.loads((tmp_path / "other" / "replay.json").read_text())
+    shutil.copytree(tmp_path / "other" / manifest["data"], tmp_path / "save" / manifest["data"])
+    shutil.copy(tmp_path / "other" / "replay.json", tmp_path / "save" / "replay.json")
+    contents = read(tmp_path / "save").contents
+    assert isinstance(contents, ReplayContents) and contents.capacity == 20

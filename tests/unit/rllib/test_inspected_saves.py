@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers in RLlib's checkpoints as ``lightning-replay inspect`` reads them, and the figures among the metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from lightning_replay.report.contents import ReplayContents
+from lightning_replay.report.saves import read_buffers
+from lightning_replay.saving import DamagedFileError
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.files import WarmUp, write_buffer
+from rllib_ext.checkpoint.folders import Folder
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from rllib_ext.sharded.checkpoint import write_shards
+
+from .episodes import numbered
+from .local_shards import start_locally
+
+
+def sizes(path: Path) -> dict[str, int]:
+    found = {}
+    for buffer in read_buffers(path):
+        assert isinstance(buffer.contents, ReplayContents)
+        found[buffer.name] = len(buffer.contents)
+    return found
+
+
+def test_a_buffer_in_a_checkpoint_and_its_folder(tmp_path: Path) -> None:
+    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=100, seed=0)
+    buffer.add([numbered("a", 3), numbered("b", 7, offset=100, truncated=True)])
+    write_buffer(buffer, tmp_path / "replay_buffer", WarmUp(0, 0))
+    assert sizes(tmp_path) == sizes(tmp_path / "replay_buffer") == {"": 10}
+    (contents,) = (one.contents for one in read_buffers(tmp_path))
+    assert isinstance(contents, ReplayContents) and contents.draws is not None
+    assert contents.columns["next", "reward"].tolist() == [0, 1, 2, *range(100, 107)]
+    (rows,) = (tmp_path / "replay_buffer").glob("rows-*")
+    rows.rename(tmp_path / "elsewhere")
+    with pytest.raises(DamagedFileError, match="which is missing"):
+        sizes(tmp_path)
+
+
+def test_each_shard_is_read(tmp_path: Path, shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_locally(monkeypatch)
+    replay = ShardedEpisodeReplayBuffer("prioritized", num_shards=2, capacity=100, seed=0)
+    replay.form_returns(1, 0.99)
+    replay.add([numbered(f"e{number}", 5, offset=100.0 * number, terminated=True) for number in range(6)])
+    replay.sample(num_items=4)
+    write_shards(replay, Folder.at(tmp_path / "replay_buffer"), WarmUp(0, 0), {})
+    found = sizes(tmp_path)
+    assert list(found) == ["shard 0", "shard 1"] and sum(found.values()) == 30
+
+
+def test_the_effective_sample_size_is_among_the_metrics() -> None:
+    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=100, seed=0)
+    buffer.add([numbered("a", 8, terminated=True)])
+    buffer.sample(num_items=4)
+    root = MetricsLogger(root=True)
+    root.aggregate([buffer.get_metrics()], key="replay_buffer")
+    result = root.compile()["replay_buffer"]
+    assert result["priorities"]["effective_sample_size"] == pytest.approx(8.0)  # all have the priority of new rows
