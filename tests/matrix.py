@@ -85,7 +85,7 @@ def install(environment: Environment, folder: Path) -> Path:
         wanted = ["--editable", f"{ROOT}[all,dev]"]
     else:
         (file,) = distributions().glob("*.whl" if environment.distribution == "wheel" else "*.tar.gz")
-        wanted = [f"lightning-replay[{environment.extra}] @ {file.as_uri()}", "--constraint", str(ROOT / "constraints.txt")]
+        wanted = [f"lightning-replay[{environment.extra}] @ {file.as_uri()}", "-c", str(ROOT / "constraints.txt")]
     command = ["uv", "pip", "install", "--quiet", "--python", str(python), "--resolution", environment.resolution]
     subprocess.run([*command, *wanted], check=True)
     return python
