@@ -12,7 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test attack lint typecheck bench bench-torchrl experiments clean
+.PHONY: demo test attack lint typecheck bench bench-torchrl experiments matrix clean
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed, none was found: make PYTHON=/path/to/python" >&2; exit 1; fi
@@ -50,6 +50,10 @@ bench-torchrl: .venv/.stamp  ## T2 and T3 in an environment whose torch loads To
 # `make experiments ONLY=nmer` runs one, `ONLY="locks rooms nmer-short"` several; FLAGS are those of the command's --help.
 experiments: .venv/.stamp  ## learning experiments over paired seeds into tests/benchmarks/results; goes on where an earlier one stopped
 	$(SINGLE_THREAD) $(BIN)/python -m tests.benchmarks.learning --processes 2 $(if $(ONLY),--only $(ONLY)) $(FLAGS)
+
+# `make matrix ONLY=lowest`; UV_* are the settings of uv, such as UV_FIND_LINKS.
+matrix: .venv/.stamp  ## tests with the lowest and highest versions and other Pythons, and each extra alone (an hour, several GB)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.matrix $(ONLY)
 
 clean:  ## removes .venv, the peers' environments and every output
 	rm -rf .venv .bench-* runs dist build lightning_logs *.egg-info MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis

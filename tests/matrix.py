@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests at the ends of the ranges in pyproject.toml, and the distributions with each extra alone: ``make matrix``.
+
+.. code-block:: shell
+
+    python -m tests.matrix                        # all of them: about an hour on two cores, 15 GB of disk
+    python -m tests.matrix lowest python3.13      # some
+    python -m tests.matrix lowest -- tests/unit   # with other arguments for pytest
+
+Each environment is built with uv in ``.bench-matrix/`` and removed after its tests. The last lines are a table in
+Markdown: environment, versions, result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / ".bench-matrix"
+HOSTS = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "ray", "numpy")
+# What an extra is for, tried in an environment that has no other.
+TRIED = {
+    "": "from lightning_replay import recipes; recipes.prioritized(10, 2)",
+    "lightning": "import lightning_replay.lit, lightning_replay.agents",
+    "rllib": "import rllib_ext; rllib_ext.replay_config('prioritized', capacity=10)",
+    "mujoco": "import gymnasium; gymnasium.make('HalfCheetah-v5').reset()",
+    "box2d": "import gymnasium; gymnasium.make('LunarLander-v3').reset()",
+    "grids": "import gymnasium, lightning_replay.envs; gymnasium.make('ThreeRooms-v0').reset()",
+    "mazes": "import gymnasium_robotics",
+    "atari": "import ale_py, cv2",
+    "minatar": "import minatar",
+    "faiss-cpu": "from lightning_replay import recipes; recipes.neighborhood_mixup(10, 2, backend='faiss_flat')",
+    "numba": "import numba; from lightning_replay import recipes; recipes.prioritized(10, 2)",
+    "plots": "import matplotlib",
+}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Versions to test.
+
+    Attributes:
+        python: version of the interpreter.
+        resolution: of uv: ``highest``, or ``lowest-direct``, the lowest that pyproject.toml allows.
+        extra: the only extra, of a distribution with the pinned versions; ``None`` installs the checkout with all.
+        distribution: ``wheel`` or ``sdist``.
+    """
+
+    python: str = "3.11"
+    resolution: str = "highest"
+    extra: str | None = None
+    distribution: str = "wheel"
+
+
+ENVIRONMENTS = {
+    "lowest": Environment(resolution="lowest-direct"),
+    "highest": Environment(),
+    "python3.12": Environment("3.12"),
+    "python3.13": Environment("3.13"),
+    "sdist": Environment(extra="", distribution="sdist"),
+    **{f"only-{extra or 'core'}": Environment(extra=extra) for extra in TRIED},
+}
+
+
+def distributions() -> Path:
+    """Builds the wheel and the sdist; returns their folder."""
+    folder = FOLDER / "dist"
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True)
+    return folder
+
+
+def install(environment: Environment, folder: Path) -> Path:
+    """Builds an environment; returns its interpreter."""
+    python = folder / "bin" / "python"
+    subprocess.run(["uv", "venv", "--quiet", "--seed", "--python", environment.python, str(folder)], check=True)
+    if environment.extra is None:
+        wanted = ["--editable", f"{ROOT}[all,dev]"]
+    else:
+        (file,) = distributions().glob("*.whl" if environment.distribution == "wheel" else "*.tar.gz")
+        wanted = [f"lightning-replay[{environment.extra}] @ {file.as_uri()}", "-c", str(ROOT / "constraints.txt")]
+    command = ["uv", "pip", "install", "--quiet", "--python", str(python), "--resolution", environment.resolution]
+    subprocess.run([*command, *wanted], check=True)
+    return python
+
+
+def versions(python: Path) -> str:
+    """The versions of the host libraries."""
+    listed = subprocess.run(
+        ["uv", "pip", "list", "--python", str(python), "--format", "freeze"], capture_output=True, text=True, check=True
+    )
+    found = dict(line.split("==", 1) for line in listed.stdout.splitlines() if "==" in line)
+    return ", ".join(f"{name} {found[name]}" for name in HOSTS if name in found)
+
+
+def tested(environment: Environment, python: Path, arguments: list[str]) -> str:
+    """Runs the tests of an environment; returns the result in a line."""
+    if environment.extra is not None:
+        result = subprocess.run([python, "-c", TRIED[environment.extra]], cwd=FOLDER, check=False)
+        return "works" if result.returncode == 0 else "fails"
+    command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *arguments]
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RL_LOGGING_LEVEL": "WARNING"}
+    # Other versions warn of other things; the pinned ones are those whose warnings are errors.
+    with subprocess.Popen(
+        [*command, "-W", "default"], cwd=ROOT, env=os.environ | threads, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    summary = [line for line in lines if re.search(r"\d+ (passed|failed|error)", line)]
+    return summary[-1].strip("= \n") if summary else f"no test ran, exit status {process.returncode}"
+
+
+def main() -> int:
+    """Runs what the command line names; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}; all without any")
+    ours, _, arguments = " ".join(sys.argv[1:]).partition("-- ")
+    options = parser.parse_args(ours.split())
+    if unknown := set(options.names) - set(ENVIRONMENTS):
+        parser.error(f"no environment is named {', '.join(sorted(unknown))}")
+    missing = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    missing -= {*TRIED, "all", "dev", "faiss-gpu"}
+    assert not missing, f"nothing is tried with the extras {sorted(missing)}"
+    rows = []
+    for name in options.names or ENVIRONMENTS:
+        print(f"== {name}", flush=True)
+        folder = FOLDER / name
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            python = install(ENVIRONMENTS[name], folder)
+            rows.append((name, versions(python), tested(ENVIRONMENTS[name], python, arguments.split())))
+        except subprocess.CalledProcessError as error:
+            rows.append((name, "", f"not installed: {error}"))
+        shutil.rmtree(folder, ignore_errors=True)
+    print("\n| environment | versions | result |\n| --- | --- | --- |")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+    return int(any("fail" in result or "error" in result or "not" in result for *_, result in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
