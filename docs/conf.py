@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site: ``make docs`` builds it offline from docs/, the examples, the configurations and the results into build/docs.
+"""The site: ``make docs`` builds it offline from docs/, the examples, configurations and results into build/docs.
 
-The source directory is the root of the repository, so that a link between pages, examples, configurations and results is
-the same on the site and in a checkout.
+The source directory is the root of the repository, so that a link between pages, examples, configurations and results
+is the same on the site and in a checkout.
 """
 
 import importlib

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inventories for links into other projects' documentation, from the lists in this folder's ``inventories``.
 
-A list has the address of a documentation, and in each further line a name, its role and the rest of its address. There is
-no need for the projects' own inventories, so the site is built offline.
+A list has the address of a documentation, and in each further line a name, its role and the rest of its address. The
+projects' own inventories are not needed, so that the site is built offline.
 """
 
 import zlib
@@ -18,7 +18,9 @@ def write_inventories(folder: Path) -> dict[str, tuple[str, str]]:
     for names in sorted(LISTS.glob("*.txt")):
         address, *entries = names.read_text().splitlines()
         lines = [f"{name} py:{role} 1 {rest} -\n" for name, role, rest in (entry.split() for entry in entries)]
-        head = f"# Sphinx inventory version 2\n# Project: {names.stem}\n# Version:\n# The rest is compressed using zlib.\n"
+        head = (
+            f"# Sphinx inventory version 2\n# Project: {names.stem}\n# Version:\n# The rest is compressed using zlib.\n"
+        )
         inventory = folder / f"{names.stem}.inv"
         inventory.write_bytes(head.encode() + zlib.compress("".join(lines).encode()))
         mapping[names.stem] = (address, str(inventory))

@@ -30,8 +30,8 @@ class LevelWriter(TensorDictRoundRobinWriter):
     Args:
         sampler: of the same buffer; it holds the scores.
 
-    ``extend`` takes rows, ``TensorDict [N]``, in the order in which the episodes ended. Columns other than the following
-    are stored unchanged; later rows must have the same keys, shapes and dtypes.
+    ``extend`` takes rows, ``TensorDict [N]``, in the order in which the episodes ended. Further columns are stored
+    unchanged; later rows must have the same keys, shapes and dtypes.
 
     Stored keys:
         level_id: int64 ``[N]``, not negative.

@@ -35,6 +35,7 @@ def test_works_with_other_contenders_have_a_table_of_their_own() -> None:
     assert page.split("\n\n") == [
         "|  | ours | peer |\n| --- | ---: | ---: |\n| a | 12 µs | 4.1 µs |\n| c | 9.0 µs | 1.0 µs |",
         "|  | ours |\n| --- | ---: |\n| b | 200 ms |",
-        "| target | measured | limit | met |\n| --- | --- | --- | --- |\n| ours over the limit | 2.53 | at most 2.5 | no |",
+        "| target | measured | limit | met |\n| --- | --- | --- | --- |\n"
+        "| ours over the limit | 2.53 | at most 2.5 | no |",
     ]
     assert time(99_999.0) == "99,999 µs"
