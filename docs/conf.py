@@ -43,7 +43,7 @@ include_patterns = [
     "examples/*.py",
     "configs/**.yaml",
     "tests/benchmarks/results/*.md",
-    "tests/benchmarks/learning/experiments/*.py",
+    "tests/benchmarks/learning/experiments/locks.py",
     "tests/integration/test_write_your_own.py",
 ]
 exclude_patterns = [".*", "build", "dist", "runs", "lightning_logs", "lightning_replay", "rllib_ext"]
