@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of docs/lightning-command-line.md: a user's own classes, from the command line in the folder that holds them."""
+"""The example of docs/lightning-command-line.md: a user's own classes, in the folder that holds them."""
 
 from __future__ import annotations
 

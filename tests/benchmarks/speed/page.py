@@ -73,6 +73,9 @@ def tables(content: Mapping[str, Any]) -> str:
     for works in _of_the_same_contenders(times):
         names = list(times[works[0]])
         rows = [[work, *(time(times[work][name]) for name in names)] for work in works]
+        if len(names) > len(works):  # the longer way down, so that a narrow page has room
+            rows = [list(row) for row in zip(names, *(row[1:] for row in rows), strict=True)]
+            names = works
         parts.append(markdown_table(["", *names], rows))
     targets = [
         [re.sub(r"^T\d+:? ", "", each["target"]), _value(each["value"]), _limit(each), "yes" if each["met"] else "no"]
