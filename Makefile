@@ -12,7 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test attack lint typecheck bench bench-torchrl experiments matrix clean
+.PHONY: demo test docs attack lint typecheck bench bench-torchrl experiments matrix clean
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed, none was found: make PYTHON=/path/to/python" >&2; exit 1; fi
@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 		$(PYTHON) -m venv .venv || { echo "the venv module of $(PYTHON) failed; on Debian: apt install python3-venv" >&2; exit 1; }; fi
 	@echo "installing the pinned dependencies into .venv (several minutes the first time)"
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[all,dev]'
+	@$(PIP) --no-build-isolation --editable '.[all,docs,dev]'
 	@touch $@
 
 demo: .venv/.stamp  ## three published effects in two minutes: tables and a picture
@@ -36,6 +36,9 @@ typecheck: .venv/.stamp  ## mypy on both packages
 
 test: lint typecheck  ## lint, types, then every test; two processes, each with all tests of a file
 	$(SINGLE_THREAD) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
+
+docs: .venv/.stamp  ## the site, into build/docs; a warning is an error
+	$(SINGLE_THREAD) $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . build/docs
 
 attack: .venv/.stamp  ## searches for wrong rows, lost saves and growing memory for an hour on two cores: tests/attack in its long form
 	$(SINGLE_THREAD) $(BIN)/python -m tests.attack

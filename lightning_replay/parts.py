@@ -106,7 +106,7 @@ class PartHooks(Drawing):
 class SamplerHooks(PartHooks, EpisodeHooks):
     """Attributes and methods of a sampler in addition to TorchRL's; the methods have no effect by default."""
 
-    uses_priorities: bool = False  #: Whether TD errors change what is drawn: ``update_priority`` is called if so.
+    uses_priorities: bool = False  #: Whether TD errors change what is drawn; ``update_priority`` is called if so.
     checks_priorities: bool = False  #: Whether ``update_priority`` refuses NaN and slots that do not exist by itself.
     update_partners: bool = False  #: Of pairs, whether the TD error belongs to both rows or to the first alone.
     draws_from_tables: bool = False  #: Whether rows are drawn from the tables that a writer keeps.
@@ -119,7 +119,7 @@ class SamplerHooks(PartHooks, EpisodeHooks):
 
     @property
     def base_sampler(self) -> Any:
-        """The sampler that priorities, tables and schedules belong to: itself, of pairs that of the first rows."""
+        """The sampler that priorities, tables and schedules belong to; of pairs that of the first rows."""
         return self
 
     def check_rows(self, rows: TensorDictBase) -> None:

@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="\n".join(["files that come with the library:", *shipped]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", help="YAML; see docs/rllib.md")
+    parser.add_argument("file", help="YAML; see docs/rllib-yaml-and-tune.md")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
     parser.add_argument(
         "--checkpoint", metavar="PATH", help="where the last checkpoint is written, also after Ctrl-C or SIGTERM"

@@ -78,7 +78,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
     ``algorithm`` is DQN, ApexDQN, SAC or TQC with ``replay`` (:func:`rllib_ext.replay_config`), or PPO, APPO or IMPALA
     with ``levels``; ``configure`` has further arguments of :func:`rllib_ext.configure`. Each other key is a method of
-    the algorithm's config with the arguments, or ``stop`` (:class:`Stop`) or ``checkpoint``, a path.
+    the algorithm's config with the arguments, or ``stop`` (the fields of ``Stop``) or ``checkpoint``, a path.
 
     Args:
         path: of the file.

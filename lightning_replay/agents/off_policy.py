@@ -88,7 +88,7 @@ class OffPolicyAgent(SizedAgent):
 
     @cached_property
     def target_update(self) -> TargetUpdate:
-        """Moves the targets in :attr:`loss` by ``target_update_rate``."""
+        """Moves the targets in ``loss`` by ``target_update_rate``."""
         return TargetUpdate(self.loss, self.hparams["target_update_rate"])
 
     def __setattr__(self, name: str, value: Any) -> None:

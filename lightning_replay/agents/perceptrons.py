@@ -39,7 +39,7 @@ def perceptron_layers(loss: nn.Module, name: str) -> Layers:
         raise TypeError(
             f"{name} of the agent's loss has {', '.join(others)}; this agent computes it as linear layers with ReLU "
             "between them. For another network write a LightningModule with act and training_step, see "
-            "docs/lightning.md."
+            "docs/lightning-agents.md."
         )
     return layers_of(getattr(loss, f"{name}_params"))
 

@@ -138,7 +138,7 @@ class LevelBuffer(LevelSelector):
 
     @property
     def replay(self) -> TensorDictReplayBuffer:
-        """TorchRL's buffer of the levels with a score: :attr:`storage`, :attr:`sampler` and :attr:`writer`."""
+        """TorchRL's buffer of the levels with a score, of ``storage``, ``sampler`` and ``writer``."""
         self.writer.write_pending()
         return self._replay
 

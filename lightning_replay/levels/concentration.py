@@ -69,6 +69,6 @@ class ReplayConcentration:
             f"{self._prioritization.score_temperature:g} gives nearly all replays for the score to one level until "
             "its score changes. With many episodes per update that level takes most of a batch. Give a higher "
             "score_temperature, such as 1, or replay_in_flight=False of LevelBuffer, or ignore this if intended; see "
-            '"Which temperature" in docs/levels.md',
+            "docs/levels-temperature.md",
             stacklevel=2,
         )

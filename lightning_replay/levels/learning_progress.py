@@ -19,7 +19,7 @@ __all__ = ["LearningProgress", "tscl"]
 
 
 class LearningProgress:
-    """|Q| of a level, where Q follows the slope of its last returns over the episodes of all levels.
+    """``|Q|`` of a level, where Q follows the slope of its last returns over the episodes of all levels.
 
     ``Q <- step_size * slope + (1 - step_size) * Q``, the slope by least squares over the last ``window`` episodes on
     the level. A level with fewer than two has slope 1, so that with the default ``initial_value`` unseen levels come

@@ -138,7 +138,7 @@ class LevelSampler(LevelTable, Sampler):
             priority: scores ``[N]``, finite, of any sign.
             storage: ignored.
             generation: of the rows when they were drawn, ``[N]``; scores of levels evicted since are dropped and
-                counted in :attr:`dropped`. Without it a score may go to another level that took the row.
+                counted in ``dropped``. Without it a score may go to another level that took the row.
 
         Raises:
             ValueError: scores of another number, NaN or infinite; nothing is changed.

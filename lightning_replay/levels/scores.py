@@ -176,7 +176,7 @@ class ValueScore(SegmentScore):
 
 
 class OneStepTdError(ValueScore):
-    """Mean of |δ_t|, the last step included; see :func:`td_errors`."""
+    """Mean of ``|δ_t|``, the last step included; see :func:`td_errors`."""
 
     def of_columns(self, columns: ValueColumns) -> float:
         """Computes the score from lists."""
@@ -206,7 +206,7 @@ class _AdvantageScore(ValueScore):
 
 
 class L1ValueLoss(_AdvantageScore):
-    """Mean of |A_t|, the default of level replay. Give it the learner's γ and λ.
+    """Mean of ``|A_t|``, the default of level replay. Give it the learner's γ and λ.
 
     Example:
         >>> one = torch.tensor([1.0])

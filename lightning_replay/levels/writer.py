@@ -30,12 +30,14 @@ class LevelWriter(TensorDictRoundRobinWriter):
     Args:
         sampler: of the same buffer; it holds the scores.
 
-    Rows given to ``extend``, ``TensorDict [N]``, in the order in which the episodes ended:
+    ``extend`` takes rows, ``TensorDict [N]``, in the order in which the episodes ended. Further columns are stored
+    unchanged; later rows must have the same keys, shapes and dtypes.
+
+    Stored keys:
         level_id: int64 ``[N]``, not negative.
         score: floating ``[N]``, finite.
         timestamp: int64 ``[N]``, number of the episode in which the level was begun, at most the sampler's
             ``episodes``; absent, each row is one more episode.
-        Everything else is stored unchanged; later rows must have the same keys, shapes and dtypes.
 
     Raises:
         ValueError: in ``extend``, ids, scores or timestamps that are missing, negative, NaN or of another shape, and

@@ -233,7 +233,7 @@ class PrioritizedSampler(DividedPriorities):
 
     @property
     def default_priority(self) -> float | Tensor:
-        """Returns the priority of new rows, before any exponent: the largest given so far, 1 where none is positive."""
+        """Returns the priority of new rows, before any exponent, the largest so far; 1 where none is positive."""
         if isinstance(self._largest, Tensor):
             return torch.where(self._largest > 0, self._largest, 1.0)
         return self._largest if self._largest > 0 else 1.0

@@ -29,7 +29,7 @@ class ScheduledSampler(WithinTables):
 
     Args:
         tasks: names, in the order of the column ``task``.
-        scheduler: chooses the task. It is copied; give draws and progress to :attr:`scheduler`, the copy.
+        scheduler: chooses the task. It is copied; give draws and progress to ``scheduler``, the copy.
         min_size: rows that a task must hold to be drawn from.
         priority_exponent, importance_exponent, priority_offset, seed: as
             :class:`~lightning_replay.samplers.table_sampler.WithinTables`.

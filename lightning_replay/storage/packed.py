@@ -108,7 +108,7 @@ class PackedStorage(ForkableStorage):
 
     @property
     def all_rows(self) -> TensorDictBase:
-        """Every slot, written or not, as views: TensorDict ``[capacity]``; writing into it changes the storage.
+        """Every slot, written or not, as views, a TensorDict ``[capacity]``; writing into it changes the storage.
 
         From then on a save reads all rows to find those that were changed; see :attr:`readable_rows`.
         """
@@ -136,7 +136,7 @@ class PackedStorage(ForkableStorage):
 
     @property
     def occupancy(self) -> Occupancy:
-        """The slots that hold a row: those below the length, or those that a writer's tables refer to."""
+        """The slots that hold a row, which are those below the length, or those that a writer's tables refer to."""
         return FirstSlots(self._len) if self._held_by is None else self._held_by
 
     def hold_by(self, occupancy: Occupancy) -> None:

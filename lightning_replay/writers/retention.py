@@ -138,7 +138,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
         Returns:
             The slots of those that are stored afterwards, in the order of the rows, and these rows, also in
-            :attr:`entered`; :attr:`evicted` has the slots whose earlier rows left.
+            ``entered``; :attr:`evicted` has the slots whose earlier rows left.
 
         Raises:
             ValueError: rows that do not fit the first ones, or surprise that is no priority. Nothing is stored then.
@@ -226,7 +226,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return self.rule.takes_surprise and self.initial_surprise is None
 
     def set_initial_surprise(self, measure: InitialSurprise) -> None:
-        """Sets :attr:`initial_surprise` from the next rows on."""
+        """Sets ``initial_surprise`` from the next rows on."""
         self.initial_surprise = measure
 
     def build_options(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             module.layout = layout
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        """Sets length and discount of returns, see :meth:`ModuleOptions.form_returns`."""
+        """Sets length and discount of returns, as ``ModuleOptions.form_returns``."""
         self.modules |= self.options.form_returns((n_step, gamma), self.modules)
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
@@ -229,7 +229,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             module_id: the module that learned; may be left out where there is one.
 
         Raises:
-            ValueError: as :meth:`ModuleReplay.update`, or a module that has no replay.
+            ValueError: as :meth:`~rllib_ext.buffer.module_replay.ModuleReplay.update`, or a module that has no replay.
         """
         if module_id is None and len(self.modules) == 1:
             module_id = next(iter(self.modules))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of docs/lightning.md: a user's own classes, from the command line in the folder that holds them."""
+"""The example of docs/lightning-command-line.md: a user's own classes, in the folder that holds them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the files of the page, and nothing else."""
-    files = dict(BLOCK.findall((ROOT / "docs" / "lightning.md").read_text()))
+    files = dict(BLOCK.findall((ROOT / "docs" / "lightning-command-line.md").read_text()))
     assert set(files) == {"my_module.py", "my.yaml", "parts.yaml"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)

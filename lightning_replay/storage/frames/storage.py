@@ -124,7 +124,7 @@ class FrameStorage(PackedStorage):
 
     @property
     def occupancy(self) -> Occupancy:
-        """The slots that hold a row: those not released, or those that a writer's tables refer to."""
+        """The slots that hold a row, which are those not released, or those that a writer's tables refer to."""
         if self._held_by is not None:
             return self._held_by
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
@@ -147,7 +147,7 @@ class FrameStorage(PackedStorage):
 
     @property
     def rows_in_memory(self) -> int:
-        """Rows held, at least 1: memory for frames is taken when they are stored."""
+        """Rows held, at least 1; memory for frames is taken when they are stored."""
         return max(self.num_held, 1)
 
     def stats(self) -> dict[str, Any]:

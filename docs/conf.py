@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site: ``make docs`` builds it offline from docs/, the examples, configurations and results into build/docs.
+
+The source directory is the root of the repository, so that a link between pages, examples, configurations and results
+is the same on the site and in a checkout.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.parsers import Parser
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+from inventories import write_inventories  # noqa: E402
+
+# Names in signatures whose documentation has no page of their own, or that are imported for annotations alone.
+NOT_IN_AN_INVENTORY = (
+    "C",
+    "MeasureSurprise",
+    "ModuleReplay",
+    "minigrid.envs.multiroom.MultiRoomEnv",
+    "minigrid.envs.obstructedmaze_v1.ObstructedMaze_Full_V1",
+    "ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module.DefaultDQNTorchRLModule",
+    "ray.rllib.utils.replay_buffers.prioritized_episode_buffer.PrioritizedEpisodeReplayBuffer",
+    "tensordict._nestedkey.NestedKey",
+)
+
+project = "lightning-replay"
+copyright = "the authors of lightning-replay"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.napoleon"]
+
+root_doc = "docs/index"
+source_suffix = {".md": "markdown", ".py": "listing", ".yaml": "listing"}
+include_patterns = [
+    "docs/**.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "examples/*.py",
+    "configs/**.yaml",
+    "tests/benchmarks/results/*.md",
+    "tests/benchmarks/learning/experiments/locks.py",
+    "tests/integration/test_write_your_own.py",
+]
+exclude_patterns = [".*", "build", "dist", "runs", "lightning_logs", "lightning_replay", "rllib_ext"]
+html_extra_path = ["site"]  # index.html, which leads to docs/index.html
+
+myst_heading_anchors = 4
+nitpicky = True
+nitpick_ignore = [("py:class", name) for name in NOT_IN_AN_INVENTORY] + [("py:exc", "MissingExtraError")]
+intersphinx_mapping = write_inventories(ROOT / "build/inventories")
+
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 100
+napoleon_custom_sections = [(name, "params_style") for name in ("Sampled keys", "Stored keys", "Infos")]
+napoleon_use_ivar = True  # attributes that a docstring lists are not described a second time
+
+html_theme = "furo"
+html_title = "lightning-replay"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style, pygments_dark_style = "friendly", "monokai"
+
+
+class Listing(Parser):
+    """A page of one file of code: its path as the title, and its text."""
+
+    supported = ("listing",)
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        """Adds title and code to the document."""
+        source = Path(document["source"])
+        name = source.relative_to(ROOT).as_posix()
+        section = nodes.section(ids=["file"], names=[name])
+        code = nodes.literal_block(inputstring, inputstring, language="python" if source.suffix == ".py" else "yaml")
+        section += [nodes.title(name, name), code]
+        document += section
+
+
+def without_link(
+    app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, text: nodes.TextElement
+) -> nodes.TextElement | None:
+    """Leaves a reference to something of ours that exists and has no entry, as plain text; others are warned of."""
+    target, module, owner = node["reftarget"], node.get("py:module"), node.get("py:class")
+    full = [target, f"{module}.{target}", f"{module}.{owner}.{target}"]
+    return text if node.get("refdomain") == "py" and any(map(_exists, full)) else None
+
+
+def _exists(name: str) -> bool:
+    parts = name.split(".")
+    if parts[0] not in ("lightning_replay", "rllib_ext"):
+        return False
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                return part in getattr(found, "__annotations__", {})
+        return True
+    return False
+
+
+def outside_the_contents(app: Sphinx, doctree: nodes.document) -> None:
+    """Keeps files of code and pages of experiments, which pages link to, out of the contents at the side."""
+    if not app.env.docname.startswith("docs/"):
+        app.env.metadata[app.env.docname]["orphan"] = True
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Registers the parser of code and what the pages need beyond Sphinx."""
+    app.add_source_parser(Listing)
+    app.connect("doctree-read", outside_the_contents)
+    app.connect("missing-reference", without_link)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

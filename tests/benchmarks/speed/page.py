@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables and the figure of ``docs/benchmarks.md``, from the kept results of the speed benchmarks.
+
+``python -m tests.benchmarks.speed.page`` writes them anew; a test compares the page with what this returns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.learning.page import markdown_table
+
+RESULTS = Path(__file__).parents[1] / "results"
+PAGE = Path(__file__).parents[3] / "docs" / "benchmarks.md"
+FIGURE = RESULTS / "buffer_times.png"
+
+# The name of a result, between the markers of its tables.
+_MARKED = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end of the tables -->\n)", re.DOTALL)
+
+# Panels of the figure: result, work, and its contenders by the name on the axis.
+PANELS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "draw 256 uniformly": (
+        "uniform",
+        "uniform 256",
+        {"this library": "ours", "TorchRL": "torchrl", "cpprb": "cpprb", "tianshou": "tianshou"},
+    ),
+    "draw 256 by priority, update": (
+        "prioritized",
+        "prioritized 256",
+        {
+            "this library": "numba",
+            "its torch index": "torch",
+            "TorchRL": "torchrl",
+            "cpprb": "cpprb",
+            "tianshou": "tianshou",
+        },
+    ),
+    "insert 1 with priority": (
+        "insert",
+        "insert 1",
+        {"this library": "prioritized", "as columns": "prioritized, columns", "TorchRL": "torchrl", "cpprb": "cpprb"},
+    ),
+    "draw 32 stacks of frames": ("frames", "sample 32", {"this library": "ours", "TorchRL": "torchrl"}),
+}
+
+
+def with_tables(page: str, results: Path = RESULTS) -> str:
+    """Returns the page with the tables between its markers as the results have them now."""
+
+    def written(found: re.Match[str]) -> str:
+        content = json.loads((results / f"{found[2]}.json").read_text())
+        return f"{found[1]}\n{tables(content)}\n\n{found[3]}"
+
+    return _MARKED.sub(written, page)
+
+
+def tables(content: Mapping[str, Any]) -> str:
+    """Returns the times of a result, and its targets, in Markdown.
+
+    Args:
+        content: of its ``NAME.json``: microseconds by work and contender, and targets.
+    """
+    times = {
+        work.upper(): {name: each["wall"] for name, each in found.items()}
+        for work, found in content.get("works", {}).items()
+    }
+    times |= content.get("us", {})
+    parts = []
+    for works in _of_the_same_contenders(times):
+        names = list(times[works[0]])
+        rows = [[work, *(time(times[work][name]) for name in names)] for work in works]
+        if len(names) > len(works):  # the longer way down, so that a narrow page has room
+            rows = [list(row) for row in zip(names, *(row[1:] for row in rows), strict=True)]
+            names = works
+        parts.append(markdown_table(["", *names], rows))
+    targets = [
+        [re.sub(r"^T\d+:? ", "", each["target"]), _value(each["value"]), _limit(each), "yes" if each["met"] else "no"]
+        for each in content["targets"]
+    ]
+    parts.append(markdown_table(["target", "measured", "limit", "met"], targets, others="---"))
+    return "\n\n".join(parts)
+
+
+def time(microseconds: float) -> str:
+    """Returns a time with its unit, three digits or the whole number of it.
+
+    Example:
+        >>> time(31.37), time(5.49), time(385_599.3)
+        ('31 µs', '5.5 µs', '386 ms')
+    """
+    if microseconds >= 100_000:
+        return f"{microseconds / 1_000:,.0f} ms"
+    return f"{microseconds:,.0f} µs" if microseconds >= 10 else f"{microseconds:.1f} µs"
+
+
+def draw(results: Path = RESULTS, path: Path = FIGURE) -> None:
+    """Draws bars of every contender, a panel for each work."""
+    from lightning_replay.analysis.plotting import make_figure, save_figure
+
+    figure, grid = make_figure("the picture of the benchmarks", rows=2, columns=2, height=4.4)
+    for axes, (title, (name, work, contenders)) in zip(grid.flat, PANELS.items(), strict=True):
+        times = json.loads((results / f"{name}.json").read_text())["us"][work]
+        labels = list(reversed(contenders))
+        bars = axes.barh(labels, [times[contenders[label]] for label in labels])
+        for bar, label in zip(bars, labels, strict=True):
+            bar.set_color("tab:blue" if label == "this library" else "tab:gray")
+        axes.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize="small")
+        axes.set_xlim(0, 1.3 * max(times[label] for label in contenders.values()))
+        axes.set_title(title, fontsize="medium")
+        axes.tick_params(labelsize="small")
+    figure.supxlabel("microseconds", fontsize="medium")
+    save_figure(figure, path)
+
+
+def _of_the_same_contenders(times: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Works that one table can hold, in their order."""
+    together: dict[tuple[str, ...], list[str]] = {}
+    for work, found in times.items():
+        together.setdefault(tuple(found), []).append(work)
+    return list(together.values())
+
+
+def _value(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _limit(target: Mapping[str, Any]) -> str:
+    word = "at most" if "at most" in target else "at least"
+    return f"{word} {_value(target[word])}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
+    draw()
