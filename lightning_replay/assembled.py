@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data.replay_buffers import Sampler, SliceSampler, Storage, TensorStorage, Writer
 
@@ -138,6 +139,30 @@ class AssembledReplay(BufferHooks, LockedReplay):
     def is_prioritized(self) -> bool:
         """Whether TD errors change what the sampler draws."""
         return self._sampler_hooks.uses_priorities
+
+    @property
+    def sampler_name(self) -> str:
+        """Name of the class of the sampler."""
+        return type(self._sampler).__name__
+
+    @property
+    def needs_consecutive_rows(self) -> bool:
+        """Whether the sampler cuts slices out of rows that lie side by side."""
+        return isinstance(self._sampler, SliceSampler)
+
+    @property
+    def needs_initial_surprise(self) -> bool:
+        """Whether the writer lacks a function for the surprise of new rows."""
+        return self._writer_hooks.needs_initial_surprise
+
+    def set_initial_surprise(self, measure: Callable[[TensorDictBase], Tensor] | None) -> None:
+        """Sets the writer's function for the surprise of new rows; ``None`` removes it."""
+        self._writer_hooks.set_initial_surprise(measure)
+
+    def draw_stamp(self) -> bytes:
+        """Returns the state of the sampler's generator, which is equal while nothing is drawn."""
+        state = self._sampler_hooks.generator_state()
+        return b"" if state is None else state.numpy().tobytes()
 
     @property
     def takes_feedback(self) -> bool:

@@ -34,6 +34,7 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows_of_columns import rows_of_columns
 from lightning_replay.storage.transition_check import Column, TransitionCheck, with_done
+from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -50,7 +51,7 @@ SIGNALS = ("action_values", "action", "surprise")
 
 
 @recorded
-class Replay(AssembledReplay):
+class Replay(AssembledReplay, TrainingReplay):
     """A writer, a sampler and a transform over one storage: every replay method is a choice of the three.
 
     :meth:`extend` stores transitions, :meth:`sample` draws a batch, :meth:`update_priority` returns TD errors to their
@@ -187,7 +188,7 @@ class Replay(AssembledReplay):
                 "TensorDicts with torch.stack or torch.cat"
             )
         if 0 in tensordicts.shape:  # before a transform refuses it in its own words, or keeps it
-            raise _wrong_shape(tensordicts)
+            raise wrong_shape(tensordicts)
         packed = self._packed
         derived = with_done(tensordicts)
         if derived is not tensordicts:
@@ -324,7 +325,7 @@ class Replay(AssembledReplay):
     def _store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
         """Stores rows that have passed the transforms; whatever may refuse them comes before the writer writes."""
         if rows.ndim != 1 or rows.shape[0] == 0:
-            raise _wrong_shape(rows)
+            raise wrong_shape(rows)
         first_rows, sampler, writer = len(self._storage) == 0, self._sampler_hooks, self._writer_hooks
         priority = rows.get(self.priority_key, None) if takes_priorities and sampler.uses_priorities else None
         if priority is not None:
@@ -721,7 +722,8 @@ def _undo_draws(before: list[tuple[Drawing, Any]]) -> None:
         part.undo_draw(state)
 
 
-def _wrong_shape(rows: TensorDictBase) -> ValueError:
+def wrong_shape(rows: TensorDictBase) -> ValueError:
+    """Returns the error for rows that are not of batch size ``[N]``, or are none."""
     return ValueError(
         f"extend takes transitions of batch size [N] with N >= 1; got {list(rows.shape)}. Flatten time and "
         "environments first (reshape(-1)), build columns as TensorDict(..., batch_size=[N]), or call add for a single "

@@ -11,7 +11,7 @@ from gymnasium.spaces import Space
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.replay import Replay
+from lightning_replay.training_replay import TrainingReplay
 
 
 class ActingAgent(Protocol):
@@ -57,7 +57,7 @@ class TrainingData:
 
     observation_space: Space | None = None
     action_space: Space | None = None
-    replay: Replay | None = None
+    replay: TrainingReplay | None = None
     rollout_rows: int | None = None
     steps_environments: bool = False
     takes_td_errors: bool = False

@@ -19,7 +19,7 @@ from lightning_replay.agents.foreign import training_data, uses_no_step_hooks
 from lightning_replay.agents.perceptrons import Layers, TargetUpdate, layers_of, perceptron_layers, tensors_of
 from lightning_replay.agents.sized_agent import SizedAgent
 from lightning_replay.agents.spaces import continuous_sizes
-from lightning_replay.replay import Replay
+from lightning_replay.training_replay import TrainingReplay
 
 # cached properties of the agents
 _OF_LOSS = {"target_update", "layers", "target_layers", "actor_layers", "target_actor_layers", "networks"}
@@ -120,7 +120,7 @@ class OffPolicyAgent(SizedAgent):
         """Refuses a replay whose n-step returns are discounted differently."""
         data = training_data(self.trainer)
         replay = None if data is None else data.replay
-        for n_steps, discount in replay.returns if isinstance(replay, Replay) else ():
+        for n_steps, discount in replay.returns if isinstance(replay, TrainingReplay) else ():
             if discount != self.hparams["discount"]:
                 raise ValueError(
                     f"the replay discounts its {n_steps}-step returns by {discount}, the agent by "
@@ -204,6 +204,7 @@ class ExploringAgent(OffPolicyAgent):
     def __init__(self) -> None:
         super().__init__()
         self._explored_steps = 0
+        self._num_processes = 1  # that act, each of which takes as many steps
 
     @property
     def exploration_rate(self) -> float:
@@ -216,8 +217,13 @@ class ExploringAgent(OffPolicyAgent):
     def _draw(self, greedy: Tensor) -> tuple[Tensor, float]:
         """Draws a number for each action ``[N]``, below the present rate where it is random; counts the steps."""
         drawn, rate = torch.rand(greedy.shape, device=greedy.device), self.exploration_rate
-        self._explored_steps += len(greedy)
+        self._explored_steps += len(greedy) * self._num_processes
         return drawn, rate
+
+    def on_fit_start(self) -> None:
+        """Reads how many processes act."""
+        super().on_fit_start()
+        self._num_processes = self.trainer.world_size
 
     def draw_random(self, greedy: Tensor) -> Tensor:
         """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the steps."""

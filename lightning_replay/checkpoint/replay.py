@@ -10,8 +10,16 @@ from typing import Any
 from lightning_replay.checkpoint.state import frozen_state
 from lightning_replay.locking import LockedReplay
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
-from lightning_replay.saving.directory import read_save, replaced_save
-from lightning_replay.saving.replays import FORMAT, FORMAT_VERSION, MANIFEST, open_replay, replay_manifest
+from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
+from lightning_replay.saving.replays import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    MANIFEST_OF_SHARDS,
+    SHARDS_VERSION,
+    open_replay,
+    replay_manifest,
+)
 from lightning_replay.saving.serialization import DamagedFileError
 from lightning_replay.saving.spec import describe
 from lightning_replay.saving.state import SavedSize, chunks_of, write_data
@@ -91,7 +99,14 @@ def verify_replay(path: str | Path) -> dict[str, Any]:
 
 
 def save_id(path: str | Path) -> str | None:
-    """Returns the unique id of a save, ``None`` before format version 3; raises as :func:`verify_replay`."""
+    """Returns the unique id of a save, also of a sharded replay; ``None`` before format version 3.
+
+    Raises as :func:`verify_replay`.
+    """
+    of_shards = Path(path) / MANIFEST_OF_SHARDS
+    if of_shards.exists():
+        identity: str = read_manifest(of_shards, SHARDS_VERSION)["id"]
+        return identity
     return replay_manifest(Path(path)).get("id")
 
 

@@ -14,10 +14,10 @@ from lightning.fabric.plugins import CheckpointIO
 
 from lightning_replay.checkpoint.replay import save_id
 from lightning_replay.lit.checkpoint_digest import CheckedCheckpointIO
-from lightning_replay.replay import Replay
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import LOCK_FILE, exclusive
 from lightning_replay.saving.serialization import sync
+from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "replays_beside", "saved_replay"]
 
@@ -27,7 +27,7 @@ _UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be writ
 class _ReplayOwner(Protocol):
     """A data module whose replay is saved beside its checkpoints."""
 
-    replay: Replay
+    replay: TrainingReplay
 
     def replay_stamp(self) -> Hashable: ...
 

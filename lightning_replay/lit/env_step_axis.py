@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from lightning.pytorch.loggers import Logger
 
 __all__ = ["EnvStepAxis"]
+
+
+class _Clocks(Protocol):
+    @property
+    def clocks(self) -> tuple[int, int]: ...
 
 
 class EnvStepAxis:
@@ -23,11 +28,11 @@ class EnvStepAxis:
     because callbacks test their types and ``trainer.log_dir`` is their folder.
 
     Args:
-        clocks: returns the environment steps and the updates done.
+        source: its ``clocks`` are the environment steps and the updates done.
     """
 
-    def __init__(self, clocks: Callable[[], tuple[int, int]]) -> None:
-        self._clocks = clocks
+    def __init__(self, source: _Clocks) -> None:
+        self._source = source
         self._restorations = ExitStack()
 
     def attach(self, loggers: Sequence[Logger]) -> None:
@@ -46,5 +51,5 @@ class EnvStepAxis:
         self._restorations.close()
 
     def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        env_steps, updates = self._clocks()
+        env_steps, updates = self._source.clocks
         log_metrics({**metrics, "updates": updates}, step=env_steps)

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from lightning_replay.schedulers.progress import ReturnProgress
+from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["TaskAssignment", "check_tasks"]
 
@@ -23,8 +24,8 @@ class TaskAssignment:
         progress: makes progress signals from the returns of finished episodes; ``None`` sends none.
     """
 
-    def __init__(self, replay: Any, progress: ReturnProgress | None) -> None:
-        self._replay = replay
+    def __init__(self, replay: TrainingReplay, progress: ReturnProgress | None) -> None:
+        self.replay = replay
         self._progress = progress
         self._next: list[int] = []
         self.running = np.zeros(0, dtype=np.int64)
@@ -32,33 +33,33 @@ class TaskAssignment:
     def begin(self, environments: VectorEnv) -> None:
         """Sets the tasks of new environments before their first reset; as many as before keep their tasks."""
         count = environments.num_envs
-        self._assign(environments, self._next if len(self._next) == count else self._replay.actor_tasks(count))
+        self._assign(environments, self._next if len(self._next) == count else self.replay.actor_tasks(count))
         self.running = np.array(self._next, dtype=np.int64)
 
     def finish(self, environments: VectorEnv, ended: np.ndarray, returns: Sequence[float]) -> None:
         """Reports episodes that ended, whose environments already play the next, and updates the assignment."""
-        names = self._replay.tasks
+        names = self.replay.tasks
         for task, episode_return in zip(self.running[ended], returns, strict=True):
             signal = None if self._progress is None else self._progress.episode(int(task), episode_return)
             if signal is not None:
-                self._replay.progress(names[task], signal)
+                self.replay.progress(names[task], signal)
         self.running[ended] = np.array(self._next)[ended]
-        tasks = list(self._replay.actor_tasks(environments.num_envs))
+        tasks = list(self.replay.actor_tasks(environments.num_envs))
         if tasks != self._next:
             self._assign(environments, tasks)
 
     def _assign(self, environments: VectorEnv, tasks: Sequence[int]) -> None:
         self._next = [int(task) for task in tasks]
-        environments.set_attr("task", [self._replay.tasks[task] for task in self._next])
+        environments.set_attr("task", [self.replay.tasks[task] for task in self._next])
 
     def state_dict(self) -> dict[str, Any]:
         """The task of each environment's next episode, and the progress so far."""
         progress = None if self._progress is None else self._progress.state_dict()
-        return {"next": [self._replay.tasks[task] for task in self._next], "progress": progress}
+        return {"next": [self.replay.tasks[task] for task in self._next], "progress": progress}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict` before environments are begun."""
-        self._next = [self._replay.tasks.index(name) for name in state["next"]]
+        self._next = [self.replay.tasks.index(name) for name in state["next"]]
         if self._progress is not None and state["progress"] is not None:
             self._progress.load_state_dict(state["progress"])
 

@@ -16,6 +16,8 @@ FORMAT = "lightning-replay"
 FORMAT_VERSION = 3  # version 1 kept every tensor in one file, version 2 had no checksum of the manifest
 CHECKED_FROM = 3
 MANIFEST = "replay.json"
+SHARDS_VERSION = 1
+MANIFEST_OF_SHARDS = "replay_shards.json"  # in place of the other, of a replay divided over several processes
 
 
 def replay_manifest(directory: Path) -> dict[str, Any]:
@@ -30,6 +32,8 @@ def replay_manifest(directory: Path) -> dict[str, Any]:
     if not file.exists():
         is_of_levels = any((directory / name).exists() for name in (STATE_MANIFEST, VALUES_FILE))
         hint = ". A level buffer is there: levels.load(path) of one built alike reads it" if is_of_levels else ""
+        if (directory / MANIFEST_OF_SHARDS).exists():
+            hint = ". A sharded replay is there: ShardedReplay(...).load(path) of one built alike reads it"
         raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing{hint}")
     manifest = read_manifest(file, FORMAT_VERSION, checked_from=CHECKED_FROM)
     try:

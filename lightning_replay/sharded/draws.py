@@ -198,10 +198,13 @@ class DividedDraws:
         pairs = zip(self._actors.reports, self._actors.alive, strict=True)
         return sorted({name for report, alive in pairs if alive for name, count in report.rows.items() if count})
 
-    def update(self, module_id: str, ids: RowIds, td_errors: np.ndarray) -> None:
+    def update(
+        self, module_id: str, ids: RowIds, td_errors: np.ndarray, signals: Mapping[str, np.ndarray] | None = None
+    ) -> None:
         """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows, without waiting.
 
-        Those of rows of a shard that was lost since are dropped and counted.
+        Those of rows of a shard that was lost since are dropped and counted. Other signals, ``[B, ...]`` by name, are a
+        further argument of the actors' ``update``.
 
         Raises:
             ValueError: another number of TD errors than of rows, or NaN or infinite values; none was sent.
@@ -216,7 +219,9 @@ class DividedDraws:
         self._actors.lost.td_errors += int(np.count_nonzero(~current))
         ids, td_errors = ids.take(current), td_errors[current]
         for shard, places in ids.by_shard():
-            given = (module_id, ids.slot[places], ids.generation[places], td_errors[places])
+            given = [module_id, ids.slot[places], ids.generation[places], td_errors[places]]
+            if signals:
+                given.append({name: values[current][places] for name, values in signals.items()})
             self._actors.send(shard, "update", *given, td_errors=len(places))
 
     def largest(self, shard: int) -> dict[str, float]:

@@ -225,7 +225,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Whether the rule uses surprise and there is no function for that of new rows."""
         return self.rule.takes_surprise and self.initial_surprise is None
 
-    def set_initial_surprise(self, measure: InitialSurprise) -> None:
+    def set_initial_surprise(self, measure: InitialSurprise | None) -> None:
         """Sets ``initial_surprise`` from the next rows on."""
         self.initial_surprise = measure
 

@@ -13,6 +13,7 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
 from lightning_replay.sharded.options import check_room, split_options
+from lightning_replay.sharded.restarts import folder_to_start_with
 from lightning_replay.sharded.stats import stats_of
 from lightning_replay.validation import checked_choice, checked_count
 from rllib_ext.learner.batch_layouts import Piece
@@ -20,8 +21,7 @@ from rllib_ext.learner.remote_blocks import RemoteBlock, Span
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
 from rllib_ext.sharded.metrics import ShardMetrics
-from rllib_ext.sharded.restarts import folder_to_start_with
-from rllib_ext.sharded.routing import EpisodeReference, Router
+from rllib_ext.sharded.routing import EpisodeReference, EpisodeRouter
 from rllib_ext.sharded.shard import EpisodeShard
 from rllib_ext.sharded.templates import Templates
 
@@ -83,7 +83,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.last_save: Sequence[Folder] | None = None
         self.is_in_checkpoints, self.draws_per_report = False, 1
         self.assignment: TaskAssignment | None = None
-        self._router = Router(shard_options.num_shards)
+        self._router = EpisodeRouter(shard_options.num_shards)
         self._metrics = ShardMetrics(self.templates)
         self._num_draws = 0
         self._expected: dict[str, RowIds] = {}

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
 import ray
 
+from lightning_replay.sharded.routing import Router
 from rllib_ext.rllib_compat import Attached
 
 NUM_SHARDS = "num_shards"
@@ -37,48 +37,9 @@ class EpisodeReference:
         return f"EpisodeReference({self.num_steps} steps for shard {self.shard})"
 
 
-class Router:
-    """Chooses a shard for each new episode: that which has got the fewest steps from here.
-
-    All fragments of an episode go to the same shard, so that links, histories and returns stay inside it. Where several
-    have got as many steps, the first one from ``first`` on is taken: EnvRunners that start together begin with
-    different shards.
-
-    Args:
-        num_shards: S.
-        first: number of the first shard, modulo S.
-        remembered: running episodes at most; the one continued longest ago, whose end never came, is removed first.
-
-    Example:
-        >>> router = Router(num_shards=2)
-        >>> fragments = [("a", 5, False), ("b", 3, True), ("a", 1, True), ("c", 1, True)]
-        >>> [router.shard_of(name, steps, ended=ended) for name, steps, ended in fragments]
-        [0, 1, 0, 1]
-    """
-
-    def __init__(self, num_shards: int, first: int = 0, remembered: int = 4096) -> None:
-        self._remembered = remembered
-        self.num_steps = [0] * num_shards
-        self._order = [(first + number) % num_shards for number in range(num_shards)]
-        self._running: OrderedDict[str, int] = OrderedDict()
-
-    def shard_of(self, episode_id: str, num_steps: int, *, ended: bool) -> int:
-        """Returns the shard of a fragment.
-
-        Args:
-            episode_id: of the episode.
-            num_steps: of the fragment.
-            ended: whether it is the last one.
-        """
-        shard = self._running.pop(episode_id, None)
-        if shard is None:
-            shard = min(self._order, key=self.num_steps.__getitem__)
-        if not ended:
-            self._running[episode_id] = shard
-            if len(self._running) > self._remembered:
-                self._running.popitem(last=False)
-        self.num_steps[shard] += num_steps
-        return shard
+class EpisodeRouter(Router):
+    """Puts episodes into the object store for the shards that a :class:`~lightning_replay.sharded.routing.Router`
+    chooses."""
 
     def put(self, episodes: Sequence[Any]) -> list[EpisodeReference]:
         """Puts episodes into the object store, one object for each shard that gets some."""
@@ -92,7 +53,7 @@ class Router:
         ]
 
 
-_ROUTER = Attached[Router]("episode_router")  # of EnvRunners
+_ROUTER = Attached[EpisodeRouter]("episode_router")  # of EnvRunners
 
 
 def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: Any) -> None:
@@ -108,7 +69,7 @@ def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: 
     num_shards = num_shards_in(config.replay_buffer_config)
     if router is None or len(router.num_steps) != num_shards:
         first = max(env_runner.worker_index or 0, 1) - 1
-        router = Router(num_shards, first * config.num_envs_per_env_runner)
+        router = EpisodeRouter(num_shards, first * config.num_envs_per_env_runner)
         _ROUTER.set(env_runner, router)
     samples[:] = router.put(samples)
 

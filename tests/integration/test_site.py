@@ -20,7 +20,12 @@ PUBLIC = [  # modules whose __all__ is for users
     *("lightning_replay.levels", "lightning_replay.levels.scores", "lightning_replay.lit", "lightning_replay.parts"),
     *("lightning_replay.lit.callbacks", "lightning_replay.neighbors", "lightning_replay.priority_tree"),
     *("lightning_replay.recipes", "lightning_replay.samplers", "lightning_replay.saving"),
-    *("lightning_replay.schedulers", "lightning_replay.storage", "lightning_replay.storage.frames"),
+    *(
+        "lightning_replay.schedulers",
+        "lightning_replay.sharded",
+        "lightning_replay.storage",
+        "lightning_replay.storage.frames",
+    ),
     *("lightning_replay.transforms", "lightning_replay.writers", "rllib_ext", "rllib_ext.apex"),
 ]
 NOT_DESCRIBED = {"__version__", "recipes", "scores"}  # a string, and modules of which each name is described

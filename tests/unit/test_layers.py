@@ -52,6 +52,7 @@ ORDER = (
         "locking",
         "checkpoint",
         "assembled",
+        "training_replay",
         "replay",
     ),
     *(

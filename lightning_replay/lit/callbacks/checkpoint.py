@@ -21,7 +21,7 @@ from lightning_replay.lit.collectors.replay import Collection
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.lit.stop_signals import StopSignals
-from lightning_replay.replay import Replay
+from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_kind, checked_choice, checked_count
 
 __all__ = ["ReplayCheckpoint"]
@@ -40,6 +40,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     * After an exception inside a training step, steps collected before it are stored and counted; the update is not
       counted and is repeated with another batch, on weights that may have changed already. A rollout of levels is
       collected again; scores it has given to levels stay.
+    * With several processes nothing is saved after an exception or a signal, as the others may be elsewhere.
     * Nothing is saved, and ``last.ckpt`` stays unchanged, if the exception came from saving or interrupted a write to
       the replay, or if weights are NaN or infinite.
     * A new run in a folder with checkpoints leaves them alone and writes ``last-v1.ckpt``. Without ``dirpath`` each run
@@ -152,7 +153,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         if is_learned:
             source.is_update_open = False
         source.drop_open_update()
-        reason = self._reason_against_saving(pl_module, exception)
+        reason = self._reason_against_saving(trainer, exception)
         if reason is None and source.clocks != self._saved:
             try:
                 self._save_last(trainer, source)
@@ -213,12 +214,15 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     def _metric(self, trainer: L.Trainer) -> torch.Tensor | None:
         return None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
 
-    def _reason_against_saving(self, agent: L.LightningModule, exception: BaseException) -> str | None:
+    def _reason_against_saving(self, trainer: L.Trainer, exception: BaseException) -> str | None:
+        if trainer.world_size > 1:
+            return "the other processes of the trainer cannot take part"
         if self._is_saving:  # a signal that interrupts it leaves the state as it was
             return "saving failed" if isinstance(exception, Exception) else None
         if _interrupts_a_write(exception):
             return "the replay was being written"
-        if not all(torch.isfinite(weights).all() for weights in agent.parameters() if not is_lazy(weights)):
+        parameters = trainer.lightning_module.parameters()
+        if not all(torch.isfinite(weights).all() for weights in parameters if not is_lazy(weights)):
             return "weights of the agent are NaN or infinite"
         return None
 
@@ -264,7 +268,7 @@ def _interrupts_a_write(exception: BaseException) -> bool:
         return False
     for frame, _ in walk_tb(exception.__traceback__):
         owner, name = frame.f_locals.get("self"), frame.f_code.co_name
-        if isinstance(owner, Replay | LevelSelector):
+        if isinstance(owner, TrainingReplay | LevelSelector):
             return name != "sample"
         if isinstance(owner, Collection) and name == "_store":
             return True

@@ -15,6 +15,7 @@ from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source
 from lightning_replay.lit.datamodules.levels import LevelDataModule
 from lightning_replay.lit.datamodules.replay import ReplayDataModule
 from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
+from lightning_replay.replay import Replay
 from lightning_replay.report.contents import ReplayContents
 from lightning_replay.report.figures import figures_of
 from lightning_replay.report.levels import LevelContents
@@ -43,7 +44,7 @@ class InspectBuffer(L.Callback, ActsAtUpdates):
         path: of the page; ``buffer.html`` in the trainer's ``log_dir`` if absent.
 
     Raises:
-        TypeError: ``path`` is no path; at ``fit``, a data module that counts no environment steps.
+        TypeError: ``path`` is no path; at ``fit``, a data module that counts no environment steps, or a sharded replay.
         ValueError: ``every_n_updates`` below 1.
     """
 
@@ -59,6 +60,9 @@ class InspectBuffer(L.Callback, ActsAtUpdates):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Removes the figures of another run."""
         source = source_of(trainer, self)
+        if isinstance(source, ReplayDataModule):
+            accepted = "a Replay in this process, whose rows can be read; leave InspectBuffer out"
+            check_kind("replay", source.replay, Replay, accepted)
         if any(steps[-1] > source.env_steps_done for steps, _ in self.history.values()):
             self.history.clear()
         self._last = source.updates_done
@@ -93,6 +97,7 @@ class InspectBuffer(L.Callback, ActsAtUpdates):
     def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, source: EnvStepDataModule) -> None:
         self._last = source.updates_done
         if isinstance(source, ReplayDataModule):
+            assert isinstance(source.replay, Replay)
             prefix, contents = "replay", look_at(source.replay)
         elif isinstance(source, LevelDataModule):
             prefix, contents = "levels", look_at(source.levels)

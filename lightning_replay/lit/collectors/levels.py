@@ -17,7 +17,7 @@ from lightning_replay.agents.foreign import rollout_agent
 from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper
 from lightning_replay.lit.collectors import Collector, Episode
-from lightning_replay.lit.collectors.replay import RunningEpisodes
+from lightning_replay.lit.collectors.running_episodes import RunningEpisodes
 from lightning_replay.lit.policy import act_with_value_on, acting, values_of
 from lightning_replay.lit.return_normalization import ReturnNormalization
 

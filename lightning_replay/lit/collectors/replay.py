@@ -14,49 +14,18 @@ from gymnasium.vector import VectorEnv
 from lightning_replay.agents.foreign import acting_agent
 from lightning_replay.agents.modes import depends_on_mode
 from lightning_replay.lit.collectors import Collector, Episode
+from lightning_replay.lit.collectors.running_episodes import RunningEpisodes
 from lightning_replay.lit.environments import random_actions
 from lightning_replay.lit.info_columns import InformationColumns
-from lightning_replay.lit.policy import Action, ActionReader, act_on, acting
+from lightning_replay.lit.policy import Action, act_on, acting
 from lightning_replay.lit.task_assignment import TaskAssignment
-from lightning_replay.replay import Replay
+from lightning_replay.training_replay import TrainingReplay
 
-__all__ = ["Collection", "Rollout", "RunningEpisodes"]
+__all__ = ["Collection", "Rollout"]
 
 _ROWS_PER_WRITE = 1_024
 
 Columns = dict[str | tuple[str, str], np.ndarray]
-
-
-class RunningEpisodes:
-    """Environments in progress, with the observation, return and length of the episode that each of them plays.
-
-    Args:
-        environments: reset here; closed if that raises.
-        seed: of the reset.
-    """
-
-    def __init__(self, environments: VectorEnv, seed: int | None = None) -> None:
-        self.environments = environments
-        self.num_envs: int = environments.num_envs
-        self.read_actions = ActionReader(environments.single_action_space)
-        try:
-            self.observation, _ = environments.reset(seed=seed)
-        except Exception:
-            environments.close()
-            raise
-        self._return = np.zeros(self.num_envs)
-        self._length = np.zeros(self.num_envs, dtype=np.int64)
-
-    def count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
-        """Adds one step; returns environment, return and length of each episode that it ended."""
-        self._return += reward
-        self._length += 1
-        if not np.count_nonzero(done):
-            return []
-        ended = [(int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(done)]
-        self._return[done] = 0.0
-        self._length[done] = 0
-        return ended
 
 
 class Rollout(RunningEpisodes):
@@ -162,7 +131,7 @@ class Collection(Collector):
 
     def __init__(
         self,
-        replay: Replay,
+        replay: TrainingReplay,
         environments: Callable[[], VectorEnv],
         warmup_steps: int,
         env_steps: int,
@@ -173,8 +142,7 @@ class Collection(Collector):
         super().__init__(seed, kept_episodes=1_000)
         self._replay = replay
         self._environments = environments
-        self._warmup_steps = warmup_steps
-        self._last_step = env_steps
+        self._steps_of_all = self._warmup_steps, self._last_step = warmup_steps, env_steps
         self._assignment = assignment
         self._information = InformationColumns(info_keys)
         self._rollout: Rollout | None = None
@@ -183,6 +151,28 @@ class Collection(Collector):
         self._stored_steps = 0
         self._agent: Any = None
         self._has_modes = True
+        self._rank, self._world_size = 0, 1
+
+    def collect_share(self, replay: TrainingReplay, rank: int, world_size: int) -> None:
+        """Collects one of ``world_size`` equal shares of the steps from now on, in one of as many processes.
+
+        Args:
+            replay: of this process.
+            rank: of it; each has environments and random actions of its own.
+            world_size: of all.
+        """
+        self._replay = replay
+        if self._assignment is not None:
+            self._assignment.replay = replay
+        self._rank, self._world_size = rank, world_size
+        self._warmup_steps, self._last_step = (-(-steps // world_size) for steps in self._steps_of_all)
+        self._begin_rank()
+
+    def _begin_rank(self) -> None:
+        """Gives this process random numbers of its own."""
+        if self._rank:
+            seeds = self._generator.integers(2**63, size=2)
+            self._generator = np.random.default_rng([self._rank, *seeds.tolist()])
 
     def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
         """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
@@ -271,6 +261,7 @@ class Collection(Collector):
         """Clock and generator, as plain values."""
         rollout = self._rollout
         return super().state_dict() | {
+            "processes": self._world_size,
             "next_trajectory": self._next_trajectory if rollout is None else rollout.next_trajectory,
             "tasks": None if self._assignment is None else self._assignment.state_dict(),
             "missing_information": self._information.state_dict(),
@@ -278,9 +269,12 @@ class Collection(Collector):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, with the open episodes interrupted."""
-        super().load_state_dict(state)
+        steps_of_all = state["env_steps"] * state.get("processes", 1)
+        super().load_state_dict(state | {"env_steps": -(-steps_of_all // self._world_size)})
         self._stored_steps = self.env_steps
-        self._next_trajectory = state["next_trajectory"]
+        # The state is that of the first of several processes; the others may have begun more episodes in these steps.
+        self._next_trajectory = state["next_trajectory"] + (state["env_steps"] if self._rank else 0)
+        self._begin_rank()
         self._is_interrupted = True
         if self._assignment is not None and state.get("tasks") is not None:
             self._assignment.load_state_dict(state["tasks"])

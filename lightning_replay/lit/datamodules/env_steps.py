@@ -70,7 +70,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._limit_val_batches: int | float | None = None
-        self._logging_axis = EnvStepAxis(lambda: self.clocks)
+        self._logging_axis = EnvStepAxis(self)
 
     @property
     @abstractmethod
@@ -138,12 +138,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         Raises:
             ValueError: several processes, or an environment that cannot be used.
         """
-        processes = 1 if self.trainer is None else self.trainer.world_size
-        if processes > 1:
-            raise ValueError(
-                f"the trainer runs {processes} processes; {type(self).__name__} supports one, because each would "
-                f"{self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
-            )
+        if self.trainer is not None:
+            self._join_processes(self.trainer.world_size)
         if self.observation_space is None:
             probe = self._make_probe()
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
@@ -158,6 +154,14 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+
+    def _join_processes(self, world_size: int) -> None:
+        """Prepares for one of several processes that train together; by default it refuses several."""
+        if world_size > 1:
+            raise ValueError(
+                f"the trainer runs {world_size} processes; {type(self).__name__} supports one, because each would "
+                f"{self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
+            )
 
     def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
         """Wraps the plug-in that writes the trainer's checkpoint files."""

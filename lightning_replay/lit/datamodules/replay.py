@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects from environments into a replay, and draws Lightning's batches from it."""
+"""Collects from environments into a replay, and draws Lightning's batches from it.
+
+Longer than other files because a quarter of it is the documentation of one class's options.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import lightning as L
+import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay.agents.foreign import surprise_agent
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay
 from lightning_replay.lit.collectors.replay import Collection
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, UpdateStream
@@ -28,8 +31,8 @@ from lightning_replay.lit.environments import make_environment, make_environment
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
 from lightning_replay.lit.update_schedule import Pace
-from lightning_replay.replay import Replay
 from lightning_replay.schedulers.progress import ReturnProgress
+from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_kind, check_option, checked_count
 
 __all__ = ["ReplayDataModule"]
@@ -45,7 +48,8 @@ class ReplayDataModule(EnvStepDataModule):
 
     Args:
         env: Gymnasium id, or a callable that builds one environment.
-        replay: the buffer, usually from :mod:`lightning_replay.recipes`.
+        replay: the buffer, usually from :mod:`lightning_replay.recipes`; or a ``ShardedReplay``, for which each process
+            of the trainer collects its share of ``env_steps``, and draws its share of every batch.
         env_steps: environment steps of the whole run, warm-up included.
         warmup_steps: environment steps with random actions before the first update.
         updates_per_env_step: replay ratio; a fraction or several.
@@ -87,7 +91,7 @@ class ReplayDataModule(EnvStepDataModule):
 
     pace: Pace
     collection: Collection
-    replay: Replay
+    replay: TrainingReplay
     rollout_rows = 0
     takes_td_errors = True
     _each_process_would = "fill a replay of its own"
@@ -96,7 +100,7 @@ class ReplayDataModule(EnvStepDataModule):
     def __init__(
         self,
         env: str | Callable[..., gymnasium.Env],
-        replay: Replay,
+        replay: TrainingReplay,
         env_steps: int,
         warmup_steps: int,
         updates_per_env_step: float = 1.0,
@@ -113,10 +117,10 @@ class ReplayDataModule(EnvStepDataModule):
     ) -> None:
         super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
         accepted = "a Replay, such as lightning_replay.recipes.prioritized(capacity=100_000)"
-        check_kind("replay", replay, Replay, f"{accepted}; levels are replayed with LevelDataModule")
-        if checked_count("num_envs", num_envs) > 1 and isinstance(replay.sampler, SliceSampler):
+        check_kind("replay", replay, TrainingReplay, f"{accepted}; levels are replayed with LevelDataModule")
+        if checked_count("num_envs", num_envs) > 1 and replay.needs_consecutive_rows:
             raise ValueError(
-                f"num_envs is {num_envs}, and the replay draws with {type(replay.sampler).__name__}, which cuts slices "
+                f"num_envs is {num_envs}, and the replay draws with {replay.sampler_name}, which cuts slices "
                 "out of rows that lie side by side; rows of several environments are stored interleaved. Use num_envs=1"
             )
         self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
@@ -140,7 +144,7 @@ class ReplayDataModule(EnvStepDataModule):
             )
         self.collection = Collection(
             replay,
-            lambda: make_environments(env, self.env_kwargs, num_envs, asynchronous),
+            partial(make_environments, env, self.env_kwargs, num_envs, asynchronous),
             warmup_steps=warmup_steps,
             env_steps=env_steps,
             seed=seed,
@@ -149,11 +153,12 @@ class ReplayDataModule(EnvStepDataModule):
         )
         self._has_drawn = False
         self._sets_surprise = False
+        self._world_size = 1
 
     @property
     def _source(self) -> str:
-        replay, sampler = self.replay, type(self.replay.sampler).__name__
-        return f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {sampler}"
+        replay = self.replay
+        return f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {replay.sampler_name}"
 
     def make_environment(self) -> gymnasium.Env:
         """Builds one more environment of the same kind, for evaluation; with tasks it plays the first."""
@@ -179,11 +184,41 @@ class ReplayDataModule(EnvStepDataModule):
         """
         super().setup(stage)
         if self.trainer is not None and stage == TrainerFn.FITTING:
-            writer, agent = declared_writer(self.replay.writer), surprise_agent(self._agent)
-            if agent is not None and writer.needs_initial_surprise:
-                writer.set_initial_surprise(agent.initial_surprise)
+            agent = surprise_agent(self._agent)
+            if agent is not None and self.replay.needs_initial_surprise:
+                self.replay.set_initial_surprise(agent.initial_surprise)
                 self._sets_surprise = True
         self._has_drawn = False
+
+    def _join_processes(self, world_size: int) -> None:
+        """Takes this process's share of a replay that several fill and draw from; refuses several with another."""
+        if not self.replay.is_shared:
+            super()._join_processes(world_size)
+            return
+        assert self.trainer is not None
+        if self.pace.env_steps % world_size:
+            raise ValueError(
+                f"env_steps is {self.pace.env_steps}; {world_size} processes share it, give a multiple of {world_size}"
+            )
+        rank, self._world_size = self.trainer.global_rank, world_size
+        self.replay = self.replay.for_rank(rank, world_size)
+        self.collection.collect_share(self.replay, rank, world_size)
+        self._draw_apart(rank)
+
+    def _draw_apart(self, rank: int) -> None:
+        """Seeds exploration and noise of further processes; weights are those of the first."""
+        if rank:
+            torch.manual_seed(int(torch.randint(2**31, ())) + rank)
+
+    @property
+    def env_steps_done(self) -> int:
+        """Environment steps collected, by all processes together."""
+        return self.collection.env_steps * self._world_size
+
+    def _collect_until(self, env_steps: int) -> None:
+        """Collects this process's share of the environment steps."""
+        share = -(-env_steps // self._world_size)
+        self.collection.collect_until(share, self._agent, self.pause_hooks)
 
     def train_dataloader(self) -> UpdateStream:
         """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer."""
@@ -211,7 +246,7 @@ class ReplayDataModule(EnvStepDataModule):
         super().start_epoch()
         self.collection.check_modes(self._agent)
         if self.remaining_updates == 0:
-            self.collection.collect_until(self.pace.env_steps, self._agent, self.pause_hooks)
+            self._collect_until(self.pace.env_steps)
 
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then draws its batch, on the agent's device."""
@@ -224,8 +259,8 @@ class ReplayDataModule(EnvStepDataModule):
                 "replay.update_priority(batch, td_error) after each update."
             )
         self.is_update_open = False
-        self.collection.collect_until(self.pace.steps_for(self.updates_done + 1), agent, self.pause_hooks)
-        replay.advance(env_steps=self.collection.env_steps, updates=self.updates_done)
+        self._collect_until(self.pace.steps_for(self.updates_done + 1))
+        replay.advance(env_steps=self.env_steps_done, updates=self.updates_done)
         batch = replay.sample()
         self.updates_done += 1
         self.is_update_open = self._has_drawn = True
@@ -237,9 +272,8 @@ class ReplayDataModule(EnvStepDataModule):
 
     def replay_stamp(self) -> Hashable:
         """Returns a value that is equal while the replay is neither written, drawn from nor updated."""
-        state = declared_sampler(self.replay.sampler).generator_state()
-        drawn = b"" if state is None else state.numpy().tobytes()
-        return self.env_steps_done, self.updates_done, self.replay.awaits_priorities, drawn
+        replay = self.replay
+        return self.env_steps_done, self.updates_done, replay.awaits_priorities, replay.draw_stamp()
 
     def state_dict(self) -> dict[str, Any]:
         """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
@@ -263,13 +297,16 @@ class ReplayDataModule(EnvStepDataModule):
         if not self._is_fitting:
             return
         assert self._saved_replay is not None
-        self.replay.load(self._saved_replay)
+        assert self.trainer is not None
+        if self.trainer.is_global_zero:
+            self.replay.load(self._saved_replay)
+        self.trainer.strategy.barrier()
         super().load_state_dict(state)
+        self._draw_apart(self.trainer.global_rank)
 
     def teardown(self, stage: str) -> None:
         """Closes the environments, and removes the agent's function from the replay."""
         super().teardown(stage)
         if self._sets_surprise:
-            writer: Any = self.replay.writer
-            writer.initial_surprise = None
+            self.replay.set_initial_surprise(None)
             self._sets_surprise = False

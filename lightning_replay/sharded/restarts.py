@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TypeVar
 
 from lightning_replay.sharded.actors import ShardActors
-from rllib_ext.checkpoint.folders import Folder
 
 logger = logging.getLogger(__name__)
+
+Folder = TypeVar("Folder")
 
 
 def folder_to_start_with(shards: ShardActors, shard: int, last_save: Sequence[Folder] | None) -> Folder | None:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The episodes that environments play, counted step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from lightning_replay.lit.policy import ActionReader
+
+__all__ = ["RunningEpisodes"]
+
+
+class RunningEpisodes:
+    """Environments in progress, with the observation, return and length of the episode that each of them plays.
+
+    Args:
+        environments: reset here; closed if that raises.
+        seed: of the reset.
+    """
+
+    def __init__(self, environments: VectorEnv, seed: int | None = None) -> None:
+        self.environments = environments
+        self.num_envs: int = environments.num_envs
+        self.read_actions = ActionReader(environments.single_action_space)
+        try:
+            self.observation, _ = environments.reset(seed=seed)
+        except Exception:
+            environments.close()
+            raise
+        self._return = np.zeros(self.num_envs)
+        self._length = np.zeros(self.num_envs, dtype=np.int64)
+
+    def count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
+        """Adds one step; returns environment, return and length of each episode that it ended."""
+        self._return += reward
+        self._length += 1
+        if not np.count_nonzero(done):
+            return []
+        ended = [(int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(done)]
+        self._return[done] = 0.0
+        self._length[done] = 0
+        return ended

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Ray actor that divides the draws of a :class:`~lightning_replay.sharded.replay.ShardedReplay` over its shards."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+
+from lightning_replay import recipes
+from lightning_replay.divided_draws import Divider
+from lightning_replay.replay import Replay
+from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.batch_index import NUM_KEYS
+from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
+from lightning_replay.sharded.options import ShardOptions
+from lightning_replay.sharded.rank_shares import RankShares
+from lightning_replay.sharded.rate_limiter import RateLimiter
+from lightning_replay.sharded.recipe_options import options_of_shard
+from lightning_replay.sharded.remote_rows import DrawnRows
+from lightning_replay.sharded.restarts import folder_to_start_with
+from lightning_replay.sharded.row_ids import RowIds
+from lightning_replay.sharded.row_routing import Layout, check_layout, layout_from, plain_layout
+from lightning_replay.sharded.saves import Saved, read_shards, write_shards
+from lightning_replay.sharded.shard import MODULE, ReplayShard
+from lightning_replay.sharded.stats import stats_of
+
+_UNSETTLED = 32  # inserts at most whose answers have not been read
+_FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes from 0
+
+
+class NotYet(NamedTuple):
+    """The answer to a draw or an insert that has to wait.
+
+    Attributes:
+        reason: for the error if that takes too long.
+    """
+
+    reason: str
+
+
+class Coordinator:
+    """Owns the shards of one replay; rows pass it by.
+
+    Args:
+        recipe, options: of the whole.
+        shard_options: of the shards.
+        limits: of the :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`.
+        seed: of draws.
+        built_with: what a replay of the same name must be built with.
+    """
+
+    def __init__(
+        self,
+        recipe: str,
+        options: Mapping[str, Any],
+        shard_options: ShardOptions,
+        limits: Mapping[str, Any],
+        seed: int,
+        built_with: Mapping[str, Any],
+    ) -> None:
+        self._built_with, self._key = built_with, secrets.randbelow(NUM_KEYS)
+        self._recipe, self._options = recipe, dict(options)
+        self._template = template(recipe, options, shard_options.num_shards)
+        self._batch_size = self._template.batch_size
+        self._shards = ShardActors(ReplayShard, self._arguments_of, shard_options)
+        self._draws = DividedDraws(self._shards, lambda module: Divider(self._template.sampler, seed=seed))
+        self._limiter = RateLimiter(**limits)
+        self._last_save: Sequence[str] | None = None
+        self._layout: Layout | None = None
+        self._num_writers = self._num_draws = self._num_inserted = self._unsettled = 0
+        self._clocks: dict[str, int] = {}
+        self._shares = RankShares()
+
+    def start(self) -> None:
+        """Starts the shards.
+
+        Raises:
+            RuntimeError: they have not started in time.
+        """
+        self._shards.start()
+
+    def key_for(self, built_with: Mapping[str, Any]) -> int:
+        """Returns the key of the replay, which its batches carry.
+
+        Raises:
+            ValueError: it was built with other options.
+        """
+        if built_with != self._built_with:
+            raise ValueError(
+                f"a sharded replay of this name runs already, built with {self._built_with}; this one has "
+                f"{built_with}. Give both the same options, or another name"
+            )
+        return self._key
+
+    def new_writer(self) -> int:
+        """Returns a number for a process that numbers trajectories; no other has it."""
+        self._num_writers += 1
+        return self._num_writers - 1
+
+    def enter_rank(self, rank: int, world_size: int) -> int:
+        """Lets a rank share draws, of which the others then begin a new one; returns its number as a writer."""
+        self._shares.enter(world_size)
+        return _FIRST_RANK + rank
+
+    def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef], int]], layout: Layout) -> list[Any] | NotYet:
+        """Passes references to rows on to their shards.
+
+        Args:
+            parts: shard, reference (in a list, so that Ray does not fetch it) and number of rows of each part.
+            layout: of the rows.
+
+        Returns:
+            References of the shards' answers.
+
+        Raises:
+            ValueError: other columns than before.
+        """
+        self._layout = check_layout(layout, self._layout)
+        if not self._limiter.may_insert(self._num_inserted, pending=0):
+            return NotYet(self._limits_reached("inserted"))
+        answers = []
+        for shard, reference, rows in parts:
+            self._limiter.insert(rows, size=self._num_inserted)
+            self._num_inserted += rows
+            answers.append(self._shards.send(shard, "extend", reference, self._draws.largest(shard), steps=rows))
+        self._unsettled += 1
+        if self._unsettled > _UNSETTLED:
+            self._settle()
+        return answers
+
+    def refused(self) -> None:
+        """Forgets the columns of first rows that a shard has refused."""
+        self._settle()
+        if not sum(self._shards.rows.values()):
+            self._layout = None
+
+    def draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
+        """Draws rows; the draws of a rate limiter are of its batch size.
+
+        Args:
+            batch_size: rows.
+            clocks: those that were set.
+
+        Raises:
+            RuntimeError: no shard holds rows.
+        """
+        if self._limiter.samples_per_insert is not None and not self._limiter.may_sample(self._num_inserted):
+            return NotYet(self._limits_reached("drawn"))
+        batch = self._drawn(batch_size, clocks)
+        self._limiter.sample()
+        return DrawnRows.of(batch)
+
+    def draw_again(self, count: int) -> DrawnRows:
+        """Draws rows in place of those of a draw that were lost with their shard."""
+        batch = self._drawn(count, {})
+        return DrawnRows.of(batch)
+
+    def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
+        """Returns a rank's rows of the next batch, which is drawn once every rank has asked for it.
+
+        Raises:
+            ValueError: another number of ranks than entered last.
+            RuntimeError: no shard holds rows.
+        """
+        share = self._shares.take(rank)
+        if share is None:
+            if missing := self._shares.missing(rank, world_size):
+                return NotYet(f"ranks {missing} of {world_size} have not asked for the next batch")
+            drawn = self.draw(self._batch_size, clocks)
+            if isinstance(drawn, NotYet):
+                return drawn
+            self._shares.divide(drawn)
+            share = self._shares.take(rank)
+        assert share is not None
+        return share
+
+    def update(self, ids: RowIds, td_errors: np.ndarray, signals: Mapping[str, np.ndarray]) -> None:
+        """Sends TD errors and other signals to the shards of their rows."""
+        self._draws.update(MODULE, ids, td_errors, signals)
+
+    def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> None:
+        """Ends running episodes, see :meth:`ReplayShard.end_episodes`."""
+        self._shards.call("end_episodes", lambda shard: (writer, trajectories))
+
+    def num_rows(self) -> int:
+        """Returns the rows stored."""
+        return sum(self._settle().rows.values())
+
+    def num_inserted(self) -> int:
+        """Returns the rows given so far."""
+        return self._num_inserted
+
+    def progress(self, task: str, value: float) -> None:
+        """Passes the progress of a task to the scheduler of a curriculum."""
+        self._template.progress(task, value)  # type: ignore[attr-defined]
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        """Returns the next tasks of actors."""
+        return self._template.actor_tasks(num_actors)  # type: ignore[attr-defined]
+
+    def seed(self, seed: int) -> None:
+        """Restarts all draws from a seed."""
+        self._template.seed(seed)
+        self._draws.divider(MODULE).reseed(seed)
+        self._shards.call("seed", lambda shard: (seed,))
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what the shards hold and what was drawn."""
+        limits = self._limiter.stats()
+        counts = {"num_rows_inserted": self._num_inserted, "num_draws": self._num_draws}
+        return {**stats_of(self._shards, self._draws), **counts, "rate_limiter": limits}
+
+    def save(self, folder: str, previous: str | None) -> None:
+        """Saves every shard and what decides the next draws."""
+        self._settle()
+        state = {
+            "draws": self._draws.state_dict(),
+            "limiter": self._limiter.state_dict(),
+            "losses": self._shards.lost.state(),
+            "counts": [self._num_writers, self._num_draws, self._num_inserted],
+            "layout": plain_layout(self._layout),
+        }
+        saved = Saved(self._recipe, len(self._shards), state)
+        self._last_save = write_shards(self._shards, Path(folder), saved, None if previous is None else Path(previous))
+
+    def load(self, folder: str) -> None:
+        """Replaces everything by a save of as many shards of the same recipe and options; else nothing is changed.
+
+        Raises:
+            FileNotFoundError, DamagedFileError, ValueError: the save cannot be used here.
+        """
+        saved, folders = read_shards(Path(folder))
+        if (saved.recipe, saved.num_shards) != (self._recipe, len(self._shards)):
+            raise ValueError(
+                f"{folder} holds a sharded replay {saved.recipe!r} of {saved.num_shards} shards, and this one is "
+                f"{self._recipe!r} of {len(self._shards)}. Build ShardedReplay({saved.recipe!r}, "
+                f"num_shards={saved.num_shards}, ...) to load it. Nothing was loaded"
+            )
+        self._shards.call("stage", lambda shard: (folders[shard],))
+        self._shards.call("take_over")
+        state = saved.state
+        self._draws.load_state_dict(state["draws"])
+        self._limiter.load_state_dict(state["limiter"])
+        self._shards.lost.load(state["losses"])
+        num_writers, self._num_draws, self._num_inserted = state["counts"]
+        self._num_writers = max(self._num_writers, num_writers)
+        self._layout = layout_from(state["layout"])
+        self._last_save, self._clocks = folders, {}
+        self._shares.clear()
+
+    def draw_stamp(self) -> bytes:
+        """Returns bytes that change with every draw."""
+        return repr((self._num_draws, self._draws.divider(MODULE).generator_state().sum().item())).encode()
+
+    def stop(self) -> None:
+        """Ends the shards."""
+        self._shards.stop()
+
+    def _arguments_of(self, shard: int) -> tuple[Any, ...]:
+        folder = folder_to_start_with(self._shards, shard, self._last_save)
+        return self._recipe, self._options, shard, len(self._shards), folder
+
+    def _settle(self) -> ShardActors:
+        self._shards.settle()
+        self._unsettled = 0
+        return self._shards
+
+    def _drawn(self, batch_size: int, clocks: Mapping[str, int]) -> RemoteBatch:
+        self._clocks |= clocks
+        if not self._shards.rows and not self._settle().rows and all(self._shards.alive):
+            raise RuntimeError("the sharded replay is empty; call extend before sample")
+        batch = self._draws.draw(batch_size, lambda module, size: None, self._clocks_of)[MODULE]
+        self._num_draws += 1
+        return batch
+
+    def _clocks_of(self, draws_before: int) -> dict[str, int]:
+        """Returns environment steps and updates of the next draw, or of one that others are returned before."""
+        env_steps = self._clocks.get("env_steps", self._num_inserted)
+        return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}
+
+    def _limits_reached(self, what: str) -> str:
+        limiter = self._limiter
+        stats = limiter.stats()
+        return (
+            f"no more rows may be {what}: {stats['num_rows_inserted_lifetime']:g} were inserted and "
+            f"{stats['num_rows_sampled_lifetime']:g} drawn, with samples_per_insert={limiter.samples_per_insert:g} and "
+            f"error_buffer={limiter.error_buffer:g}"
+        )
+
+
+def template(recipe: str, options: Mapping[str, Any], num_shards: int) -> Replay:
+    """Returns a replay as those of the shards, but without rows, whose sampler divides draws."""
+    return recipes.by_name(recipe)(**options_of_shard(options, num_shards))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a batch that lie in the object store, and how a process fetches its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayError
+from tensordict import TensorDict
+
+from lightning_replay.sharded.batch_index import numbers_of
+from lightning_replay.sharded.draws import RemoteBatch
+from lightning_replay.sharded.row_ids import RowIds
+from lightning_replay.sharded.row_routing import Columns
+
+
+class Block(NamedTuple):
+    """Rows of one object in the object store.
+
+    Attributes:
+        reference: of columns.
+        start, stop: which of their rows.
+    """
+
+    reference: ray.ObjectRef
+    start: int
+    stop: int
+
+
+class DrawnRows(NamedTuple):
+    """Rows of a batch that one process fetches.
+
+    Attributes:
+        blocks: where they are, in order.
+        ids: of n rows.
+        columns: ``[n]`` each, which depend on all shards, such as ``priority_weight``.
+    """
+
+    blocks: list[Block]
+    ids: RowIds
+    columns: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, batch: RemoteBatch) -> DrawnRows:
+        """Returns all rows of a batch."""
+        return cls([Block(part.reference, 0, len(part.slot)) for part in batch.parts], batch.ids, batch.columns)
+
+    def __len__(self) -> int:
+        return len(self.ids.shard)
+
+    def cut(self, start: int, stop: int) -> DrawnRows:
+        """Returns the rows from ``start`` to ``stop``."""
+        blocks, first = [], 0
+        for reference, begin, end in self.blocks:
+            own_start, own_stop = max(start - first, 0), min(stop - first, end - begin)
+            if own_start < own_stop:
+                blocks.append(Block(reference, begin + own_start, begin + own_stop))
+            first += end - begin
+        columns = {name: column[start:stop] for name, column in self.columns.items()}
+        return DrawnRows(blocks, self.ids.take(np.arange(start, stop)), columns)
+
+
+class FetchedRows:
+    """Rows of one or several draws, fetched from the object store and joined to a batch.
+
+    Args:
+        key: of the replay, which their ``generation`` has.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._blocks: list[Columns] = []
+        self._numbers: list[Columns] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def fetch(self, drawn: DrawnRows) -> None:
+        """Adds the rows of a draw, except those that were lost with their shard."""
+        is_here = np.ones(len(drawn), dtype=bool)
+        try:
+            found: list[Columns | None] = ray.get([block.reference for block in drawn.blocks])
+        except RayError:  # of at least one
+            found = [_fetched(block.reference) for block in drawn.blocks]
+        first = 0
+        for (_, start, stop), columns in zip(drawn.blocks, found, strict=True):
+            if columns is None:
+                is_here[first : first + stop - start] = False
+            else:
+                self._blocks.append({key: column[start:stop] for key, column in columns.items()})
+            first += stop - start
+        index, generation = numbers_of(drawn.ids.take(is_here), self._key)
+        numbers: Columns = {("index",): index, ("generation",): generation}
+        self._numbers.append(numbers | {(name,): column[is_here] for name, column in drawn.columns.items()})
+        self._count += len(index)
+
+    def batch(self) -> TensorDict:
+        """Returns the rows, TensorDict ``[B]``."""
+        batch = TensorDict({}, batch_size=[self._count])
+        for parts in (self._blocks, self._numbers):
+            for key in parts[0]:
+                column = np.concatenate([part[key] for part in parts])
+                batch.set(key if len(key) > 1 else key[0], torch.from_numpy(column))
+        return batch
+
+
+def _fetched(reference: ray.ObjectRef) -> Columns | None:
+    try:
+        columns: Columns = ray.get(reference)
+    except RayError:
+        return None
+    return columns

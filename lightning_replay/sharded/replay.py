@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay of any recipe divided over Ray actors, which several processes fill and draw from.
+
+Longer than other files because it has the whole interface of a replay, each method a call or two of the actors.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayError
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.divided_draws import Divider
+from lightning_replay.replay import wrong_shape
+from lightning_replay.sharded.batch_index import numbers_of
+from lightning_replay.sharded.connection import Connection
+from lightning_replay.sharded.coordinator import template
+from lightning_replay.sharded.options import check_room, split_options
+from lightning_replay.sharded.priority_feedback import checked_feedback
+from lightning_replay.sharded.rate_limiter import RateLimiter
+from lightning_replay.sharded.remote_rows import DrawnRows, FetchedRows
+from lightning_replay.sharded.row_ids import RowIds
+from lightning_replay.sharded.row_routing import RowRouter, columns_of, layout_of
+from lightning_replay.storage.rows_of_columns import rows_of_columns
+from lightning_replay.storage.transition_check import TransitionCheck, with_done
+from lightning_replay.training_replay import TrainingReplay
+from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_number, checked_seed
+
+if TYPE_CHECKING:
+    from tensordict.utils import NestedKey
+
+_MOST_REDRAWS = 10  # in a row, in which every shard asked was lost
+
+
+class ShardedReplay(TrainingReplay):
+    """A replay of a recipe whose rows are divided over Ray actors ("shards"); draws are those of one replay of all.
+
+    Use it in place of a :class:`~lightning_replay.Replay`: :meth:`extend`, :meth:`sample`, :meth:`update_priority`. It
+    is a ``replay_buffer`` of TorchRL's ``RayCollector``, and a replay of
+    :class:`~lightning_replay.lit.ReplayDataModule`. Send other processes this object, or what :meth:`for_rank` returns:
+    each puts rows into Ray's object store for the shards and fetches those of its batches, and one more actor, the
+    coordinator, moves identities, masses and TD errors alone. It divides draws as
+    :class:`~lightning_replay.divided_draws.Divider`; ``docs/scaling.md`` lists what is local to a shard.
+
+    Whole episodes are stored in one shard: rows need ``trajectory`` or ``("collector", "traj_ids")`` where several
+    environments are interleaved. Without, all rows that one process gives are one environment in order, and get a
+    column ``trajectory``. In each further process that fills the replay, numbers of trajectories are stored with a
+    multiple of 2^40 added, so that they differ.
+
+    A shard that is lost is started again, empty or with its last save, and training goes on; ``stats`` counts what was
+    lost. The coordinator and the shards end with the process that built the replay, or with :meth:`stop`.
+
+    Args:
+        recipe: name of one in :mod:`lightning_replay.recipes`.
+        num_shards: actors that hold the rows.
+        name: by which another process finds this replay: building one of a name that exists in the cluster connects to
+            it. ``None`` builds one of its own.
+        samples_per_insert: rows drawn for each row inserted: :meth:`extend` and :meth:`sample` wait for each other, see
+            :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`. ``None`` leaves the ratio free.
+        error_buffer: rows by which draws may be ahead or behind; at least ``batch_size`` and ``samples_per_insert``.
+        wait_timeout_s: seconds after which a call that waits for other processes raises ``TimeoutError``.
+        options: of the recipe, whose capacities and ``batch_size`` are those of all shards together, and of
+            :class:`~lightning_replay.sharded.options.ShardOptions`.
+
+    Sampled keys:
+        index: int64 ``[B]`` (``[B, 2]`` of pairs), the shard times 2^40 plus the slot.
+        generation: int64, the replay, the life of the shard, and how often the slot was written, in one number.
+        priority_weight: float32 ``[B]``, with a prioritized recipe.
+
+    Raises:
+        ValueError: an unknown recipe, more shards than rows, shards that no node has room for, an ``error_buffer`` that
+            is too small, or another replay of that name.
+        TypeError: an unknown option, or a recipe whose draws cannot be divided.
+        RuntimeError: Ray is not running, or shards have not started in time.
+
+    Example::
+
+        ray.init(num_cpus=8)
+        with ShardedReplay("prioritized", num_shards=4, capacity=1_000_000, batch_size=256) as replay:
+            replay.extend(transitions)
+            batch = replay.sample()
+            replay.update_priority(batch, td_error)
+    """
+
+    is_shared = True
+    service_backend = "ray"  #: By which TorchRL's ``RayCollector`` accepts a replay.
+
+    def __init__(
+        self,
+        recipe: str,
+        num_shards: int = 4,
+        *,
+        name: str | None = None,
+        samples_per_insert: float | None = None,
+        error_buffer: float = 0.0,
+        wait_timeout_s: float = 300.0,
+        **options: Any,
+    ) -> None:
+        shard_options, of_recipe = split_options({**options, "num_shards": num_shards})
+        check_kind("recipe", recipe, str, "the name of a recipe, such as 'prioritized'")
+        check_kind("name", name, str | None, "a name, or None")
+        if of_recipe.get("prefetch"):
+            raise ValueError("prefetch is of a replay in one process; use num_prefetch, or leave it out")
+        seed = checked_seed(of_recipe.get("seed"))
+        of_recipe["seed"] = int(torch.randint(2**31, ())) if seed is None else seed
+        self._template_values(recipe, of_recipe, num_shards)
+        limits: dict[str, Any] = {
+            "samples_per_insert": samples_per_insert,
+            "error_buffer": error_buffer,
+            "batch_size": self.batch_size,
+        }
+        RateLimiter(**limits)  # which checks them
+        self._holds_batch_size = samples_per_insert is not None
+        wait_timeout_s = checked_number("wait_timeout_s", wait_timeout_s, ABOVE_ZERO)
+        if not ray.is_initialized():
+            raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
+        built_with = {
+            "recipe": recipe,
+            "num_shards": num_shards,
+            "capacity": self.capacity,
+            "batch_size": self.batch_size,
+        }
+        connection = None if name is None else Connection.find(name, wait_timeout_s)
+        if connection is None:
+            check_room(shard_options)
+            given = (recipe, of_recipe, shard_options, limits, of_recipe["seed"], built_with)
+            connection = Connection.start(name or f"replay-{uuid.uuid4().hex}", wait_timeout_s, *given)
+        self._connection = connection
+        self._key = connection.call("key_for", built_with)
+        self._rank: tuple[int, int] | None = None
+        self._clocks: dict[str, int] = {}
+        self._draws_since_update = 0
+        self._router: RowRouter | None = None
+        self._check = TransitionCheck(of_recipe.get("check_finite", True))
+
+    def _template_values(self, recipe: str, options: Mapping[str, Any], num_shards: int) -> None:
+        """Reads what every process needs off a replay without rows; refuses bad options here, not in an actor."""
+        built = template(recipe, options, num_shards)
+        Divider(built.sampler)
+        self._num_shards = num_shards
+        self._capacity = options.get("capacity", options.get("capacity_per_task", 0) * max(1, len(built.tasks)))
+        self._tasks, self._returns, self._sampler_name = built.tasks, built.returns, built.sampler_name
+        self._takes_feedback, self.is_prioritized = built.takes_feedback, built.is_prioritized
+        self.batch_size: int = built.batch_size
+        self.priority_key: str = built.priority_key
+
+    @property
+    def capacity(self) -> int:
+        """Most transitions kept, in all shards together."""
+        return self._capacity
+
+    @property
+    def sampler_name(self) -> str:
+        """Name of the class of the samplers."""
+        return f"{self._sampler_name} of {self._num_shards} shards"
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks of a curriculum, in the order of the column ``task``; none for other recipes."""
+        return self._tasks
+
+    @property
+    def returns(self) -> list[tuple[int, float]]:
+        """Length above 1 and discount of the returns that are formed."""
+        return self._returns
+
+    @property
+    def takes_feedback(self) -> bool:
+        """Whether :meth:`update_priority` changes what is drawn or kept."""
+        return self._takes_feedback
+
+    @property
+    def awaits_priorities(self) -> bool:
+        """Whether something takes feedback and this process has given none since its last draw."""
+        return self._takes_feedback and self._draws_since_update > 0
+
+    @property
+    def write_count(self) -> int:
+        """Rows given by all processes so far."""
+        return self._connection.call("num_inserted")
+
+    def __len__(self) -> int:
+        """Rows stored, once every shard has stored what it was sent."""
+        return self._connection.call("num_rows")
+
+    def for_rank(self, rank: int, world_size: int) -> ShardedReplay:
+        """Returns this replay for one of several processes that train together, such as the ranks of DDP.
+
+        Each :meth:`sample` of a rank returns its ``batch_size / world_size`` rows of one batch, drawn for all once
+        every rank has asked for it: weights, shares of event tables and the task of a curriculum are those of one draw,
+        and TD errors that a rank has given before it asks are in it. Call it in every rank before the first of them
+        draws; it starts all of them anew.
+
+        Args:
+            rank: of this process, from 0 on.
+            world_size: of all.
+
+        Raises:
+            ValueError: no such rank, or a batch size that is no multiple of ``world_size``.
+        """
+        checked_count("world_size", world_size, of="processes")
+        if checked_count("rank", rank, 0) >= world_size:
+            raise ValueError(f"rank is {rank} of {world_size} processes; ranks are 0 to {world_size - 1}")
+        if self.batch_size % world_size:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, and {world_size} processes cannot draw equal shares of it; give a "
+                f"multiple of {world_size}"
+            )
+        shared = self._copied()
+        shared._rank = (rank, world_size)
+        shared._router = RowRouter(self._num_shards, self._connection.call("enter_rank", rank, world_size))
+        return shared
+
+    def client(self) -> ShardedReplay:
+        """Returns this replay for another process that fills it or draws whole batches."""
+        return self._copied()
+
+    def clients(self, num_clients: int) -> list[ShardedReplay]:
+        """Returns :meth:`client` for several processes; TorchRL's ``RayCollector`` gives one to each collector."""
+        return [self.client() for _ in range(num_clients)]
+
+    def add(self, data: TensorDictBase) -> Tensor:
+        """Stores one transition of batch size ``[]``; see :meth:`extend`."""
+        return self.extend(data.unsqueeze(0))
+
+    def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
+        """Stores transitions given column by column, as :meth:`Replay.extend_columns`."""
+        return self.extend(rows_of_columns(columns))
+
+    def extend(self, tensordicts: TensorDictBase) -> Tensor:
+        """Stores transitions, and returns once the shards have.
+
+        Args:
+            tensordicts: TensorDict ``[N]``, as for :meth:`Replay.extend`.
+
+        Returns:
+            int64, the indices of the rows that entered, those of one shard after those of the other. Rows sent to a
+            shard that was lost meanwhile are missing, and counted.
+
+        Raises:
+            TypeError, ValueError: as :meth:`Replay.extend`. Nothing is stored, except by shards that got rows which a
+                part of the recipe does not refuse.
+            TimeoutError: draws are behind, see ``samples_per_insert``.
+            RuntimeError: the replay has stopped.
+        """
+        if not isinstance(tensordicts, TensorDictBase):
+            raise TypeError(f"extend takes a TensorDict of transitions [N]; got {type(tensordicts).__name__}")
+        if tensordicts.ndim != 1 or not len(tensordicts):
+            raise wrong_shape(tensordicts)
+        columns = columns_of(with_done(tensordicts))
+        self._check(columns)
+        if self._router is None:
+            self._router = RowRouter(self._num_shards, self._connection.call("new_writer"))
+        routed = self._router.route(columns)
+        references = [ray.put(one.columns) for one in routed]  # which live until the shards have answered
+        parts = [(one.shard, [ref], one.num_rows) for one, ref in zip(routed, references, strict=True)]
+        answers = self._connection.wait_for("extend", parts, layout_of(routed[0].columns))
+        indices = [
+            torch.from_numpy(self._stored(one.shard, answer)) for one, answer in zip(routed, answers, strict=True)
+        ]
+        return torch.cat(indices)
+
+    def _stored(self, shard: int, answer: ray.ObjectRef) -> np.ndarray:
+        try:
+            slots = ray.get(answer).value
+        except RayError:  # the shard was lost; the coordinator counts its rows
+            return np.zeros(0, dtype=np.int64)
+        if isinstance(slots, Exception):
+            self._connection.call("refused")
+            raise slots
+        return numbers_of(RowIds.of_shard(shard, 0, slots, slots), self._key)[0]
+
+    def sample(self, batch_size: int | None = None) -> TensorDictBase:
+        """Draws a batch; of a rank, its share of one.
+
+        Args:
+            batch_size: rows, when other than the replay's own; not of a rank, nor with ``samples_per_insert``.
+
+        Returns:
+            TensorDict ``[B]``, on the CPU. Rows that are lost with their shard before they are fetched are replaced by
+            those of a further draw.
+
+        Raises:
+            RuntimeError: the replay is empty or has stopped.
+            ValueError: a ``batch_size`` that cannot be given here.
+            TimeoutError: inserts are behind, or other ranks have not asked for the batch.
+        """
+        own = self.batch_size if self._rank is None else self.batch_size // self._rank[1]
+        if batch_size is not None and batch_size != own:
+            checked_count("batch_size", batch_size, of="transitions")
+            if self._rank is not None or self._holds_batch_size:
+                raise ValueError(
+                    f"batch_size is {batch_size}; a rank, and a replay with samples_per_insert, draw the batches "
+                    f"that the replay was built for, here {own} rows. Leave it out"
+                )
+            own = batch_size
+        method, *arguments = ("draw", own) if self._rank is None else ("draw_share", *self._rank)
+        drawn: DrawnRows = self._connection.wait_for(method, *arguments, self._clocks)
+        fetched = FetchedRows(self._key)
+        fetched.fetch(drawn)
+        for _ in range(_MOST_REDRAWS):
+            if len(fetched) == own:
+                break
+            fetched.fetch(self._connection.call("draw_again", own - len(fetched)))
+        if len(fetched) < own:
+            raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
+        self._draws_since_update += 1
+        return fetched.batch()
+
+    def update_priority(
+        self,
+        index: Tensor | TensorDictBase,
+        td_error: Tensor | None = None,
+        *,
+        generation: Tensor | None = None,
+        **signals: Any,
+    ) -> None:
+        """Sends TD errors to the rows they belong to, without waiting for the shards.
+
+        Args:
+            index: a batch that this replay has drawn, in any process; or its ``index``.
+            td_error: signed, ``[B]`` or ``[B, 1]``. Those of rows that have left, or of a lost shard, are dropped.
+            generation: with an index alone, the batch's ``generation``.
+            signals: further feedback, as for :meth:`Replay.update_priority`.
+
+        Raises:
+            TypeError: no TD errors, no ``index`` or ``generation``, or a signal of another name.
+            ValueError: another number of TD errors than of rows, NaN or infinite ones, or rows of another replay.
+                Nothing is changed.
+        """
+        feedback = checked_feedback(index, td_error, generation, signals, self._key)
+        self._draws_since_update = 0
+        if self._takes_feedback:
+            self._connection.call("update", *feedback)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Sends the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
+        if self._takes_feedback:
+            td_error = data.get(self.priority_key, None)
+            if td_error is None:
+                raise ValueError(
+                    f"the batch has no {self.priority_key!r}, from which priorities are updated; it has "
+                    f"{sorted(map(str, data.keys()))}. Write the TD errors there, or call "
+                    "update_priority(batch, td_error). No priority was changed"
+                )
+            self.update_priority(data, td_error)
+
+    def end_episodes(self, trajectories: Iterable[int] | None = None) -> None:
+        """Ends running episodes that this process has given, as :meth:`Replay.end_episodes`; ``None`` ends all."""
+        if self._router is not None:
+            ids = None if trajectories is None else np.fromiter(trajectories, dtype=np.int64)
+            self._connection.call("end_episodes", self._router.writer, self._router.ended(ids))
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks of schedules from the next draw on; without it they count rows given and draws."""
+        for name, reading in (("env_steps", env_steps), ("updates", updates)):
+            if reading is not None:
+                self._clocks[name] = checked_count(name, reading, 0)
+
+    def progress(self, task: str, value: float) -> None:
+        """Passes the progress of a task to the scheduler of a curriculum, as :meth:`CurriculumReplay.progress`."""
+        self._connection.call("progress", task, value)
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        """Returns the next tasks of actors, as indices into :attr:`tasks`."""
+        return self._connection.call("actor_tasks", num_actors)
+
+    def seed(self, seed: int) -> None:
+        """Restarts the draws of all shards from ``seed``."""
+        self._connection.call("seed", checked_count("seed", seed, 0))
+
+    def draw_stamp(self) -> bytes:
+        """Returns bytes that are equal while nothing is drawn."""
+        return self._connection.call("draw_stamp")
+
+    def stats(self) -> dict[str, Any]:
+        """Returns :func:`~lightning_replay.sharded.stats.stats_of`, and:
+
+        * ``num_rows_inserted`` and ``num_draws`` so far,
+        * ``rate_limiter``, its counts.
+        """
+        return self._connection.call("stats")
+
+    def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
+        """Saves every shard into a folder in ``path``, and what decides the next draws; the manifest is written last.
+
+        Args:
+            path: a directory that every node with a shard sees.
+            previous: an earlier save, whose unchanged files are linked.
+
+        Raises:
+            ValueError: a shard is on a node that does not see the folder; nothing is saved.
+        """
+        before = None if previous is None else os.path.abspath(previous)
+        self._connection.call("save", os.path.abspath(path), before)
+
+    def load(self, path: str | Path) -> None:
+        """Restores a save into this replay: the same rows, and the same next draws.
+
+        Raises:
+            FileNotFoundError, DamagedFileError: no save, or a damaged one.
+            ValueError: of another recipe, other options, or another number of shards. Nothing is loaded.
+        """
+        self._connection.call("load", os.path.abspath(path))
+        self._draws_since_update = 0
+        if self._rank is None:
+            self._router = None
+
+    def stop(self) -> None:
+        """Ends the shards, and what they hold, for all processes."""
+        self._connection.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._connection.is_owner:  # others may still use one that was found by its name
+            self.stop()
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError("rows of a sharded replay are in other processes and cannot be read by index; call sample()")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The copy is another writer of trajectories, except that a rank stays what it is.
+        return vars(self) | ({"_router": None} if self._rank is None else {})
+
+    def _copied(self) -> ShardedReplay:
+        copied = object.__new__(type(self))
+        copied.__dict__ |= vars(self) | {"_router": None, "_rank": None, "_clocks": {}, "_draws_since_update": 0}
+        return copied

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which shard the rows of an episode go to."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+
+class Router:
+    """Chooses a shard for each new episode: that which has got the fewest steps from here.
+
+    All fragments of an episode go to the same shard, so that links, histories and returns stay inside it. Where several
+    have got as many steps, the first one from ``first`` on is taken: those that start together begin with different
+    shards.
+
+    Args:
+        num_shards: S.
+        first: number of the first shard, modulo S.
+        remembered: running episodes at most; the one continued longest ago, whose end never came, is removed first.
+
+    Example:
+        >>> router = Router(num_shards=2)
+        >>> fragments = [("a", 5, False), ("b", 3, True), ("a", 1, True), ("c", 1, True)]
+        >>> [router.shard_of(name, steps, ended=ended) for name, steps, ended in fragments]
+        [0, 1, 0, 1]
+    """
+
+    def __init__(self, num_shards: int, first: int = 0, remembered: int = 4096) -> None:
+        self._remembered = remembered
+        self.num_steps = [0] * num_shards
+        self._order = [(first + number) % num_shards for number in range(num_shards)]
+        self._running: OrderedDict[Hashable, int] = OrderedDict()
+
+    def shard_of(self, episode_id: Hashable, num_steps: int, *, ended: bool) -> int:
+        """Returns the shard of a fragment.
+
+        Args:
+            episode_id: of the episode.
+            num_steps: of the fragment.
+            ended: whether it is the last one.
+        """
+        shard = self._running.pop(episode_id, None)
+        if shard is None:
+            shard = min(self._order, key=self.num_steps.__getitem__)
+        if not ended:
+            self._running[episode_id] = shard
+            if len(self._running) > self._remembered:
+                self._running.popitem(last=False)
+        self.num_steps[shard] += num_steps
+        return shard

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Ray actor that holds a part of a :class:`~lightning_replay.sharded.replay.ShardedReplay`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayError
+
+from lightning_replay import recipes
+from lightning_replay.draw_parts import DrawPart
+from lightning_replay.episodes.running import stored_trajectories
+from lightning_replay.replay import Replay
+from lightning_replay.sharded.recipe_options import options_of_shard, seed_of_shard
+from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
+from lightning_replay.sharded.row_routing import Columns, columns_of, is_of_writer
+from lightning_replay.storage.packed import PackedStorage
+
+#: The name of the only replay of a shard, in reports and draws.
+MODULE = "replay"
+
+
+class ReplayShard:
+    """A :class:`~lightning_replay.Replay` of whole episodes in a process of its own.
+
+    Every method returns an :class:`~lightning_replay.sharded.reports.Answer`. A method that raises an error has changed
+    nothing.
+
+    Args:
+        recipe, options: of the whole sharded replay.
+        number: of this shard.
+        num_shards: S.
+        folder: of a save to begin with; ``None`` begins empty.
+    """
+
+    def __init__(
+        self, recipe: str, options: Mapping[str, Any], number: int, num_shards: int, folder: str | None
+    ) -> None:
+        # Batches are as large as the parts of them that are asked for.
+        own = {**options_of_shard(options, num_shards, number), "batch_size": 1}
+        self._build, self._number = lambda: recipes.by_name(recipe)(**own), number
+        self._replay: Replay = self._build()
+        self._staged: Replay | None = None
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._rows_not_fetched = 0
+        if folder is not None:
+            self._replay.load(folder)
+
+    def report(self) -> Answer:
+        """Returns what the shard holds."""
+        return self._answer()
+
+    def extend(self, reference: Sequence[ray.ObjectRef], largest: Mapping[str, float]) -> Answer:
+        """Stores rows.
+
+        Args:
+            reference: the only one, of columns ``[N, ...]`` by key.
+            largest: the largest priority that a row of any shard was given, if it is above that of this one.
+
+        Returns:
+            The slots, int64 ``[n]``; or the error, not raised, if they are refused: it belongs to the one who sent
+            them, not to the next who waits for this shard.
+        """
+        try:
+            columns: Columns = ray.get(reference[0])
+        except RayError:  # its sender was lost before it could be fetched
+            self._rows_not_fetched += 1
+            return self._answer(np.zeros(0, dtype=np.int64))
+        for priority in largest.values():
+            self._replay.raise_largest_priority(priority)
+        try:
+            slots = self._replay.extend_columns(columns).cpu().numpy()
+        except (TypeError, ValueError, RuntimeError) as error:
+            return self._answer(error)
+        self._counts["rows_added", MODULE] += len(next(iter(columns.values())))
+        return self._answer(slots)
+
+    def draw(self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int]) -> Answer:
+        """Draws this shard's rows of a batch, and keeps them in the object store until they are fetched.
+
+        Args:
+            parts: of the only replay; left out if there is nothing to draw it from any more.
+            clocks: ``env_steps`` and ``updates`` of all shards together.
+
+        Returns:
+            A :class:`~lightning_replay.sharded.reports.RemotePart` by module, whose reference is of columns.
+        """
+        part = parts[MODULE]
+        if not (self._replay.group_totals().mass[part.groups] > 0).all():
+            return self._answer({})  # all priorities have become 0 since the draw was divided
+        self._replay.advance(**clocks)
+        batch, reply = self._replay.sample_part(part)
+        columns = columns_of(batch)
+        slot, generation = columns.pop(("index",)), columns.pop(("generation",))
+        return self._answer({MODULE: RemotePart(ray.put(columns), slot, generation, reply, 1.0, None)})
+
+    def update(
+        self,
+        module_id: str,
+        slot: np.ndarray,
+        generation: np.ndarray,
+        td_errors: np.ndarray,
+        signals: Mapping[str, np.ndarray] | None = None,
+    ) -> Answer:
+        """Updates drawn rows with their TD errors; those that have left since are dropped and counted."""
+        given = {name: torch.tensor(values) for name, values in (signals or {}).items()}
+        index, td_error = torch.tensor(slot), torch.tensor(td_errors)
+        self._replay.update_priority(index, td_error, generation=torch.tensor(generation), **given)
+        return self._answer()
+
+    def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> Answer:
+        """Ends running episodes: of a writer those given, or all of them; without a writer all."""
+        storage = self._replay.storage
+        if writer is None or not len(self._replay):
+            self._replay.end_episodes()
+            return self._answer()
+        assert isinstance(storage, PackedStorage)
+        stored = np.array([one for one in stored_trajectories(storage) if one is not None], dtype=np.int64)
+        own = stored[is_of_writer(stored, writer)]
+        self._replay.end_episodes((own if trajectories is None else np.intersect1d(own, trajectories)).tolist())
+        return self._answer()
+
+    def seed(self, seed: int) -> Answer:
+        """Restarts the draws from a seed of all shards."""
+        self._replay.seed(seed_of_shard(seed, self._number))
+        return self._answer()
+
+    def stats(self) -> Answer:
+        """Returns the statistics of the replay, by module."""
+        return self._answer({MODULE: self._replay.stats()})
+
+    def save(self, folder: str, previous: str | None) -> Answer:
+        """Saves the replay into a folder."""
+        self._replay.save(folder, previous=previous)
+        return self._answer()
+
+    def stage(self, folder: str) -> Answer:
+        """Reads a save without using it yet."""
+        self._staged = None
+        staged = self._build()
+        staged.load(Path(folder))
+        self._staged = staged
+        return self._answer()
+
+    def take_over(self) -> Answer:
+        """Replaces what the shard holds by the save that was read."""
+        assert self._staged is not None
+        self._replay, self._staged = self._staged, None
+        return self._answer()
+
+    def _answer(self, value: Any = None) -> Answer:
+        report = ShardReport(
+            totals={MODULE: self._replay.group_totals()},
+            rows={MODULE: len(self._replay)},
+            env_steps_stored=len(self._replay),
+            counts=Counter(self._counts),
+            fragments_lost=self._rows_not_fetched,
+        )
+        return Answer(value, report)

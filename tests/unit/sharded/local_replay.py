@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sharded replay whose coordinator and shards are in the process of the test; rows go through the object store."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_replay.sharded import ShardedReplay
+from lightning_replay.sharded.connection import Connection
+from lightning_replay.sharded.coordinator import Coordinator
+from tests.unit.rllib.local_shards import start_locally
+
+
+class LocalConnection(Connection):
+    """Calls the coordinator here, with arguments that are copied as they would be on their way."""
+
+    def __init__(self, wait_timeout_s: float, coordinator: Coordinator) -> None:
+        self._wait_timeout_s, self.coordinator = wait_timeout_s, coordinator
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.coordinator, method)(*arguments)
+
+    def stop(self) -> None:
+        pass
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
+
+    def __deepcopy__(self, memo: Any) -> LocalConnection:
+        return self
+
+
+def started_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets sharded replays start in this process."""
+    start_locally(monkeypatch)
+
+    def start(name: str, wait_timeout_s: float, *arguments: Any) -> LocalConnection:
+        coordinator = Coordinator(*copy.deepcopy(arguments))
+        coordinator.start()
+        return LocalConnection(wait_timeout_s, coordinator)
+
+    monkeypatch.setattr(Connection, "start", start)
+
+
+def coordinator_of(replay: ShardedReplay) -> Coordinator:
+    connection: Any = replay._connection
+    return connection.coordinator
+
+
+def shards_of(replay: ShardedReplay) -> list[Any]:
+    """The replay in each shard."""
+    return [handle.shard._replay for handle in coordinator_of(replay)._shards.handles]
+
+
+def steps(first: int, count: int, trajectory: int | None = None, *, ends: bool = True, **columns: Any) -> TensorDict:
+    """Rows numbered from ``first`` in ``action``; each pays its number, and the last one may end the episode."""
+    number = torch.arange(first, first + count)
+    terminated = torch.zeros(count, 1, dtype=torch.bool)
+    terminated[-1] = ends
+    following = {
+        "observation": number.float()[:, None] + 1,
+        "reward": number.float()[:, None],
+        "terminated": terminated,
+        "truncated": torch.zeros_like(terminated),
+    }
+    rows = TensorDict({"observation": number.float()[:, None], "action": number, "next": following}, [count])
+    if trajectory is not None:
+        rows["trajectory"] = torch.full((count,), trajectory)
+    for name, value in columns.items():
+        rows[name] = value
+    return rows
