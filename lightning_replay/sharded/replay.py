@@ -10,13 +10,14 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import ray
 import torch
 from ray.exceptions import RayError
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.divided_draws import Divider
@@ -34,9 +35,6 @@ from lightning_replay.storage.rows_of_columns import rows_of_columns
 from lightning_replay.storage.transition_check import TransitionCheck, with_done
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_number, checked_seed
-
-if TYPE_CHECKING:
-    from tensordict.utils import NestedKey
 
 _MOST_REDRAWS = 10  # in a row, in which every shard asked was lost
 
@@ -233,22 +231,22 @@ class ShardedReplay(TrainingReplay):
         return self.extend(data.unsqueeze(0))
 
     def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
-        """Stores transitions given column by column, as :meth:`Replay.extend_columns`."""
+        """Stores transitions given column by column, as :meth:`~lightning_replay.Replay.extend_columns`."""
         return self.extend(rows_of_columns(columns))
 
     def extend(self, tensordicts: TensorDictBase) -> Tensor:
         """Stores transitions, and returns once the shards have.
 
         Args:
-            tensordicts: TensorDict ``[N]``, as for :meth:`Replay.extend`.
+            tensordicts: TensorDict ``[N]``, as for :meth:`~lightning_replay.Replay.extend`.
 
         Returns:
             int64, the indices of the rows that entered, those of one shard after those of the other. Rows sent to a
             shard that was lost meanwhile are missing, and counted.
 
         Raises:
-            TypeError, ValueError: as :meth:`Replay.extend`. Nothing is stored, except by shards that got rows which a
-                part of the recipe does not refuse.
+            TypeError, ValueError: as :meth:`~lightning_replay.Replay.extend`. Nothing is stored, except by shards that
+                got rows which a part of the recipe does not refuse.
             TimeoutError: draws are behind, see ``samples_per_insert``.
             RuntimeError: the replay has stopped.
         """
@@ -330,7 +328,7 @@ class ShardedReplay(TrainingReplay):
             index: a batch that this replay has drawn, in any process; or its ``index``.
             td_error: signed, ``[B]`` or ``[B, 1]``. Those of rows that have left, or of a lost shard, are dropped.
             generation: with an index alone, the batch's ``generation``.
-            signals: further feedback, as for :meth:`Replay.update_priority`.
+            signals: further feedback, as for :meth:`~lightning_replay.Replay.update_priority`.
 
         Raises:
             TypeError: no TD errors, no ``index`` or ``generation``, or a signal of another name.
@@ -355,7 +353,10 @@ class ShardedReplay(TrainingReplay):
             self.update_priority(data, td_error)
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> None:
-        """Ends running episodes that this process has given, as :meth:`Replay.end_episodes`; ``None`` ends all."""
+        """Ends running episodes that this process has given, ``None`` all of them.
+
+        See :meth:`~lightning_replay.Replay.end_episodes`.
+        """
         if self._router is not None:
             ids = None if trajectories is None else np.fromiter(trajectories, dtype=np.int64)
             self._connection.call("end_episodes", self._router.writer, self._router.ended(ids))
@@ -367,7 +368,7 @@ class ShardedReplay(TrainingReplay):
                 self._clocks[name] = checked_count(name, reading, 0)
 
     def progress(self, task: str, value: float) -> None:
-        """Passes the progress of a task to the scheduler of a curriculum, as :meth:`CurriculumReplay.progress`."""
+        """Passes the progress of a task to the scheduler, as :meth:`~lightning_replay.CurriculumReplay.progress`."""
         self._connection.call("progress", task, value)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
