@@ -4,16 +4,27 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import ray
 
 from rllib_ext.learner.remote_blocks import BlockReader
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def lose(handle: Any) -> None:
+    """Ends the process of a shard, and waits until its calls raise errors."""
+    ray.kill(handle)
+    with pytest.raises(ray.exceptions.RayActorError):
+        for _ in range(600):
+            ray.get(handle.report.remote())
+            time.sleep(0.1)
 
 
 def on_shards(replay: ShardedEpisodeReplayBuffer, function: Callable[..., Any], *arguments: Any) -> list[Any]:

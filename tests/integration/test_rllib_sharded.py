@@ -23,7 +23,7 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import EpisodeReference
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained
-from .shard_contents import homes, observations, on_shards, read, stored, watch
+from .shard_contents import homes, lose, observations, on_shards, read, stored, watch
 
 pytestmark = pytest.mark.slow
 
@@ -186,9 +186,7 @@ def test_a_lost_shard_starts_again_and_training_goes_on(
     blocks = replay.sample(num_items=BATCH)
     from_lost = int((replay._expected["default_policy"].shard == 1).sum())
     assert 0 < from_lost < BATCH
-    ray.kill(replay.shards.handles[1])
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get([replay.shards.handles[1].report.remote() for _ in range(100)])
+    lose(replay.shards.handles[1])
     reader = BlockReader()
     for _ in range(120):  # until Ray has noticed that the owner of the rows is gone
         lost_rows = list(blocks)
