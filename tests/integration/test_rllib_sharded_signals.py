@@ -33,6 +33,7 @@ def test_learners_report_surprise_and_action_values_to_the_shards() -> None:
     """Rows of an :class:`EchoLearner`, whose TD error is the first number of the observation; it learns nothing."""
     config = small(DQNConfig, "CartPole-v1", "surprise_retention", num_shards=2, capacity=400, priority_exponent=0.0)
     config.env_runners(num_env_runners=0).learners(num_learners=0, learner_class=EchoLearner).training(lr=0.0)
+    config.debugging(seed=0)
     algorithm = rllib_ext.configure(config).build_algo()
     result = trained(algorithm)
     module = algorithm.get_module()
