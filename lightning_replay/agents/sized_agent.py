@@ -134,11 +134,9 @@ class SizedAgent(L.LightningModule):
 
         With DDP they are the mean over all processes, also where a loss uses some of the parameters alone.
         """
-        trainer = self.trainer
         if self.takes_plain_gradients:
             loss.backward()
-        elif type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, DDPStrategy):
-            # DDP averages in manual_backward alone, where it waits for parameters that a loss does not use.
+        elif self._averages_gradients:  # DDP does so in manual_backward, where it waits for parameters without gradient
             loss.backward()
             average_gradients(self.parameters())
         else:
@@ -149,6 +147,12 @@ class SizedAgent(L.LightningModule):
         """Whether the trainer neither scales gradients nor syncs them between devices."""
         trainer = self.trainer
         return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
+
+    @property
+    def _averages_gradients(self) -> bool:
+        trainer = self._trainer
+        is_ddp = trainer is not None and isinstance(trainer.strategy, DDPStrategy)
+        return is_ddp and type(self.trainer.precision_plugin) is Precision
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:
