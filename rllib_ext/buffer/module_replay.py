@@ -200,10 +200,11 @@ class ModuleReplay:
 
         from lightning_replay.storage.access import read_columns
 
-        index, action = torch.from_numpy(slot), None
+        # Copies, because arrays from Ray's object store cannot be written to, of which torch warns.
+        index, action = torch.tensor(slot), None
         if self._reads_actions and td_errors.ndim == 2:
             (action,) = read_columns(self.replay.storage, index, [self.converter.columns["action"].leaves[0].key])
-        self._update_rows(index, torch.from_numpy(generation), td_errors, action)
+        self._update_rows(index, torch.tensor(generation), td_errors.copy(), action)
 
     @property
     def _reads_actions(self) -> bool:
