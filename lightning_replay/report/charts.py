@@ -9,13 +9,14 @@ from itertools import pairwise
 
 import numpy as np
 
-__all__ = ["STYLE", "cells", "histogram", "lanes", "lines", "short"]
+__all__ = ["STYLE", "cells", "concentration", "histogram", "lanes", "lines", "short"]
 
 WIDTH, HEIGHT = 380, 210
 WIDE = 720  # of lanes, which have a line of the page for themselves
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 10, 42
 _LANE = 22
 _MOST_TICKS = 4
+_POINTS = 60  # of a curve of shares
 
 #: Style of the charts; the page defines the variables.
 STYLE = """
@@ -98,6 +99,27 @@ def lines(
             at, height = frame.x(x[0]), frame.y(y[0])
             parts.append(f'<circle class="stroke line{number % _SERIES}" cx="{at:.1f}" cy="{height:.1f}" r="2"/>')
     return _svg(parts, title)
+
+
+def concentration(probability: np.ndarray, chosen: str, things: str) -> str:
+    """Returns the share of what is chosen over the share of things, the likeliest first.
+
+    Args:
+        probability: of each thing, ``[N]``, of sum 1.
+        chosen: such as ``draws``.
+        things: such as ``rows``.
+    """
+    count = len(probability)
+    falling = np.concatenate(([0.0], np.cumsum(np.sort(probability)[::-1])))
+    places = np.unique(np.linspace(0, count, _POINTS).round().astype(np.int64))
+    return lines(
+        {chosen: (places / count, falling[places])},
+        f"share of {things}, the likeliest first",
+        f"share of {chosen}",
+        f"Share of {chosen} over the share of {things}, the likeliest first",
+        top=1.0,
+        has_even=True,
+    )
 
 
 def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, title: str) -> str:

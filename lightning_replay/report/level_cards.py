@@ -8,14 +8,13 @@ from html import escape
 import numpy as np
 
 from lightning_replay.report.cards import Card, table
-from lightning_replay.report.charts import cells, histogram, lines, short
+from lightning_replay.report.charts import cells, concentration, histogram, short
 from lightning_replay.report.figures import edges_of
 from lightning_replay.report.levels import LevelContents
 
 _MOST_CELLS = 1_200  # beyond that a cell has several levels
 _LISTED = 10
 _MOST_DECADES = 6  # of a logarithmic scale of colours
-_POINTS = 60
 
 
 def cards_of(contents: LevelContents) -> list[Card]:
@@ -57,16 +56,7 @@ def _heat_map(contents: LevelContents, values: np.ndarray, what: str) -> tuple[s
 
 def _concentration(contents: LevelContents, probability: np.ndarray) -> Card:
     count = len(contents)
-    falling = np.concatenate(([0.0], np.cumsum(np.sort(probability)[::-1])))
-    places = np.unique(np.linspace(0, count, _POINTS).round().astype(np.int64))
-    picture = lines(
-        {"replays": (places / count, falling[places])},
-        "share of levels, the likeliest first",
-        "share of replays",
-        "Share of replays over the share of levels, the likeliest first",
-        top=1.0,
-        has_even=True,
-    )
+    picture = concentration(probability, "replays", "levels")
     effective = contents.effective_levels
     note = "" if effective is None else f"As if {effective:,.1f} of {count:,} levels were equally likely."
     return Card("Expected replays", picture, escape(note))

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from lightning_replay.report.cards import Card, legend, number, table
-from lightning_replay.report.charts import histogram, lanes, lines, short
+from lightning_replay.report.charts import concentration, histogram, lanes, short
 from lightning_replay.report.contents import REWARD, TERMINATED, ReplayContents
 from lightning_replay.report.episodes import RankedEpisodes, highest_episodes, shown_rows
 from lightning_replay.report.figures import edges_of
@@ -18,7 +18,6 @@ from lightning_replay.report.images import RowImages, png_of
 _EPISODES = 5  # listed
 _STRIPS, _FRAMES = 3, 10  # episodes shown as film strips, and images of each
 _PARTS = 120  # of the timeline
-_POINTS = 60  # of the curve of draws
 _GIVEN = "transitions given so far"
 
 
@@ -107,16 +106,7 @@ def _concentration(contents: ReplayContents) -> Card | None:
     if draws is None:
         return None
     count = len(draws.probability)
-    falling = np.concatenate(([0.0], np.cumsum(np.sort(draws.probability)[::-1])))
-    places = np.unique(np.linspace(0, count, _POINTS).round().astype(np.int64))
-    picture = lines(
-        {"draws": (places / count, falling[places])},
-        "share of rows, the likeliest first",
-        "share of draws",
-        "Share of draws over the share of rows, the likeliest first",
-        top=1.0,
-        has_even=True,
-    )
+    picture = concentration(draws.probability, "draws", "rows")
     what = "priorities" if draws.priority is not None else "probabilities"
     notes = [
         f"Expected from the {what} at this moment; how often each row was drawn is not stored.",
