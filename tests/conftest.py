@@ -17,7 +17,6 @@ import runpy
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ import numpy
 import pytest
 import torch
 
+from tests.ray_cpus import become_free
+
 NUM_CPUS = 8
-SECONDS_TO_FREE = 10.0
 OWN_RAY = ("test_rllib_cluster", "test_rllib_faults", "test_rllib_sharded_saves")
 STARTUP = str(Path(__file__).parent / "startup")  # sitecustomize.py of the processes that tests start
 
@@ -100,7 +100,7 @@ def shared_ray(forked_ray_workers: None) -> None:
     """A Ray of 8 CPUs, all of them free. It stays for the next file; files with a Ray of their own come before."""
     import ray
 
-    if ray.is_initialized() and not _becomes_free():  # a test that failed has left its actors
+    if ray.is_initialized() and not become_free(NUM_CPUS):  # a test that failed has left its actors
         ray.shutdown()
     if not ray.is_initialized():
         ray.init(num_cpus=NUM_CPUS, include_dashboard=False, log_to_driver=False)
@@ -153,14 +153,3 @@ def run_example(
         return [line for line in lines if "(raylet)" not in line]
 
     return run
-
-
-def _becomes_free() -> bool:
-    import ray
-
-    deadline = time.monotonic() + SECONDS_TO_FREE
-    while ray.available_resources().get("CPU", 0) != NUM_CPUS:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True

@@ -21,6 +21,7 @@ from lightning_replay.sharded.options import ShardOptions
 from lightning_replay.sharded.reports import Answer, ShardReport
 from rllib_ext.rllib_compat import values
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from tests.ray_cpus import become_free
 from tests.unit.rllib.episodes import numbered
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_columns, watch_td_errors
@@ -40,6 +41,12 @@ def _cluster(forked_ray_workers: None) -> Iterator[None]:
     yield
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _free_cpus(_cluster: None) -> None:
+    """Shards go where CPUs are free, and none of the test before must be in use."""
+    assert become_free(4)
 
 
 def node_of(_: Any) -> str:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forks the processes of Ray from one that has imported torch and others, which would take each of them seconds.
 
-Run as a program it is that process. It imports nothing of this project, whose imports are tested, and nothing of Ray,
-which reads its settings as it is imported. :func:`hand_over` is called in each process that Ray starts, before it
-imports anything: it passes its command on and waits for the fork that carries it out.
+Run as a program it is that process. It imports nothing of this project, whose imports are tested. Ray reads its
+settings as it is imported, so for each Ray there is a process that imports it with the environment of the first one
+that is wanted, and forks the others. :func:`hand_over` is called in each process that Ray starts, before it imports
+anything: it passes its command on and waits for the fork that carries it out.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,20 +20,8 @@ from typing import Any, NoReturn
 ADDRESS = "TESTS_RAY_WORKERS"  # environment variable with the socket's path
 COMMAND = "default_worker.py"  # what Ray starts
 BYTES = 1 << 20  # of a command with its environment
-LIBRARIES = (
-    *("torch", "torch.distributions", "pandas", "pyarrow.dataset", "pyarrow.parquet", "gymnasium", "cv2", "tree"),
-    *(
-        "pydantic",
-        "rich.console",
-        "requests",
-        "jsonschema",
-        "fsspec",
-        "tensorboardX",
-        "scipy.signal",
-        "yaml",
-        "aiohttp",
-    ),
-)
+LIBRARIES = ("torch", "tensordict", "pandas", "pyarrow.dataset", "gymnasium", "cv2", "jsonschema", "tensorboardX")
+OF_RAY = ("ray.rllib.algorithms.dqn", "ray.tune", "torchrl.data")  # those that import Ray
 
 
 def hand_over() -> None:
@@ -40,8 +31,6 @@ def hand_over() -> None:
         command.pop(0)
     if not command or Path(command[0]).name != COMMAND:
         return
-
-    import socket
 
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -77,12 +66,52 @@ def carry_out(message: dict[str, Any], files: list[int]) -> NoReturn:
     sys.exit()
 
 
+def import_ray() -> None:
+    """Imports Ray without a draw from its random numbers, which every fork would continue at the same place.
+
+    The identifiers of objects are such numbers. At import they are drawn for classes of actors only.
+    """
+    import importlib
+
+    import ray.actor
+
+    drawn = ray.actor.ActorClassID
+
+    class ActorClassID:
+        @staticmethod
+        def from_random() -> Any:
+            return drawn(os.urandom(drawn.size()))
+
+    ray.actor.ActorClassID = ActorClassID
+    for library in OF_RAY:
+        importlib.import_module(library)
+    ray.actor.ActorClassID = drawn
+
+
+def serve(commands: socket.socket) -> NoReturn:
+    """Forks for each command of one Ray until the other end of the socket is closed."""
+    has_ray = False
+    while True:
+        text, files, _, _ = socket.recv_fds(commands, BYTES, 4)
+        if not text:
+            sys.exit()
+        message = json.loads(text)
+        if not has_ray:
+            os.environ.update(message["environment"])
+            import_ray()
+            has_ray = True
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            commands.close()
+            carry_out(message, files[:3])
+        for file in files:
+            os.close(file)
+
+
 def main() -> None:
-    """Imports the libraries, then forks for each command until the process that started this one ends."""
+    """Imports the libraries, then passes each command to the process of its Ray until standard input is closed."""
     import importlib
     import select
-    import signal
-    import socket
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(os.environ[ADDRESS])
@@ -91,13 +120,26 @@ def main() -> None:
     for library in LIBRARIES:
         importlib.import_module(library)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    session = ""
+    commands: socket.socket | None = None
     while sys.stdin not in (readable := select.select([listener, sys.stdin], [], [])[0]):
         connection, _ = readable[0].accept()
         text, files, _, _ = socket.recv_fds(connection, BYTES, 3)
-        if text and os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            listener.close()
-            carry_out(json.loads(text), files)
+        if text:
+            (wanted,) = (part for part in json.loads(text)["command"] if part.startswith("--session-name="))
+            if wanted != session:
+                if commands:
+                    commands.close()  # one Ray at a time
+                session = wanted
+                commands, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                if os.fork() == 0:
+                    for unused in (listener, connection, commands):
+                        unused.close()
+                    for file in files:
+                        os.close(file)
+                    serve(theirs)
+                theirs.close()
+            socket.send_fds(commands, [text], [*files, connection.fileno()])
         connection.close()
         for file in files:
             os.close(file)
