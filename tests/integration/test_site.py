@@ -37,12 +37,12 @@ TRANSLATED = (  # errors of other libraries in the tables, which are not in our 
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "--conf-dir", DOCS]
-    built = subprocess.run([*command, ROOT, tmp_path / "site"], capture_output=True, text=True, env=os.environ)
+    """All but its HTML, which takes 15 seconds more: pages, docstrings, links into them and other libraries."""
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "--builder", "dummy"]
+    built = subprocess.run(
+        [*command, "--conf-dir", DOCS, ROOT, tmp_path / "site"], capture_output=True, text=True, env=os.environ
+    )
     assert built.returncode == 0, built.stderr
-    assert (tmp_path / "site/index.html").exists()
-    reference = (tmp_path / "site/docs/api/buffers.html").read_text()
-    assert "docs.pytorch.org/rl/stable/reference/generated/torchrl.data.replay_buffers.Storage.html" in reference
 
 
 @pytest.mark.parametrize("module", PUBLIC)
