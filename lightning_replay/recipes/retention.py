@@ -24,6 +24,7 @@ def surprise_retention(
     *,
     q_inverse_temperature: float = 1.0,
     surprise_exponent: float | Schedule = 1.0,
+    draw_discount: float = 1.0,
     rule: RetentionRule | None = None,
     always_admit: bool = False,
     initial_surprise: Callable[[TensorDictBase], Tensor] | None = None,
@@ -54,7 +55,10 @@ def surprise_retention(
         q_inverse_temperature: β, multiplies the action values inside the softmax of on-policyness.
         surprise_exponent: of the surprise; a schedule of ``updates`` or ``env_steps`` that falls towards 0 keeps long
             runs with large buffers from accumulating outliers.
-        rule: another of :mod:`lightning_replay.writers`, such as ``StochasticSurprise()``, in place of the two above.
+        draw_discount: factor of the priority for each time that a row was drawn and its TD error reported, in (0, 1].
+            With chance (sticky actions, returns over several steps) give 0.9, which is of this library: errors that no
+            training removes then leave. 1 is the paper's rule.
+        rule: another of :mod:`lightning_replay.writers`, such as ``StochasticSurprise()``, in place of the three above.
         always_admit: store every new row, even the lowest.
         initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority so far.
             Rules without surprise do not call it. See :class:`~lightning_replay.writers.RetentionWriter` for saves.
@@ -74,10 +78,16 @@ def surprise_retention(
             (with frames below ``frame_stack + n_steps``).
     """
     if rule is None:
-        rule = SurpriseOnPolicyness(q_inverse_temperature, surprise_exponent=surprise_exponent)
+        rule = SurpriseOnPolicyness(
+            q_inverse_temperature, surprise_exponent=surprise_exponent, draw_discount=draw_discount
+        )
     else:
         check_kind("rule", rule, RetentionRule, "an object of lightning_replay.writers, such as StochasticSurprise()")
-        given = {"q_inverse_temperature": q_inverse_temperature, "surprise_exponent": surprise_exponent}
+        given = {
+            "q_inverse_temperature": q_inverse_temperature,
+            "surprise_exponent": surprise_exponent,
+            "draw_discount": draw_discount,
+        }
         ignored = ", ".join(f"{name}={value}" for name, value in given.items() if value != 1.0)
         if ignored:
             raise ValueError(f"rule is {type(rule).__name__}, so {ignored} would be ignored; give it to the rule")

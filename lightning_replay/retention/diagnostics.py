@@ -181,8 +181,9 @@ def _warn(stats: Mapping[str, float], newest_share: float) -> None:
         shown.append(f"their TD error is {stats['td_error_over_newest']:.1f} times that of the newest")
     warnings.warn(
         f"the buffer hoards rows that training does not explain: {'; '.join(shown)}. Where chance decides rewards or "
-        "successors, as with sticky actions or returns over several steps, it counts as surprise that stays. Compare "
-        "with first in, first out, rule=OldestLeaves(), of this and of a larger capacity; see docs/retention.md",
+        "successors, as with sticky actions or returns over several steps, it counts as surprise that stays. Give "
+        "draw_discount=0.9, and compare with first in, first out, rule=OldestLeaves(), of this and of a larger "
+        "capacity; see docs/retention.md",
         stacklevel=5,
     )
 

@@ -29,6 +29,8 @@ class RetainedRows:
         self._surprise = np.full(capacity, np.nan, dtype=np.float32)  # NaN is unknown
         # Kept where a schedule changes the priorities.
         self._on_policyness = np.ones(capacity if rule.schedule is not None else 0, dtype=np.float32)
+        # Times that feedback for the row came, kept where these lower its priority.
+        self._draws = np.zeros(capacity if rule.draw_discount < 1.0 else 0, dtype=np.int32)
         self._length = 0
         self._holes: list[int] = []  # empty slots below the length
         self._largest = -1.0
@@ -37,7 +39,7 @@ class RetainedRows:
     def nbytes(self) -> int:
         """Bytes of the priorities and their factors."""
         chances = 0 if self._chances is None else self._chances.nbytes
-        return self.order.nbytes + chances + self._surprise.nbytes + self._on_policyness.nbytes
+        return self.order.nbytes + chances + self._surprise.nbytes + self._on_policyness.nbytes + self._draws.nbytes
 
     @property
     def default_priority(self) -> float:
@@ -73,6 +75,7 @@ class RetainedRows:
         entered = (new.slots >= 0).nonzero()[0]
         slots = new.slots[entered]
         self._keep_factors(slots, factors, entered)
+        self._begin(slots)
         return Decisions(slots, entered, fitting + evicted, evicted)
 
     def offer_one(
@@ -107,6 +110,7 @@ class RetainedRows:
         self._holes += [int(victim) for victim in victims if victim != slot]
         self._place(np.array([slot]), priority, np.array([arrival]))
         self._keep_factors(np.array([slot]), factors, np.array([row]))
+        self._begin(np.array([slot]))
         return slot, victims
 
     def _victims(self, before: np.ndarray) -> np.ndarray:
@@ -132,6 +136,17 @@ class RetainedRows:
         self._surprise[slots] = factors.surprise.numpy()[rows]
         if len(self._on_policyness):
             self._on_policyness[slots] = factors.on_policyness.numpy()[rows]
+
+    def _begin(self, slots: np.ndarray) -> None:
+        """Sets the draws of new rows to none."""
+        if len(self._draws):
+            self._draws[slots] = 0
+
+    def _discounted(self, slots: np.ndarray, priority: np.ndarray) -> np.ndarray:
+        """Returns priorities by the rule, float32 ``[n]``, less for every time that the row was drawn."""
+        if not len(self._draws):
+            return priority
+        return priority * (self._rule.draw_discount ** self._draws[slots]).astype(np.float32)
 
     def occupancy(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a function from slots, int64 ``[n]``, to whether each holds a row now, bool ``[n]``."""
@@ -160,6 +175,7 @@ class RetainedRows:
         if len(self._on_policyness):
             self._on_policyness[slot] = factors.on_policyness.item()
         slots = np.array([slot])
+        self._begin(slots)
         return Decisions(slots, FIRST_ROW, 1, 1)
 
     def _evict_drawn(self, order: LeavingOrder, new: Candidates, fitting: int) -> int:
@@ -176,7 +192,9 @@ class RetainedRows:
 
     def update(self, slots: np.ndarray, factors: Factors) -> None:
         """Sets the factors of stored rows; of several for one slot the last counts."""
-        priority = factors.priority.numpy()
+        if len(self._draws):
+            np.add.at(self._draws, slots, 1)
+        priority = self._discounted(slots, factors.priority.numpy())
         self._largest = max(self._largest, float(priority.max()))
         self.order.set(slots, priority)
         self._set_chances(slots, priority)
@@ -186,7 +204,7 @@ class RetainedRows:
         """Computes all priorities again by the rule; rows of unknown surprise get the largest of the others."""
         slots = self.stored()
         surprise, weight = (torch.from_numpy(part[slots]) for part in (self._surprise, self._on_policyness))
-        priority = self._rule.priority(surprise, weight).numpy()
+        priority = self._discounted(slots, self._rule.priority(surprise, weight).numpy())
         known = ~np.isnan(priority)
         self._largest = float(priority[known].max()) if known.any() else -1.0
         if len(slots):
@@ -217,6 +235,7 @@ class RetainedRows:
             self._chances.clear()
         self._surprise.fill(np.nan)
         self._on_policyness.fill(1.0)
+        self._draws.fill(0)
         self._length = 0
         self._holes = []
         self._largest = -1.0
@@ -229,6 +248,7 @@ class RetainedRows:
             "chances": None if self._chances is None else self._chances.state_dict(),
             "surprise": torch.from_numpy(self._surprise[stored].copy()),
             "on_policyness": torch.from_numpy(self._on_policyness[stored].copy()),
+            "draws": torch.from_numpy(self._draws[stored].copy()),
             "holes": list(self._holes),
             "largest": self._largest,
         }
@@ -245,4 +265,6 @@ class RetainedRows:
         self._surprise[: len(surprise)] = surprise.cpu().numpy()
         if len(self._on_policyness):
             self._on_policyness[: len(keys)] = state_dict["on_policyness"].cpu().numpy()
+        if len(self._draws):
+            self._draws[: len(keys)] = state_dict["draws"].cpu().numpy()
         self._largest = float(state_dict["largest"])

@@ -231,7 +231,9 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     def build_options(self) -> dict[str, Any]:
         """Returns the rule of the saved priorities."""
-        return {"rule": type(self.rule).__name__ + (" with a schedule" if self.rule.schedule is not None else "")}
+        schedule = " with a schedule" if self.rule.schedule is not None else ""
+        discount = f" and draw_discount {self.rule.draw_discount:g}" if self.rule.draw_discount < 1.0 else ""
+        return {"rule": type(self.rule).__name__ + schedule + discount}
 
     @property
     def _admits_all(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+from collections import Counter
 from typing import Any
 from unittest.mock import patch
 
@@ -57,7 +58,7 @@ class RetentionMachine(RuleBasedStateMachine):
     """One rule of those that do not draw."""
 
     @initialize(
-        which=st.sampled_from(["both", "surprise", "policy", "oldest", "reward"]),
+        which=st.sampled_from(["both", "surprise", "policy", "oldest", "reward", "discounted"]),
         always_admit=st.booleans(),
         knows_surprise=st.booleans(),
     )
@@ -68,6 +69,7 @@ class RetentionMachine(RuleBasedStateMachine):
             "policy": OnPolicynessOnly(greedy_epsilon=0.25),
             "oldest": OldestLeaves(),
             "reward": SmallestReturnLeaves(),
+            "discounted": SurpriseOnPolicyness(draw_discount=0.5),
         }
         self.which = which
         self.knows_surprise = knows_surprise
@@ -78,12 +80,13 @@ class RetentionMachine(RuleBasedStateMachine):
         self.oracle = RetentionOracle(
             CAPACITY,
             always_admit=always_admit or which in ("oldest", "reward"),
-            ties_enter=which == "policy" or (which in ("both", "surprise") and not knows_surprise),
+            ties_enter=which == "policy" or (which in ("both", "surprise", "discounted") and not knows_surprise),
         )
+        self.draws: Counter[int] = Counter()  # by the row's number
         self.drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def first_priority(self, surprise: float, reward: float) -> float | None:
-        if self.which in ("both", "surprise"):
+        if self.which in ("both", "surprise", "discounted"):
             return surprise if self.knows_surprise else None
         return {"policy": 1.0, "oldest": 0.0, "reward": reward}[self.which]
 
@@ -116,9 +119,13 @@ class RetentionMachine(RuleBasedStateMachine):
             return
         surprise = errors if given_surprise else [error**2 for error in errors]
         weight = torch.softmax(torch.tensor(values), -1)[torch.arange(len(slots)), torch.tensor(actions)]
+        numbers = [self.oracle.by_slot()[slot][0] for slot in slots]
+        self.draws.update(numbers)
         for place, slot in enumerate(slots):
+            product = float32(float(weight[place]) * surprise[place])
             priority = {
-                "both": float32(float(weight[place]) * surprise[place]),
+                "both": product,
+                "discounted": product * 0.5 ** self.draws[numbers[place]],
                 "surprise": surprise[place],
                 "policy": 1.0 if actions[place] == 1 else 0.25,
             }[self.which]

@@ -246,6 +246,31 @@ def test_a_schedule_of_the_exponent_recomputes_every_priority() -> None:
     assert rule.surprise_exponent == 1.0, "the rule that was given may serve another buffer"
 
 
+def test_each_draw_lowers_a_priority_until_another_row_has_the_slot(tmp_path) -> None:
+    replay = small(rule=SurpriseOnPolicyness(draw_discount=0.5))
+    replay.extend(rewarded([2.0, 0.5, 1.0]))
+    assert priorities(replay) == [4.0, 0.25, 1.0]
+    signals = {"action_values": torch.tensor([VALUES] * 3), "action": torch.tensor([1, 1, 1])}
+    weight = 0.628531719212
+    replay.update_priority(torch.tensor([0, 2, 0]), torch.tensor([9.0, 2.0, 4.0]), **signals)
+    assert priorities(replay) == pytest.approx([16 * weight / 4, 0.25, 4 * weight / 2])  # row 0 was drawn twice
+    save_replay(replay, tmp_path)
+    again = load_replay(tmp_path, trust=["tests"])
+    for one in (replay, again):
+        assert one.extend(rewarded([1.5, 1.25])).tolist() == [1, 2]  # the latter evicts 4 * weight / 2 = 1.26
+        assert priorities(one)[1:] == [2.25, 1.5625]
+        one.update_priority(torch.tensor([0, 2]), torch.tensor([2.0, 2.0]), surprise=torch.tensor([4.0, 4.0]))
+        assert priorities(one) == [0.5, 2.25, 2.0]
+
+
+def test_draws_lower_priorities_that_a_schedule_recomputes() -> None:
+    replay = small(rule=SurpriseOnly(Linear(1.0, 0.0, 100, clock="updates"), draw_discount=0.5))
+    replay.extend(rewarded([2.0, 0.5, 1.0]))
+    replay.update_priority(torch.tensor([0]), torch.tensor([4.0]))
+    replay.advance(updates=50)
+    assert priorities(replay) == [2.0, 0.5, 1.0]
+
+
 def test_rows_of_unknown_surprise_keep_the_largest_priority_under_a_schedule() -> None:
     replay = small(rule=SurpriseOnly(Linear(1.0, 0.5, 10, clock="env_steps")), initial_surprise=None)
     replay.extend(rewarded([0.0, 0.0, 0.0]))
@@ -407,6 +432,11 @@ def test_options_that_make_no_sense_are_refused() -> None:
         OnPolicynessOnly(greedy_epsilon=2.0)
     with pytest.raises(ValueError, match="surprise_exponent is -1.0"):
         SurpriseOnly(-1.0)
+    for discount in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"draw_discount is {discount}; it must be"):
+            recipes.surprise_retention(8, 2, draw_discount=discount)
+    with pytest.raises(ValueError, match="rule is OldestLeaves, so draw_discount=0.9 would be ignored"):
+        recipes.surprise_retention(8, 2, draw_discount=0.9, rule=OldestLeaves())
     with pytest.raises(ValueError, match="follows the clock 'draws', which a writer does not have"):
         SurpriseOnly(Linear(1.0, 0.0, 10))
     with pytest.raises(ValueError, match="offset is 0.0; it must be a finite number above 0"):
@@ -466,6 +496,11 @@ def test_a_function_that_cannot_be_saved_is_missed_aloud_and_may_be_set_again(tm
         (StochasticSurprise, SurpriseOnly, "rule StochasticSurprise, here SurpriseOnly"),
         (SurpriseOnly, lambda: SurpriseOnly(falling()), "rule SurpriseOnly, here SurpriseOnly with a schedule"),
         (SurpriseOnly, StochasticSurprise, "rule SurpriseOnly, here StochasticSurprise"),
+        (
+            SurpriseOnly,
+            lambda: SurpriseOnly(draw_discount=0.9),
+            "here SurpriseOnly and draw_discount 0.9",
+        ),
     ],
 )
 def test_a_save_under_another_rule_is_refused_and_nothing_is_loaded(saved, present, message) -> None:
