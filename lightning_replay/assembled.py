@@ -95,7 +95,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
 
     @property
     def _has_transforms(self) -> bool:
-        return len(self._transform._modules["transforms"]._modules) > 0  # type: ignore[union-attr,arg-type]
+        return len(self._transform._modules["transforms"]._modules) > 0
 
     def _own_transforms(self) -> list[ReplayTransform]:
         """Returns the transforms that define what a ``Replay`` calls."""

@@ -274,8 +274,8 @@ class ReplayTransform(Drawing, Transform):
         cls.mixes_stored = "mix_stored" in vars(cls)  # cls may mix in another way than its base
         has_state = cls.saved_attributes or issubclass(cls, Seeded)
         if has_state and cls.get_extra_state is Module.get_extra_state:  # what TorchRL saves with a buffer
-            cls.get_extra_state = PartState._read_attributes  # type: ignore[method-assign]
-            cls.set_extra_state = PartState._restore_attributes  # type: ignore[method-assign]
+            cls.get_extra_state = PartState._read_attributes
+            cls.set_extra_state = PartState._restore_attributes
 
     def mix_stored(self, storage: Any, index: Tensor) -> TensorDictBase:
         """Returns what ``forward`` makes of the stored pairs of rows ``[B, 2]``; called where :attr:`mixes_stored`.
@@ -369,7 +369,7 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.insert is not ReplayWriter.insert and cls.extend is Writer.extend:  # TorchRL's, which is abstract
-            cls.extend = _extend_by_insert  # type: ignore[method-assign]
+            cls.extend = _extend_by_insert
         if "extend" in vars(cls) and "insert" not in vars(cls) and cls.insert is not ReplayWriter.insert:
             raise TypeError(
                 f"{cls.__name__} overrides extend, and {cls.__mro__[1].__name__} stores rows by insert(data), which "

@@ -147,7 +147,8 @@ class OffPolicyAgent(SizedAgent):
         wrapped = self.optimizers()
         if not isinstance(wrapped, list):
             return wrapped, []
-        return wrapped[0], list(self.optimizers(use_pl_optimizer=False)[1:])
+        plain: Any = self.optimizers(use_pl_optimizer=False)  # a list, as the wrapped ones
+        return wrapped[0], plain[1:]
 
 
 class ContinuousAgent(OffPolicyAgent):

@@ -172,7 +172,7 @@ class Rainbow(ExploringAgent):
         optimizer.zero_grad()
         self.take_gradients(loss)
         if self.hparams["gradient_norm"] is not None:
-            self.clip_gradients(optimizer, self.hparams["gradient_norm"], gradient_clip_algorithm="norm")
+            self.clip_gradients(optimizer.optimizer, self.hparams["gradient_norm"], gradient_clip_algorithm="norm")
         self.take_step(optimizer)
         self._target_update.step()
         return {

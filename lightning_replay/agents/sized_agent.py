@@ -11,6 +11,7 @@ import gymnasium
 import lightning as L
 import torch
 from gymnasium.spaces import Space
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
@@ -119,13 +120,13 @@ class SizedAgent(L.LightningModule):
         epsilon = self.hparams.get("adam_epsilon", 1e-8)
         return torch.optim.Adam(list(parameters), lr=self.hparams[rate], eps=epsilon, fused=True)
 
-    def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    def descend(self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor) -> None:
         """Takes one gradient step on a loss."""
         drop_gradients(optimizer)
         self.take_gradients(loss)
         self.take_step(optimizer)
 
-    def take_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
         """Steps an optimizer whose parameters have their gradients."""
         optimizer.step()
 
@@ -165,7 +166,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
         gradient.copy_(mean.view_as(gradient))
 
 
-def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+def drop_gradients(optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
     """Sets gradients to ``None`` as ``optimizer.zero_grad`` does, without 15 µs of its profiling."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -57,24 +57,22 @@ def discrete_sizes(observation_space: Space, action_space: Space, agent: str) ->
 def flat_or_image_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
     """Returns ``observation_shape``, ``observation_high`` of images and ``num_actions`` of a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
-    shape: tuple[int, ...] = observation_space.shape if isinstance(observation_space, Box) else ()
-    is_flat = len(shape) == 1 and np.issubdtype(observation_space.dtype, np.floating)
-    is_image = len(shape) == 3 and observation_space.dtype == np.uint8 and shape[0] >= shape[2]
-    if not (is_flat or is_image):
+    if not isinstance(observation_space, Box) or not (_is_flat(observation_space) or _is_image(observation_space)):
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs flat observations, a one-dimensional "
             "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). Wrap the environment, "
             "for example in gymnasium.wrappers.FlattenObservation or TransformObservation."
         )
-    high = float(observation_space.high.max()) if is_image else None
-    return {"observation_shape": [int(size) for size in shape], "observation_high": high, "num_actions": num_actions}
+    shape = [int(size) for size in observation_space.shape]
+    high = float(observation_space.high.max()) if _is_image(observation_space) else None
+    return {"observation_shape": shape, "observation_high": high, "num_actions": num_actions}
 
 
 def image_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
     """Returns ``observation_shape``, ``observation_high`` and ``num_actions`` of images and a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
-    is_image = isinstance(observation_space, Box) and len(observation_space.shape) == 3
-    if not is_image or observation_space.dtype != np.uint8:
+    is_image = len(observation_space.shape or ()) == 3 and observation_space.dtype == np.uint8
+    if not isinstance(observation_space, Box) or not is_image:
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs images, a Box of uint8 whose shape is "
             "(channels, height, width), such as those of Atari-v0 and MinAtar-v0. Use DQN for flat observations."
@@ -97,6 +95,14 @@ def parameterized_sizes(observation_space: Space, action_space: Space, agent: st
         "parameter_low": [float(value) for value in actions.low],
         "parameter_high": [float(value) for value in actions.high],
     }
+
+
+def _is_flat(space: Box) -> bool:
+    return len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
+
+
+def _is_image(space: Box) -> bool:
+    return len(space.shape) == 3 and space.dtype == np.uint8 and space.shape[0] >= space.shape[2]
 
 
 def _num_actions(space: Space, agent: str) -> int:

@@ -58,7 +58,7 @@ class FullGrid(MiniGridEnv):
     def gen_obs(self) -> np.ndarray:
         """Returns the whole grid, uint8 ``[width, height, 3]``."""
         x, y = self.agent_pos
-        if self._encoded is not self.grid:
+        if self._encoded is None or self._encoded is not self.grid:
             self._encoded, self._encoding = self.grid, self.grid.encode()
         else:
             ahead = x + AHEAD[self.agent_dir][0], y + AHEAD[self.agent_dir][1]

@@ -50,8 +50,10 @@ class RoomGrid(MiniGridEnv):
     metadata = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
     MAP: tuple[str, ...]
     GAPS: tuple[tuple[int, int], ...]
-    START = (1, 1)
+    START: tuple[int, int] = (1, 1)
     GOAL: tuple[int, int]
+    agent_pos: tuple[int, int]
+    agent_dir: int
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class RoomGrid(MiniGridEnv):
             highlight=False,
         )
         self.step_reward = step_reward
-        self.action_space = spaces.Discrete(3)
+        self.action_space: spaces.Discrete[Any] = spaces.Discrete(3)
         self.one_hot = one_hot
         high = np.ones(width + height + 4) if one_hot else np.array([width - 1, height - 1, 1, 1, 1, 1])
         self.observation_space = spaces.Box(np.zeros(len(high), np.float32), high.astype(np.float32))

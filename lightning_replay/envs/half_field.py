@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -77,7 +77,7 @@ class HalfField(TaskChoice, gymnasium.Env):
         ball) and ``goal_distance`` (of the ball from the goal's centre) in metres.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (as Gymnasium declares it)
     TASKS = tuple(STARTS)
 
     def __init__(
@@ -148,7 +148,7 @@ class HalfField(TaskChoice, gymnasium.Env):
         reward, truncated = GOAL_REWARD if goal else 0.0, timed_out and not terminated
         return self._observation(), reward, terminated, truncated, self._info(goal, caught, kicked)
 
-    def render(self) -> np.ndarray | None:
+    def render(self) -> np.ndarray | None:  # type: ignore[override]  # Gymnasium returns a type variable that nothing binds
         """Returns the field from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
         if self.render_mode is None:
             return None

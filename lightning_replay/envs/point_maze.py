@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -59,7 +59,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
     Info: ``task`` (index), ``success`` (bool), ``goal_distance`` (straight, in metres).
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 50}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012 (as Gymnasium declares it)
     TASKS = tuple(_SHARES)
 
     def __init__(
@@ -110,7 +110,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
         truncated = self._steps >= self.max_steps and not terminated
         return _flat(seen), float(reward), terminated, truncated, self._info(seen, info["success"])
 
-    def render(self) -> np.ndarray | None:
+    def render(self) -> np.ndarray | None:  # type: ignore[override]  # Gymnasium returns a type variable that nothing binds
         """Returns the maze from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
         return None if self.render_mode is None else self._simulation.render()
 

@@ -57,7 +57,7 @@ def random_actions(space: Space, count: int, generator: np.random.Generator) -> 
     if is_parameterized(space):
         return ParameterizedActions.of(space).random(count, generator)
     if isinstance(space, Discrete):
-        return generator.integers(space.start, space.start + space.n, size=count)
+        return generator.integers(int(space.start), int(space.start) + int(space.n), size=count)
     if isinstance(space, Box) and space.is_bounded("both"):
         return generator.uniform(space.low, space.high, size=(count, *space.shape)).astype(space.dtype)
     raise ValueError(

@@ -50,7 +50,8 @@ class TaskAssignment:
 
     def _assign(self, environments: VectorEnv, tasks: Sequence[int]) -> None:
         self._next = [int(task) for task in tasks]
-        environments.set_attr("task", [self.replay.tasks[task] for task in self._next])
+        names = [self.replay.tasks[task] for task in self._next]
+        environments.set_attr("task", names)  # type: ignore[attr-defined]  # both of Gymnasium's vectors have it
 
     def state_dict(self) -> dict[str, Any]:
         """The task of each environment's next episode, and the progress so far."""

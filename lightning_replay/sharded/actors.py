@@ -228,7 +228,7 @@ class ShardActors:
         self.send(shard, "report")
 
     def _actor(self, shard: int) -> Any:
-        actor = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
+        actor: Any = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
         return actor.options(**placement_of(shard, self._nodes)).remote(*self._arguments(shard))
 
     def _awaited(self, shard: int, until: Mapping[int, ray.ObjectRef] | None) -> list[ray.ObjectRef]:

@@ -197,11 +197,11 @@ class Coordinator:
 
     def progress(self, task: str, value: float) -> None:
         """Passes the progress of a task to the scheduler of a curriculum."""
-        self._template.progress(task, value)  # type: ignore[attr-defined]
+        self._template.progress(task, value)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
         """Returns the next tasks of actors."""
-        return self._template.actor_tasks(num_actors)  # type: ignore[attr-defined]
+        return self._template.actor_tasks(num_actors)
 
     def seed(self, seed: int) -> None:
         """Restarts all draws from a seed."""

@@ -65,7 +65,7 @@ class ApexDQNConfig(DQNConfig):
         # RLlib's own would wait for every EnvRunner at the end of an iteration.
         self._dont_auto_sync_env_runner_states = True
 
-    def training(  # type: ignore[override]
+    def training(
         self,
         *,
         epsilon: float = NotProvided,

@@ -63,7 +63,7 @@ def fit_action(column: np.ndarray, space: gym.Space, name: str, *, normalized: b
 
 
 def _check_shape(column: np.ndarray, space: gym.Space, name: str) -> None:
-    if column.shape[1:] != space.shape:
+    if space.dtype is None or column.shape[1:] != space.shape:
         raise ValueError(
             f"{name} has rows of shape {column.shape[1:]}; the algorithm's space is {space}, of shape {space.shape}. "
             "Fill with rows collected in the same environment"
@@ -83,7 +83,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
     if isinstance(space, gym.spaces.MultiDiscrete):
         return 0, space.nvec.astype(np.int64) - 1
     if isinstance(space, gym.spaces.Box):
-        wide = np.float64 if space.dtype.kind == "f" else np.int64
+        wide = np.float64 if space.low.dtype.kind == "f" else np.int64
         return space.low.astype(wide), space.high.astype(wide)
     raise ValueError(
         f"actions of the space {space} are not supported; Box, Discrete, MultiDiscrete, MultiBinary, and Dict and "

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -46,6 +46,6 @@ class ImageDQNModule(DefaultDQNTorchRLModule):
         return super()._qf_forward_helper(batch, encoder, head)
 
 
-def is_image(space: gym.Space) -> bool:
+def is_image(space: gym.Space) -> TypeGuard[gym.spaces.Box]:
     """Returns whether observations of this space are bytes ``[channels, H, W]``."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3

@@ -132,15 +132,17 @@ def _evaluates(config: AlgorithmConfig) -> bool:
 
 def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | None) -> None:
     """Scores an episode on a level, which actor 0 of ``trial`` plays, with the columns that Learners send."""
-    discrete = actions is None or isinstance(actions, gymnasium.spaces.Discrete)
     two = torch.ones(2)
     ends = {name: torch.tensor([False, name != "truncated"]) for name in ("terminated", "truncated", "done")}
     columns = {"state_value": two, "next": {"reward": two, "state_value": two, **ends}}
-    if discrete:
-        columns["logits"] = torch.zeros(2, 2 if actions is None else int(actions.n))
+    if isinstance(actions, gymnasium.spaces.Discrete):
+        columns["logits"] = torch.zeros(2, int(actions.n))
+    elif actions is None:
+        columns["logits"] = torch.zeros(2, 2)
     try:
         trial.update(0, level_id, TensorDict(columns, [2]), episode_done=True)
     except Exception as error:
+        discrete = "logits" in columns
         raise ValueError(
             f"the score of the level buffer cannot be computed: {error!r}. Learners give it state_value, "
             f"{'logits, ' if discrete else ''}('next', 'reward' | 'state_value' | 'terminated' | 'truncated' | 'done')"

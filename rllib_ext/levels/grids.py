@@ -8,6 +8,7 @@ need the extra ``grids``.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -28,12 +29,12 @@ class OneHotGrid(gymnasium.ObservationWrapper):
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         """Returns the grid, ``[W, H, 21]``."""
-        hot = np.zeros(self.observation_space.shape, np.float32)
+        hot = np.zeros((*observation.shape[:2], int(_SIZES.sum())), np.float32)
         np.put_along_axis(hot, observation.astype(np.int64) + self._offsets, 1.0, axis=-1)
         return hot
 
 
-def make(name: str, **options: object) -> gymnasium.Env:
+def make(name: str, **options: Any) -> gymnasium.Env:
     """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations.
 
     Raises:

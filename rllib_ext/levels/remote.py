@@ -51,7 +51,7 @@ class RemoteLevels:
         self.name = f"levels_{uuid.uuid4().hex}"
         self._spare = tempfile.TemporaryDirectory(prefix=f"{self.name}_", ignore_cleanup_errors=True)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(LevelServer)
+        kind: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(LevelServer)
         self.actor = kind.options(name=self.name, scheduling_strategy=here).remote(
             packed, spare=self._spare.name, **options
         )

@@ -200,6 +200,6 @@ def draw_score_against_staleness(levels: TensorDictBase, path: Path) -> None:
 
 
 def _print_reason(callback: L.Callback, trainer: L.Trainer, where_there_are_scores: str = "") -> None:
-    levels = level_source_of(trainer, callback).levels  # type: ignore[arg-type]
+    levels = level_source_of(trainer, callback).levels
     reason = where_there_are_scores if len(levels) else "no level has a score"
     rank_zero_info(f"{type(callback).__name__} drew nothing, because {reason}: {levels!r}")

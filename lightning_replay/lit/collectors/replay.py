@@ -219,7 +219,7 @@ class Collection(Collector):
     def _acting(self, agent: Any) -> AbstractContextManager[None]:
         if agent is not self._agent:
             self.check_modes(agent)
-        return acting(agent) if self._has_modes else torch.no_grad()  # type: ignore[return-value]
+        return acting(agent) if self._has_modes else torch.no_grad()
 
     def _start(self, agent: Any) -> Rollout:
         acting_agent(agent)
