@@ -23,7 +23,7 @@ _CLASS_PATH = "class_path"  # of the environment's config
 _EXAMPLE = "my_module.MyEnv"
 
 
-class EnvironmentFromPath(gymnasium.Wrapper):
+class EnvironmentFromPath(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A Gymnasium environment made of RLlib's one dict: a ``class_path`` and the arguments of the class by name.
 
     Raises:
@@ -66,7 +66,7 @@ def set_class_path(config: AlgorithmConfig) -> None:
         config.environment(EnvironmentFromPath, env_config={**config.env_config, _CLASS_PATH: path})
 
 
-def make_environment(config: AlgorithmConfig) -> gymnasium.Env:
+def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:
     """Makes one environment as the first EnvRunner does."""
     if not isinstance(config.env, str) or _is_registered(config.env):
         creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env

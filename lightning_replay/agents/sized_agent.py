@@ -42,18 +42,23 @@ class SizedAgent(L.LightningModule):
         self.is_built = False
 
     @staticmethod
-    def read_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+    def read_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
         """Function of :mod:`~lightning_replay.agents.spaces`, called with the agent's name for its errors."""
         raise NotImplementedError
 
     @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
+    def sizes_from(cls, observation_space: Space[Any], action_space: Space[Any]) -> dict[str, Any]:
         """Returns the arguments that the spaces determine; raises ``ValueError`` if the agent cannot act in them."""
         return cls.read_sizes(observation_space, action_space, cls.__name__)
 
     @classmethod
     def for_env(
-        cls, env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env], **hyperparameters: Any
+        cls,
+        env: str
+        | gymnasium.Env[Any, Any]
+        | gymnasium.vector.VectorEnv[Any, Any, Any]
+        | Callable[[], gymnasium.Env[Any, Any]],
+        **hyperparameters: Any,
     ) -> Self:
         """Returns an agent for an environment: an id, the environment, a vector of them, or a callable that builds one.
 

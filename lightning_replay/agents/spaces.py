@@ -15,8 +15,11 @@ from lightning_replay.envs.building import build_environment, check_env
 
 
 def spaces_of(
-    env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env],
-) -> tuple[Space, Space]:
+    env: str
+    | gymnasium.Env[Any, Any]
+    | gymnasium.vector.VectorEnv[Any, Any, Any]
+    | Callable[[], gymnasium.Env[Any, Any]],
+) -> tuple[Space[Any], Space[Any]]:
     """Returns observation and action space of an environment, its id, a vector of them, or a callable that makes one.
 
     Raises:
@@ -34,7 +37,7 @@ def spaces_of(
     return spaces
 
 
-def continuous_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_size``, ``action_low`` and ``action_high`` of a bounded Box action space."""
     if not isinstance(action_space, Box) or len(action_space.shape) != 1 or not action_space.is_bounded("both"):
         raise ValueError(
@@ -48,13 +51,13 @@ def continuous_sizes(observation_space: Space, action_space: Space, agent: str) 
     }
 
 
-def discrete_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def discrete_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_size`` and ``num_actions`` of a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
     return {"observation_size": _flat_size(observation_space, agent), "num_actions": num_actions}
 
 
-def flat_or_image_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_shape``, ``observation_high`` of images and ``num_actions`` of a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
     if not isinstance(observation_space, Box) or not (_is_flat(observation_space) or _is_image(observation_space)):
@@ -68,7 +71,7 @@ def flat_or_image_sizes(observation_space: Space, action_space: Space, agent: st
     return {"observation_shape": shape, "observation_high": high, "num_actions": num_actions}
 
 
-def image_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_shape``, ``observation_high`` and ``num_actions`` of images and a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
     is_image = len(observation_space.shape or ()) == 3 and observation_space.dtype == np.uint8
@@ -81,7 +84,7 @@ def image_sizes(observation_space: Space, action_space: Space, agent: str) -> di
     return {"observation_shape": shape, "observation_high": high, "num_actions": num_actions}
 
 
-def parameterized_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def parameterized_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_size``, ``parameter_sizes`` and both bounds of discrete actions with parameters."""
     if not is_parameterized(action_space):
         raise ValueError(
@@ -105,7 +108,7 @@ def _is_image(space: Box) -> bool:
     return len(space.shape) == 3 and space.dtype == np.uint8 and space.shape[0] >= space.shape[2]
 
 
-def _num_actions(space: Space, agent: str) -> int:
+def _num_actions(space: Space[Any], agent: str) -> int:
     if not isinstance(space, Discrete) or space.start != 0:
         raise ValueError(
             f"{agent} got the action space {space}; it needs Discrete actions that start at 0. "
@@ -114,7 +117,7 @@ def _num_actions(space: Space, agent: str) -> int:
     return int(space.n)
 
 
-def _flat_size(space: Space, agent: str) -> int:
+def _flat_size(space: Space[Any], agent: str) -> int:
     if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
         raise ValueError(
             f"{agent} got the observation space {space}; it needs a one-dimensional Box of floats. "

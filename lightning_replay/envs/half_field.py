@@ -44,7 +44,7 @@ STARTS = {
 }
 
 
-class HalfField(TaskChoice, gymnasium.Env):
+class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     """One player, a ball and a goal on 52.5 x 68 metres; reward 5 for a goal, else 0.
 
     The dynamics are the RoboCup server's: speeds, decays, dash, turn with inertia and kick with its effective power

@@ -15,7 +15,7 @@ from lightning_replay.validation import checked_choice, checked_count, checked_f
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 
-class MinAtarGame(gymnasium.Env):
+class MinAtarGame(gymnasium.Env[Any, Any]):
     """A game of MinAtar, ``gymnasium.make("lightning_replay.envs:MinAtar-v0", game="breakout")``.
 
     Young and Tian 2019, https://arxiv.org/abs/1903.03176. Unlike MinAtar's own Gymnasium class it has the channels

@@ -38,7 +38,7 @@ MAZES = {"UMaze": Maze(maps.U_MAZE, (1, 1), 300), "Medium": Maze(maps.MEDIUM_MAZ
 _SHARES = {"target": 1.0, "far": 2.0 / 3.0, "near": 1.0 / 3.0, "nearest": 0.0}  # of the longest way
 
 
-class PointMazeTasks(TaskChoice, gymnasium.Env):
+class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
     """A ball is pushed through a maze to the goal; reward 1 there, which terminates the episode, else 0.
 
     ``PointMaze_UMaze-v3`` and ``PointMaze_Medium-v3`` of gymnasium-robotics with their sparse reward and random

@@ -57,7 +57,7 @@ class ActionReader:
         (array([2]), array([0, 1]))
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space[Any]) -> None:
         self.actions = ParameterizedActions.of(space) if is_parameterized(space) else None
         self._space = space
         self._dtype, self._shape = np.dtype(space.dtype), tuple(space.shape or ())
@@ -185,7 +185,7 @@ def as_array(returned: Any) -> np.ndarray | None:
         return None
 
 
-def _refusal(returned: Any, space: Space, count: int, source: str) -> str:
+def _refusal(returned: Any, space: Space[Any], count: int, source: str) -> str:
     shape = (count, *(space.shape or ()))
     numbers, hint = f"{'floats' if np.issubdtype(space.dtype, np.floating) else space.dtype} {list(shape)}", ""
     if isinstance(space, Discrete):

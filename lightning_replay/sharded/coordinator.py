@@ -107,7 +107,7 @@ class Coordinator:
         self._shares.enter(world_size)
         return _FIRST_RANK + rank
 
-    def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef], int]], layout: Layout) -> list[Any] | NotYet:
+    def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout) -> list[Any] | NotYet:
         """Passes references to rows on to their shards.
 
         Args:

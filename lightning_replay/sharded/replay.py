@@ -267,7 +267,7 @@ class ShardedReplay(TrainingReplay):
         ]
         return torch.cat(indices)
 
-    def _stored(self, shard: int, answer: ray.ObjectRef) -> np.ndarray:
+    def _stored(self, shard: int, answer: ray.ObjectRef[Any]) -> np.ndarray:
         try:
             slots = ray.get(answer).value
         except RayError:  # the shard was lost; the coordinator counts its rows

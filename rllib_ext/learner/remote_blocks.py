@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Span(NamedTuple):
     """Rows ``start`` to ``stop`` of a :class:`~rllib_ext.learner.blocks.FlaggedBlock` in the object store."""
 
-    reference: ray.ObjectRef
+    reference: ray.ObjectRef[Any]
     start: int
     stop: int
 
@@ -89,7 +89,7 @@ class BlockReader:
             if isinstance(block, RemoteBlock):
                 episodes[place] = self._block(block, fetched)
 
-    def _block(self, remote: RemoteBlock, fetched: dict[ray.ObjectRef, FlaggedBlock | None]) -> FlaggedBlock:
+    def _block(self, remote: RemoteBlock, fetched: dict[ray.ObjectRef[Any], FlaggedBlock | None]) -> FlaggedBlock:
         parts: list[Any] = []
         weights = remote.weights
         for reference, start, stop in remote.spans:
@@ -135,7 +135,7 @@ def _joined(parts: Sequence[Any]) -> Any:
     return tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
 
 
-def _fetched(references: list[ray.ObjectRef]) -> list[FlaggedBlock | None]:
+def _fetched(references: list[ray.ObjectRef[Any]]) -> list[FlaggedBlock | None]:
     """Returns the objects, ``None`` for those that were lost with their owner."""
     try:
         return list(ray.get(references))
@@ -143,7 +143,7 @@ def _fetched(references: list[ray.ObjectRef]) -> list[FlaggedBlock | None]:
         return [_fetched_or_none(reference) for reference in references]
 
 
-def _fetched_or_none(reference: ray.ObjectRef) -> FlaggedBlock | None:
+def _fetched_or_none(reference: ray.ObjectRef[Any]) -> FlaggedBlock | None:
     try:
         block: FlaggedBlock = ray.get(reference)
     except OwnerDiedError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import torch
@@ -130,7 +130,7 @@ def _evaluates(config: AlgorithmConfig) -> bool:
     return bool(config.evaluation_interval or config.evaluation_num_env_runners)
 
 
-def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | None) -> None:
+def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space[Any] | None) -> None:
     """Scores an episode on a level, which actor 0 of ``trial`` plays, with the columns that Learners send."""
     two = torch.ones(2)
     ends = {name: torch.tensor([False, name != "truncated"]) for name in ("terminated", "truncated", "done")}
@@ -150,7 +150,9 @@ def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | 
         ) from error
 
 
-def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]) -> gymnasium.Space:
+def check_environment(
+    config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]
+) -> gymnasium.Space[Any]:
     """Makes the environment once, begins a few levels and returns its action space.
 
     Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level: on an EnvRunner such an

@@ -27,7 +27,7 @@ class EpisodeReference:
 
     __slots__ = ("num_steps", "reference", "shard")
 
-    def __init__(self, shard: int, reference: ray.ObjectRef, num_steps: int) -> None:
+    def __init__(self, shard: int, reference: ray.ObjectRef[Any], num_steps: int) -> None:
         self.shard, self.reference, self.num_steps = shard, reference, num_steps
 
     def __reduce__(self) -> tuple[Any, ...]:

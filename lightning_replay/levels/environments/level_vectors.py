@@ -76,7 +76,7 @@ class LevelVectorWrapper(VectorWrapper):
 
     def __init__(
         self,
-        env: VectorEnv,
+        env: VectorEnv[Any, Any, Any],
         levels: LevelSelector,
         *,
         actors: Sequence[int | str] | None = None,

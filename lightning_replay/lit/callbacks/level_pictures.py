@@ -64,7 +64,7 @@ class LevelCurriculum(Picture):
         self.every_n_rollouts = checked_count("every_n_rollouts", every_n_rollouts)
         self.history: list[tuple[int, dict[float, float]]] = []
         self._known: dict[int, float] = {}
-        self._environment: gymnasium.Env | None = None
+        self._environment: gymnasium.Env[Any, Any] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Removes the records of another run."""

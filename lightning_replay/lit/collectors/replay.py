@@ -48,7 +48,7 @@ class Rollout(RunningEpisodes):
 
     def __init__(
         self,
-        environments: VectorEnv,
+        environments: VectorEnv[Any, Any, Any],
         seed: int,
         first_trajectory: int = 0,
         assignment: TaskAssignment | None = None,
@@ -132,7 +132,7 @@ class Collection(Collector):
     def __init__(
         self,
         replay: TrainingReplay,
-        environments: Callable[[], VectorEnv],
+        environments: Callable[[], VectorEnv[Any, Any, Any]],
         warmup_steps: int,
         env_steps: int,
         seed: int | None,

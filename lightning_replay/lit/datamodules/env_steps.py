@@ -53,7 +53,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env],
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
         asynchronous: bool,
         env_kwargs: dict[str, Any] | None,
         evaluation_env_kwargs: dict[str, Any] | None,
@@ -86,11 +86,11 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
 
-    def make_environment(self) -> gymnasium.Env:
+    def make_environment(self) -> gymnasium.Env[Any, Any]:
         """Builds one more environment of the same kind, for evaluation."""
         return make_environment(self.env, self.evaluation_env_kwargs)
 
-    def _make_probe(self) -> gymnasium.Env:
+    def _make_probe(self) -> gymnasium.Env[Any, Any]:
         """Builds the environment whose spaces are read, after a check that it can be used."""
         return self.make_environment()
 

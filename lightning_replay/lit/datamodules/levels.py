@@ -81,7 +81,7 @@ class LevelDataModule(EnvStepDataModule):
     @with_named_arguments
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env],
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
         levels: LevelSelector,
         env_steps: int,
         num_envs: int = 16,
@@ -130,7 +130,7 @@ class LevelDataModule(EnvStepDataModule):
         """Normalization of rewards and score of levels."""
         return {"return_normalization": self.return_normalization, "levels.score": self.levels.score}
 
-    def make_environment(self) -> gymnasium.Env:
+    def make_environment(self) -> gymnasium.Env[Any, Any]:
         """Builds one more environment of the same kind, for evaluation; ``reset(seed=...)`` chooses its level."""
         return LevelWrapper(super().make_environment(), check=False)
 

@@ -99,7 +99,7 @@ class ReplayDataModule(EnvStepDataModule):
     @with_named_arguments
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env],
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
         replay: TrainingReplay,
         env_steps: int,
         warmup_steps: int,
@@ -160,14 +160,14 @@ class ReplayDataModule(EnvStepDataModule):
         replay = self.replay
         return f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {replay.sampler_name}"
 
-    def make_environment(self) -> gymnasium.Env:
+    def make_environment(self) -> gymnasium.Env[Any, Any]:
         """Builds one more environment of the same kind, for evaluation; with tasks it plays the first."""
         environment = super().make_environment()
         if self._tasks and "task" not in self.evaluation_env_kwargs:
             environment.set_wrapper_attr("task", self._tasks[0])
         return environment
 
-    def _make_probe(self) -> gymnasium.Env:
+    def _make_probe(self) -> gymnasium.Env[Any, Any]:
         probe = make_environment(self.env, self.env_kwargs)
         if self._tasks:
             check_tasks(probe, self._tasks)
