@@ -67,7 +67,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
         if self._packed is not None:
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
-        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
+        self.last_insertion: Insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the previous one."""

@@ -38,7 +38,7 @@ from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # What rows may change although they are refused: what transforms keep back, and columns of a storage (whether new).
 _EntryState = tuple[list[tuple[ReplayTransform, Any]], bool | None]

@@ -17,7 +17,7 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
 from rllib_ext.class_paths import imported
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _CLASS_PATH = "class_path"  # of the environment's config
 _EXAMPLE = "my_module.MyEnv"

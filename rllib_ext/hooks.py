@@ -15,7 +15,7 @@ from ray.tune.result import TIMESTEPS_TOTAL
 
 from rllib_ext.rllib_compat import callbacks_on, complete_results, local_replay_buffer, num_actors, values
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 EVENTS = (
     *("on_algorithm_init", "on_environment_created", "on_episode_created", "on_episode_end", "on_train_result"),

@@ -91,7 +91,7 @@ class DQN(ExploringAgent):
         """Creates the network, its target and the loss."""
         options = self.hparams
         network = QNetwork(options["observation_size"], options["num_actions"], options["hidden_sizes"])
-        self.loss = ScalarValueLoss(network, discount=options["discount"])
+        self.loss: Any = ScalarValueLoss(network, discount=options["discount"])
         self.associate_targets()
         if self._conflict_aversion != 0:
             self._averse_step = ConflictAverseStep(tensors_of(self.layers), self._conflict_aversion)

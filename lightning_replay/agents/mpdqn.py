@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -103,7 +103,7 @@ class MPDQN(ExploringAgent):
             )
         value_network = _network(options["observation_size"] + total, options["hidden_sizes"], len(sizes))
         parameter_network = _network(options["observation_size"], options["hidden_sizes"], total)
-        self.loss = MultiPassLoss(
+        self.loss: Any = MultiPassLoss(
             value_network,
             parameter_network,
             parameter_sizes=sizes,

@@ -251,9 +251,9 @@ class ImagePlanes(nn.Module):
                 f"categories is {list(categories)} for images of {channels} channels; give one count, at least 1, for "
                 "each channel, or None to scale the values."
             )
-        self.is_one_hot = categories is not None
+        self.is_one_hot: bool = categories is not None
         counts = categories or [1] * channels
-        self.count = sum(counts)
+        self.count: int = sum(counts)
         self.register_buffer("channel", torch.arange(channels).repeat_interleave(torch.tensor(counts)), False)
         self.register_buffer("category", torch.cat([torch.arange(count) for count in counts]), False)
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), False)

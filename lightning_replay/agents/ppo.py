@@ -129,7 +129,7 @@ class PPO(SizedAgent):
             TensorDictModule(network.policy, ["hidden"], ["logits"]),
             ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical, return_log_prob=True),
         )
-        self.loss = ClipPPOLoss(
+        self.loss: Any = ClipPPOLoss(
             actor,
             TensorDictModule(network.value, ["hidden"], ["state_value"]),
             clip_epsilon=options["clip_range"],

@@ -124,7 +124,7 @@ class Rainbow(ExploringAgent):
         if options["distributional"]:
             support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
             measure = cross_entropy if options["cross_entropy"] else kl_divergence
-            self.loss = CategoricalValueLoss(network, support, measure=measure, **both)
+            self.loss: Any = CategoricalValueLoss(network, support, measure=measure, **both)
         else:
             self.loss = ScalarValueLoss(network, **both)
         # TorchRL's counter goes from the interval back to 0, which takes one step more

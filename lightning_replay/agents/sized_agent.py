@@ -39,7 +39,7 @@ class SizedAgent(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.is_built = False
+        self.is_built: bool = False
 
     @staticmethod
     def read_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:

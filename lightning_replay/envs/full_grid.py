@@ -34,7 +34,7 @@ class FullGrid(MiniGridEnv):
     red, with its direction.
     """
 
-    metadata = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
+    metadata: dict[str, Any] = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
     difficulty: int = 0
     _encoding: np.ndarray
     _encoded: Grid | None = None

@@ -47,7 +47,7 @@ class RoomGrid(MiniGridEnv):
         [1, 18, 24]
     """
 
-    metadata = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
+    metadata: dict[str, Any] = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
     MAP: tuple[str, ...]
     GAPS: tuple[tuple[int, int], ...]
     START: tuple[int, int] = (1, 1)
@@ -111,7 +111,7 @@ class RoomGrid(MiniGridEnv):
         return observation
 
     def _gen_grid(self, width: int, height: int) -> None:
-        self.grid = Grid(width, height)
+        self.grid: Grid = Grid(width, height)
         things = {"#": Wall, "L": Lava}
         for y, row in enumerate(self.MAP):
             for x, mark in enumerate(row):

@@ -94,17 +94,19 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task)
-        self.max_steps = checked_count("max_steps", max_steps)
-        self.untouched_limit = None if untouched_limit is None else checked_count("untouched_limit", untouched_limit)
-        self.frame_skip = checked_count("frame_skip", frame_skip)
-        self.player_noise = checked_number("player_noise", player_noise, 0.0)
-        self.ball_noise = checked_number("ball_noise", ball_noise, 0.0)
-        self.kick_noise = checked_number("kick_noise", kick_noise, 0.0)
-        self.render_mode = checked_choice("render_mode", render_mode, (None, "rgb_array"))
+        self.max_steps: int = checked_count("max_steps", max_steps)
+        self.untouched_limit: int | None = (
+            None if untouched_limit is None else checked_count("untouched_limit", untouched_limit)
+        )
+        self.frame_skip: int = checked_count("frame_skip", frame_skip)
+        self.player_noise: float = checked_number("player_noise", player_noise, 0.0)
+        self.ball_noise: float = checked_number("ball_noise", ball_noise, 0.0)
+        self.kick_noise: float = checked_number("kick_noise", kick_noise, 0.0)
+        self.render_mode: str | None = checked_choice("render_mode", render_mode, (None, "rgb_array"))
         self.player = soccer.player()
         self.ball = soccer.ball()
-        self.keeper = Keeper() if checked_flag("keeper", keeper) else None
-        self.heading = 0.0
+        self.keeper: Keeper | None = Keeper() if checked_flag("keeper", keeper) else None
+        self.heading: float = 0.0
         self.observation_space = spaces.Box(-1.0, 1.0, self._observation().shape, np.float32)
         dash_or_kick = (np.array([0.0, -180.0], np.float32), np.array([100.0, 180.0], np.float32))
         self.action_space = spaces.Tuple(

@@ -64,4 +64,4 @@ class MultiRooms(FullGrid, MultiRoomEnv):
 
     def _gen_grid(self, width: int, height: int) -> None:
         super()._gen_grid(width, height)
-        self.difficulty = len(self.rooms)
+        self.difficulty: int = len(self.rooms)

@@ -105,7 +105,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         self.difficulty = difficulty
         self.num_quarters, self.agent_room = self.maze.quarters, self.maze.agent_room
         self.key_in_box, self.blocked = self.maze.is_key_in_box, self.maze.is_blocked
-        self.max_steps = 4 * self.maze.rooms_visited * _ROOM_SIZE**2
+        self.max_steps: int = 4 * self.maze.rooms_visited * _ROOM_SIZE**2
 
     def _gen_grid(self, width: int, height: int) -> None:
         if self.num_quarters:
@@ -115,6 +115,6 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         color = self.door_colors[0]
         self.add_locked_door(0, 0, color=color, blocked=self.blocked)
         self.add_key(0, 0, color=color, key_in_box=self.key_in_box)
-        self.obj = Ball(self.ball_to_find_color)
+        self.obj: Ball = Ball(self.ball_to_find_color)
         self.place_in_room(1, 0, self.obj)
         self.place_agent(*self.agent_room)

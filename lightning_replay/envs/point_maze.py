@@ -71,9 +71,9 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task)
-        self.maze = MAZES[checked_choice("maze", maze, tuple(MAZES))]
-        self.max_steps = self.maze.max_steps if max_steps is None else checked_count("max_steps", max_steps)
-        self.render_mode = checked_choice("render_mode", render_mode, (None, "rgb_array"))
+        self.maze: Maze = MAZES[checked_choice("maze", maze, tuple(MAZES))]
+        self.max_steps: int = self.maze.max_steps if max_steps is None else checked_count("max_steps", max_steps)
+        self.render_mode: str | None = checked_choice("render_mode", render_mode, (None, "rgb_array"))
         self._simulation = PointMazeEnv(
             maze_map=self.maze.walls, reward_type="sparse", continuing_task=False, render_mode=render_mode
         )

@@ -58,7 +58,7 @@ class ActionReader:
     """
 
     def __init__(self, space: Space[Any]) -> None:
-        self.actions = ParameterizedActions.of(space) if is_parameterized(space) else None
+        self.actions: ParameterizedActions | None = ParameterizedActions.of(space) if is_parameterized(space) else None
         self._space = space
         self._dtype, self._shape = np.dtype(space.dtype), tuple(space.shape or ())
         self._numbers: range | None = None

@@ -28,7 +28,7 @@ class TaskAssignment:
         self.replay = replay
         self._progress = progress
         self._next: list[int] = []
-        self.running = np.zeros(0, dtype=np.int64)
+        self.running: np.ndarray = np.zeros(0, dtype=np.int64)
 
     def begin(self, environments: VectorEnv[Any, Any, Any]) -> None:
         """Sets the tasks of new environments before their first reset; as many as before keep their tasks."""

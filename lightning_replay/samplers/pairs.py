@@ -59,8 +59,8 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         if first is not None:
             check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
         self._seed_generator(seed)
-        self.first = UniformSampler(seed=self._derived_seed()) if first is None else first
-        self.update_partners = checked_flag("update_partners", update_partners)
+        self.first: UniformSampler | Sampler = UniformSampler(seed=self._derived_seed()) if first is None else first
+        self.update_partners: bool = checked_flag("update_partners", update_partners)
         self.reduction = "max"
         self._is_attached = False
 
@@ -143,11 +143,11 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         """The sampler of the first rows."""
         return self.first
 
-    draws_from_tables = _of_first("draws_from_tables")
+    draws_from_tables: bool = _of_first("draws_from_tables")
     rows_drawn = _of_first("rows_drawn")
-    num_slots = _of_first("num_slots")
-    uses_priorities = _of_first("uses_priorities")
-    checks_priorities = _of_first("checks_priorities")
+    num_slots: int | None = _of_first("num_slots")
+    uses_priorities: bool = _of_first("uses_priorities")
+    checks_priorities: bool = _of_first("checks_priorities")
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities of new rows, float32 ``[n]``, that ``first`` refuses."""

@@ -82,7 +82,7 @@ class PrioritizedSampler(DividedPriorities):
         seed: int | None = None,
     ) -> None:
         super().__init__(importance_exponent, priority_offset, seed)
-        self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
+        self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
         self._priority_exponent = checked_number("priority_exponent", priority_exponent, 0.0)
         self._backend = backend
         self._tree = PriorityTree(capacity, backend=backend)
@@ -282,7 +282,7 @@ class PrioritizedSampler(DividedPriorities):
         self._set_largest(float(state_dict["largest_priority"]))
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
-        self.priority_offset = float(state_dict["priority_offset"])
+        self.priority_offset: float = float(state_dict["priority_offset"])
         self._load_shared_state(state_dict)
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ class WithinTables(DividedTables):
         self._largest: float = -1.0
         self._priority = np.zeros(0, dtype=np.float32)  # raw, by slot
         self._forget_trees()
-        self.rows_drawn = np.zeros(0, dtype=np.int64)
+        self.rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)
 
     def _forget_trees(self) -> None:
         self._trees: list[PriorityTree] = []  # by table, over its entries
@@ -68,7 +68,7 @@ class WithinTables(DividedTables):
     @priority_exponent.setter
     def priority_exponent(self, value: float) -> None:
         self._priority_exponent = checked_number("priority_exponent", value, 0.0)
-        self.uses_priorities = self._priority_exponent > 0
+        self.uses_priorities: bool = self._priority_exponent > 0
         self._forget_trees()
 
     @property

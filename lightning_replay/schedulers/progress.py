@@ -34,8 +34,8 @@ class ReturnProgress(ABC):
         self.low, self.high = checked_number("low", low), checked_number("high", high)
         if not self.low < self.high:
             raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
-        self.window = checked_count("window", window, self.least_episodes, of="episodes")
-        self.every = checked_count("every", every, of="episodes")
+        self.window: int = checked_count("window", window, self.least_episodes, of="episodes")
+        self.every: int = checked_count("every", every, of="episodes")
         self._returns: dict[int, deque[float]] = {}
         self._episodes: dict[int, int] = {}
 

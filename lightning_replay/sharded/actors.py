@@ -19,7 +19,7 @@ from lightning_replay.sharded.reports import Answer, Counts, Losses, ShardReport
 if TYPE_CHECKING:
     from lightning_replay.draw_parts import GroupTotals
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _MOST_FAILED_STARTS = 3  # in a row, of one shard
 _START_TIMEOUT_S = 600.0  # of a process that imports RLlib, on a machine that may be starting many
@@ -62,12 +62,15 @@ class ShardActors:
         options: ShardOptions,
         on_report: Callable[[ShardReport], None] = lambda report: None,
     ) -> None:
-        self._kind, self._arguments, self.options, self._on_report = kind, arguments, options, on_report
+        self._kind = kind
+        self._arguments = arguments
+        self.options: ShardOptions = options
+        self._on_report = on_report
         count = options.num_shards
         self.handles: list[Any] = []
-        self.epochs = np.zeros(count, dtype=np.int64)
-        self.reports = [ShardReport() for _ in range(count)]
-        self.lost = Losses()
+        self.epochs: np.ndarray = np.zeros(count, dtype=np.int64)
+        self.reports: list[ShardReport] = [ShardReport() for _ in range(count)]
+        self.lost: Losses = Losses()
         self._nodes: Sequence[str] = ()
         self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
         self._starting, self.failed_starts = [False] * count, [0] * count

@@ -24,7 +24,7 @@ from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.episodes.info_columns import TASK
 from rllib_ext.rllib_compat import local_replay_buffer
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:

@@ -57,7 +57,7 @@ class CounterLog:
     """
 
     def __init__(self) -> None:
-        self.logger = MetricsLogger(root=False)
+        self.logger: MetricsLogger = MetricsLogger(root=False)
         self.logged: Counts = Counter()
 
     def totals(self, counts: Counts, env_steps_stored: int, rows: Mapping[str, int]) -> None:

@@ -42,7 +42,7 @@ class SampledReturns(Seeded, EpisodeTracker):
         # An offset: from the same seed as the sampler, lengths would be a function of the slots drawn.
         self._seed_generator(None if seed is None else seed + 1_000_003)
         self._shortest = 1
-        self.is_attached = False
+        self.is_attached: bool = False
 
     def attach(self, replay: Replay) -> None:
         """Links the rows of a replay to their successors from now on, stored ones included."""

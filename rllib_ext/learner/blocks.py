@@ -48,7 +48,7 @@ class TransitionBlock(SingleAgentEpisode):
         self.id_ = name
         self._columns = columns
         self.extra_model_outputs = outputs
-        self.ends = (terminated, truncated)
+        self.ends: tuple[Any, Any] = (terminated, truncated)
         self.module_id = module_id
         # RLlib files rows under (episode, agent, module) where there are several agents.
         self.agent_id = self.multi_agent_episode_id = None if module_id is None else name

@@ -14,7 +14,7 @@ from ray.exceptions import OwnerDiedError
 
 from rllib_ext.learner.blocks import FlaggedBlock
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
@@ -71,7 +71,7 @@ class BlockReader:
     """
 
     def __init__(self) -> None:
-        self.num_lost = 0
+        self.num_lost: int = 0
         self._rows: dict[str | None, Any] = {}  # one of each module, the last that was read
 
     def read(self, episodes: MutableSequence[Any]) -> None:

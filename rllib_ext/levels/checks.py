@@ -24,7 +24,7 @@ from rllib_ext.rllib_compat import algorithm_name, num_aggregators
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _PROBED = 8
 _DRAWN = 64

@@ -76,12 +76,15 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         checked_choice("layout", layout, (None, "flagged"))
         self.recipe, self.num_learners = recipe, checked_count("num_learners", num_learners, 0, of="Learners")
         shard_options, of_buffer = split_options(options)
-        self.templates = Templates(recipe, of_buffer, shard_options.num_shards)
+        self.templates: Templates = Templates(recipe, of_buffer, shard_options.num_shards)
         self.options = self.templates.options
-        self.shards = ShardActors(EpisodeShard, self._arguments_of, shard_options, self.templates.pass_signals)
-        self.draws = DividedDraws(self.shards, self.templates.divider)
+        self.shards: ShardActors = ShardActors(
+            EpisodeShard, self._arguments_of, shard_options, self.templates.pass_signals
+        )
+        self.draws: DividedDraws = DividedDraws(self.shards, self.templates.divider)
         self.last_save: Sequence[Folder] | None = None
-        self.is_in_checkpoints, self.draws_per_report = False, 1
+        self.is_in_checkpoints: bool = False
+        self.draws_per_report: int = 1
         self.assignment: TaskAssignment | None = None
         self._router = EpisodeRouter(shard_options.num_shards)
         self._metrics = ShardMetrics(self.templates)

@@ -61,7 +61,7 @@ class LevelCurriculum(Picture):
         if difficulty is not None:
             check_callable("difficulty", difficulty, "a function from a level's id to a number, or None")
         self.difficulty = difficulty
-        self.every_n_rollouts = checked_count("every_n_rollouts", every_n_rollouts)
+        self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
         self.history: list[tuple[int, dict[float, float]]] = []
         self._known: dict[int, float] = {}
         self._environment: gymnasium.Env[Any, Any] | None = None

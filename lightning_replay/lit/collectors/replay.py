@@ -59,7 +59,7 @@ class Rollout(RunningEpisodes):
         super().__init__(environments, seed)
         self._assignment = assignment
         self._information = information or InformationColumns()
-        self.next_trajectory = first_trajectory + self.num_envs
+        self.next_trajectory: int = first_trajectory + self.num_envs
         self._trajectory = np.arange(first_trajectory, self.next_trajectory)
         self._pending: list[Columns] = []
 
@@ -234,7 +234,7 @@ class Collection(Collector):
         excess = max(0, self.env_steps - self._last_step)
         self._replay.extend_columns(rollout.take_columns(rollout.pending_rows - excess))
         if excess:
-            self.env_steps = self._last_step
+            self.env_steps: int = self._last_step
             self.close()
         self._stored_steps = self.env_steps
 

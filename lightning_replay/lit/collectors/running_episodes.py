@@ -24,7 +24,7 @@ class RunningEpisodes:
     def __init__(self, environments: VectorEnv[Any, Any, Any], seed: int | None = None) -> None:
         self.environments = environments
         self.num_envs: int = environments.num_envs
-        self.read_actions = ActionReader(environments.single_action_space)
+        self.read_actions: ActionReader = ActionReader(environments.single_action_space)
         try:
             self.observation, _ = environments.reset(seed=seed)
         except Exception:

@@ -63,10 +63,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         for name, given in (("env_kwargs", env_kwargs), ("evaluation_env_kwargs", evaluation_env_kwargs)):
             check_kind(name, given, Mapping | None, "arguments of the environment by name, or None")
         self.env = env
-        self.env_kwargs = dict(env_kwargs or {})
-        self.evaluation_env_kwargs = self.env_kwargs | dict(evaluation_env_kwargs or {})
-        self.updates_done = 0
-        self.is_update_open = False
+        self.env_kwargs: dict[str, Any] = dict(env_kwargs or {})
+        self.evaluation_env_kwargs: dict[str, Any] = self.env_kwargs | dict(evaluation_env_kwargs or {})
+        self.updates_done: int = 0
+        self.is_update_open: bool = False
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._limit_val_batches: int | float | None = None

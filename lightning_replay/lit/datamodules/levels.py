@@ -105,13 +105,13 @@ class LevelDataModule(EnvStepDataModule):
             checked_count("seed", seed, 0)
         checked_probes(check)
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)
-        self.rollout_rows = num_envs * rollout_length
+        self.rollout_rows: int = num_envs * rollout_length
         self.levels = levels
-        self.rollouts_per_epoch = checked_count("rollouts_per_epoch", rollouts_per_epoch)
-        self.flush_unfinished = checked_flag("flush_unfinished", flush_unfinished)
+        self.rollouts_per_epoch: int = checked_count("rollouts_per_epoch", rollouts_per_epoch)
+        self.flush_unfinished: bool = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
-        self.held_out_levels = checked_held_out(held_out_levels)
-        self.evaluation_episodes = len(self.held_out_levels)
+        self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)
+        self.evaluation_episodes: int = len(self.held_out_levels)
         self._check = check
         self._steps_before = 0  # the newest rollout
         self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)

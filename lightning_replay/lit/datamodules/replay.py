@@ -92,7 +92,7 @@ class ReplayDataModule(EnvStepDataModule):
     pace: Pace
     collection: Collection
     replay: TrainingReplay
-    rollout_rows = 0
+    rollout_rows: int = 0
     takes_td_errors = True
     _each_process_would = "fill a replay of its own"
 
@@ -130,8 +130,8 @@ class ReplayDataModule(EnvStepDataModule):
             check_option("updates_per_training_step", updates_per_training_step, Integral, accepted, 1)
         self.updates_per_training_step = updates_per_training_step
         self._updates_per_env_step = updates_per_env_step
-        self.updates_per_epoch = checked_count("updates_per_epoch", updates_per_epoch)
-        self.evaluation_episodes = checked_count("evaluation_episodes", evaluation_episodes)
+        self.updates_per_epoch: int = checked_count("updates_per_epoch", updates_per_epoch)
+        self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
         self._saved_replay: Path | None = None  # of the checkpoint that is being restored
         if seed is not None:
             replay.seed(checked_count("seed", seed, 0))
@@ -258,7 +258,7 @@ class ReplayDataModule(EnvStepDataModule):
                 "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
                 "replay.update_priority(batch, td_error) after each update."
             )
-        self.is_update_open = False
+        self.is_update_open: bool = False
         self._collect_until(self.pace.steps_for(self.updates_done + 1))
         replay.advance(env_steps=self.env_steps_done, updates=self.updates_done)
         batch = replay.sample()
