@@ -276,5 +276,10 @@ class AssembledReplay(BufferHooks, LockedReplay):
         with refusing_other_states(path):
             self.load_state_dict(state)
 
-    dumps = dump = save
-    loads = load
+    def dumps(self, path: str | Path, *, previous: str | Path | None = None) -> None:
+        """TorchRL's name of :meth:`save`."""
+        self.save(path, previous=previous)
+
+    def loads(self, path: str | Path) -> None:
+        """TorchRL's name of :meth:`load`."""
+        self.load(path)

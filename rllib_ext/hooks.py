@@ -216,4 +216,6 @@ def _log_gradient_steps(learner: Any) -> None:
     learner.apply_gradients = counted
 
 
-tell_recreated, add_clocks = sync_recreated, add_results  # their names in configs that earlier versions pickled
+# Their names in configs that earlier versions pickled.
+tell_recreated: Callable[..., None] = sync_recreated
+add_clocks: Callable[..., None] = add_results

@@ -30,7 +30,7 @@ from lightning_replay.agents.perceptrons import (
     set_gradients,
     tensors_of,
 )
-from lightning_replay.agents.spaces import discrete_sizes
+from lightning_replay.agents.spaces import SizeReader, discrete_sizes
 from lightning_replay.agents.value_losses import ScalarValueLoss
 from lightning_replay.schedules import Constant, Linear, Schedule
 
@@ -67,7 +67,7 @@ class DQN(ExploringAgent):
 
     explored_key = "dqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
-    read_sizes = staticmethod(discrete_sizes)
+    read_sizes: ClassVar[SizeReader] = staticmethod(discrete_sizes)
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from torchrl.objectives import HardUpdate
 
 from lightning_replay.agents.networks import ImageNetwork, with_noise
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
-from lightning_replay.agents.spaces import image_sizes
+from lightning_replay.agents.spaces import SizeReader, image_sizes
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
 from lightning_replay.retention.surprise import cross_entropy, kl_divergence
 
@@ -72,7 +72,7 @@ class Rainbow(ExploringAgent):
 
     explored_key = "rainbow_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "observation_high", "num_actions")
-    read_sizes = staticmethod(image_sizes)
+    read_sizes: ClassVar[SizeReader] = staticmethod(image_sizes)
 
     def __init__(
         self,

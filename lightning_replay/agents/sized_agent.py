@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.hyperparameters import check_hyperparameters
-from lightning_replay.agents.spaces import spaces_of
+from lightning_replay.agents.spaces import SizeReader, spaces_of
 
 
 class SizedAgent(L.LightningModule):
@@ -35,16 +35,12 @@ class SizedAgent(L.LightningModule):
     loss: Any
 
     size_names: ClassVar[tuple[str, ...]] = ()
+    read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.is_built: bool = False
-
-    @staticmethod
-    def read_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
-        """Function of :mod:`~lightning_replay.agents.spaces`, called with the agent's name for its errors."""
-        raise NotImplementedError
 
     @classmethod
     def sizes_from(cls, observation_space: Space[Any], action_space: Space[Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -12,6 +12,14 @@ from gymnasium.spaces import Box, Discrete, Space
 
 from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import build_environment, check_env
+
+
+class SizeReader(Protocol):
+    """Reads an agent's sizes from spaces; the name of the agent is for messages."""
+
+    def __call__(self, observation_space: Space[Any], action_space: Space[Any], agent: str, /) -> dict[str, Any]:
+        """Returns the sizes by the names of the agent's arguments."""
+        ...
 
 
 def spaces_of(

@@ -14,8 +14,8 @@ try:
     from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
     from minigrid.core.grid import Grid
     from minigrid.minigrid_env import MiniGridEnv
-except ModuleNotFoundError as error:
-    raise missing_extra("a grid environment", "MiniGrid", "grids") from error
+except ModuleNotFoundError as _error:
+    raise missing_extra("a grid environment", "MiniGrid", "grids") from _error
 
 _EMPTY = (OBJECT_TO_IDX["empty"], 0, 0)
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up; MiniGrid's numbering

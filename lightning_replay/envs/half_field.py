@@ -103,13 +103,13 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         self.ball_noise: float = checked_number("ball_noise", ball_noise, 0.0)
         self.kick_noise: float = checked_number("kick_noise", kick_noise, 0.0)
         self.render_mode: str | None = checked_choice("render_mode", render_mode, (None, "rgb_array"))
-        self.player = soccer.player()
-        self.ball = soccer.ball()
+        self.player: soccer.Body = soccer.player()
+        self.ball: soccer.Body = soccer.ball()
         self.keeper: Keeper | None = Keeper() if checked_flag("keeper", keeper) else None
         self.heading: float = 0.0
-        self.observation_space = spaces.Box(-1.0, 1.0, self._observation().shape, np.float32)
+        self.observation_space: spaces.Box = spaces.Box(-1.0, 1.0, self._observation().shape, np.float32)
         dash_or_kick = (np.array([0.0, -180.0], np.float32), np.array([100.0, 180.0], np.float32))
-        self.action_space = spaces.Tuple(
+        self.action_space: spaces.Tuple = spaces.Tuple(
             (spaces.Discrete(3), spaces.Box(*dash_or_kick), spaces.Box(-180.0, 180.0, (1,)), spaces.Box(*dash_or_kick))
         )
         self._steps = self._untouched = 0

@@ -62,8 +62,8 @@ class MinAtarGame(gymnasium.Env[Any, Any]):
         self._steps = 0
         self._is_seeded = False
         height, width, channels = self._game.state_shape()
-        self.action_space = spaces.Discrete(len(self._actions))
-        self.observation_space = spaces.Box(0, 1, (channels, height, width), np.uint8)
+        self.action_space: spaces.Discrete[Any] = spaces.Discrete(len(self._actions))
+        self.observation_space: spaces.Box = spaces.Box(0, 1, (channels, height, width), np.uint8)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

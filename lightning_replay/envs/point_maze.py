@@ -17,8 +17,8 @@ from lightning_replay.extras import missing_extra
 try:
     from gymnasium_robotics.envs.maze import maps
     from gymnasium_robotics.envs.maze.point_maze import PointMazeEnv
-except ModuleNotFoundError as error:
-    raise missing_extra("a maze environment", "gymnasium-robotics", "mazes") from error
+except ModuleNotFoundError as _error:
+    raise missing_extra("a maze environment", "gymnasium-robotics", "mazes") from _error
 
 from lightning_replay.envs.tasks import TaskChoice
 from lightning_replay.validation import checked_choice, checked_count
@@ -78,8 +78,8 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
             maze_map=self.maze.walls, reward_type="sparse", continuing_task=False, render_mode=render_mode
         )
         os.remove(self._simulation.tmp_xml_file_path)  # otherwise every maze leaves a temporary file
-        self.action_space = self._simulation.action_space
-        self.observation_space = spaces.Box(-np.inf, np.inf, (6,), np.float32)
+        self.action_space: spaces.Space[Any] = self._simulation.action_space
+        self.observation_space: spaces.Box = spaces.Box(-np.inf, np.inf, (6,), np.float32)
         self._steps = 0
 
     def reset(

@@ -102,6 +102,7 @@ class LevelBuffer(LevelSelector):
         generate: LevelGenerator | None = None,
         seed: int | None = None,
     ) -> None:
+        self.capacity: int
         self._new, ids, self.capacity = unseen_levels(levels, capacity, generate, is_edited=editor is not None)
         super().__init__(ids or None)
         if replay_probability is not None:

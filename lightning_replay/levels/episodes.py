@@ -162,9 +162,8 @@ class Segment:
         if logits is not None and not logits.max() < math.inf:  # NaN is the largest; -inf is an action without a chance
             raise ValueError("logits of the segment are NaN or infinite; the level's score would be so too")
         columns = [lists.get(name, ()) for name in ("reward", "state_value", "next state_value", "terminated", "done")]
-        self.columns: ValueColumns | None = (
-            ValueColumns._make(columns) if {*map(len, columns)} == {self.length} else None
-        )
+        is_whole = {*map(len, columns)} == {self.length}
+        self.columns: ValueColumns | None = ValueColumns._make(columns) if is_whole else None
 
     @staticmethod
     def _check_ends(lists: dict[str, list[Any]], episode_done: bool) -> None:

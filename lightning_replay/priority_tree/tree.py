@@ -40,7 +40,7 @@ class PriorityTree:
 
     def __init__(self, capacity: int, *, device: torch.device | str = "cpu", backend: str = "auto") -> None:
         self.capacity: int = checked_count("capacity", capacity, of="slots")
-        self.device = torch.device(device)
+        self.device: torch.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.backend: Any = checked_choice("backend", backend, ("auto", "torch", "numba"))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import flat_index, matching_priority, refusal
 from lightning_replay.samplers.divided_tables import DividedTables
@@ -36,7 +37,6 @@ class WithinTables(DividedTables):
     """
 
     draws_from_tables = True
-    sample_part = DividedTables.sample_part  # a class that defines sample names its own, see ReplaySampler
 
     def __init__(
         self,
@@ -96,6 +96,10 @@ class WithinTables(DividedTables):
         if self.uses_priorities and storage is not None:
             self._attach_tables(tables_of(storage, self))
             self._priority[torch.as_tensor(index).cpu().numpy()] = self.default_priority
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the rows at the points of a part, as its base class; defined beside ``sample``, see ReplaySampler."""
+        return super().sample_part(storage, part)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device, table after table.

@@ -29,7 +29,8 @@ class Snapshot:
     """
 
     def __init__(self, tensor: Tensor, lock: threading.RLock, changes: Changes) -> None:
-        self.dtype, self.shape = tensor.dtype, tensor.shape
+        self.dtype: torch.dtype = tensor.dtype
+        self.shape: torch.Size = tensor.shape
         self._bytes = tensor.view(-1).view(torch.uint8)
         self._row_bytes = tensor[0].nbytes if len(tensor) else 0
         self._lock = lock
@@ -110,7 +111,7 @@ class Snapshots:
     """The open snapshots of one tensor, and which of its rows change; writers call :meth:`keep`."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._open: list[Snapshot] = []
         self._changes = Changes()
 

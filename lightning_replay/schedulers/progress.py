@@ -31,7 +31,8 @@ class ReturnProgress(ABC):
     least_episodes: int = 1
 
     def __init__(self, low: float, high: float, window: int = 100, every: int = 10) -> None:
-        self.low, self.high = checked_number("low", low), checked_number("high", high)
+        self.low: float = checked_number("low", low)
+        self.high: float = checked_number("high", high)
         if not self.low < self.high:
             raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
         self.window: int = checked_count("window", window, self.least_episodes, of="episodes")

@@ -73,7 +73,8 @@ class ShardActors:
         self.lost: Losses = Losses()
         self._nodes: Sequence[str] = ()
         self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
-        self._starting, self.failed_starts = [False] * count, [0] * count
+        self._starting = [False] * count
+        self.failed_starts: list[int] = [0] * count
         self._late_with: list[ray.ObjectRef[Any] | None] = [None] * count  # the last answer that was waited for in vain
 
     def __len__(self) -> int:

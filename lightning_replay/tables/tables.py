@@ -70,7 +70,9 @@ class Tables(Occupancy):
             written_at=np.zeros(self.num_slots, dtype=np.int64),
             counters=np.zeros(3, dtype=np.int64),
         )
-        self.entries, self.offset, self.position = self.arrays.entries, self.arrays.offset, self.arrays.position
+        self.entries: np.ndarray = self.arrays.entries
+        self.offset: np.ndarray = self.arrays.offset
+        self.position: np.ndarray = self.arrays.position
         self.pool: Slots = Slots(self.arrays)
         self.state_action_counts: StateActionCounts | None = None  # where the writer has count_state_actions
 

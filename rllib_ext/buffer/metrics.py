@@ -32,7 +32,7 @@ _SUMS_BY_MODULE = {
     "steps_sampled": keys.NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 }
 # group of keys -> its statistics of a replay, which has the first of them if it has any
-STATS = {
+STATS: dict[str, tuple[str, ...]] = {
     "retention": (
         *("admitted", "refused", "evicted", "age_mean", "age_max"),
         *("age_over_capacity", "terminal_share", "terminal_over_newest", "td_error_over_newest"),

@@ -59,7 +59,9 @@ class SampledReturns(Seeded, EpisodeTracker):
         lengths = checked_counts("n_step", n_step if isinstance(n_step, list | tuple) else [n_step])
         if not 1 <= len(lengths) <= 2 or lengths[0] > lengths[-1]:
             raise ValueError(f"n_step is {n_step}; it must be a whole number from 1 on, or two of them in order")
-        self._shortest, self.n_steps, self.discount = lengths[0], lengths[-1], gamma
+        self._shortest = lengths[0]
+        self.n_steps: int = lengths[-1]
+        self.discount: float = gamma
 
     def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
         slots, last, steps_used = EpisodeTracker._chain(self, index, storage)

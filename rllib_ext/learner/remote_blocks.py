@@ -38,7 +38,10 @@ class RemoteBlock:
     """
 
     def __init__(self, name: str, spans: Sequence[Span], weights: np.ndarray, module_id: str | None = None) -> None:
-        self.id_, self.spans, self.weights, self.module_id = name, list(spans), weights, module_id
+        self.id_: str = name
+        self.spans: list[Span] = list(spans)
+        self.weights: np.ndarray = weights
+        self.module_id: str | None = module_id
 
     def __len__(self) -> int:
         return len(self.weights)

@@ -113,7 +113,8 @@ class KeyInRegion(Condition):
 
     def __init__(self, key: str | Sequence[str], low: Bound = None, high: Bound = None) -> None:
         self.key: NestedKey = _key(key)
-        self.low, self.high = _bounds("low", low), _bounds("high", high)
+        self.low: tuple[float | None, ...] = _bounds("low", low)
+        self.high: tuple[float | None, ...] = _bounds("high", high)
         if all(bound is None for bound in self.low + self.high):
             raise ValueError("low and high bound nothing, so the region is everything; give at least one bound")
         size = max(len(self.low), len(self.high))

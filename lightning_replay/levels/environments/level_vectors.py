@@ -86,7 +86,8 @@ class LevelVectorWrapper(VectorWrapper):
         require_level_source(levels)
         require_level_vector(env)
         self.levels = levels
-        self.actors = [checked_actor(actor) for actor in (range(env.num_envs) if actors is None else actors)]
+        names = range(env.num_envs) if actors is None else actors
+        self.actors: list[int | str] = [checked_actor(actor) for actor in names]
         if len(set(self.actors)) != env.num_envs or len(self.actors) != env.num_envs:
             raise ValueError(f"actors is {self.actors}; a different name for each of {env.num_envs} sub-environments")
         self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}

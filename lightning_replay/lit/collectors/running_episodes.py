@@ -21,6 +21,8 @@ class RunningEpisodes:
         seed: of the reset.
     """
 
+    observation: Any
+
     def __init__(self, environments: VectorEnv[Any, Any, Any], seed: int | None = None) -> None:
         self.environments = environments
         self.num_envs: int = environments.num_envs

@@ -46,6 +46,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     pace: Pace | RolloutPace
     collection: Collector
+    observation_space: gymnasium.Space[Any] | None
+    action_space: gymnasium.Space[Any] | None
     evaluation_episodes: int
     updates_per_checkpoint = 10_000
     steps_environments = True
@@ -236,8 +238,7 @@ class UpdateStream:
 
     def __init__(self, source: EnvStepDataModule, length: int, updates_per_step: int = 1) -> None:
         self._source = source
-        self._length = length
-        self._updates_per_step = updates_per_step
+        self._length, self._updates_per_step = length, updates_per_step
 
     def __len__(self) -> int:
         return self._length

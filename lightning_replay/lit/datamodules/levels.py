@@ -75,6 +75,7 @@ class LevelDataModule(EnvStepDataModule):
 
     pace: RolloutPace
     collection: LevelCollection
+    updates_done: int
     updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
     _each_process_would = "choose levels of its own"
 
@@ -175,7 +176,8 @@ class LevelDataModule(EnvStepDataModule):
         Its keys are those of :meth:`~lightning_replay.lit.collectors.levels.LevelCollection.collect`.
         """
         agent, collection = self._agent, self.collection
-        self.is_update_open, self._steps_before = False, collection.env_steps
+        self.is_update_open: bool = False
+        self._steps_before = collection.env_steps
         try:
             rollout = collection.collect(agent, self.pace.length_after(self._steps_before))
             update_rollout(self.levels, rollout, rollout["level_id"])

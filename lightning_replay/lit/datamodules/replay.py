@@ -92,6 +92,7 @@ class ReplayDataModule(EnvStepDataModule):
     pace: Pace
     collection: Collection
     replay: TrainingReplay
+    updates_done: int
     rollout_rows: int = 0
     takes_td_errors = True
     _each_process_would = "fill a replay of its own"
