@@ -63,7 +63,8 @@ def main() -> int:
         reports = [check.communicate()[0] for check in checks]
     found = {name: reasons for report in reports for name, reasons in unknown_names(report).items()}
     for name in sorted(found.keys() - UNKNOWN):
-        print(f"{name}: {'; '.join(found[name])}")
+        for reason in found[name]:  # none where a name is unknown because of another
+            print(f"{name}: {reason}")
     for name in sorted(UNKNOWN - found.keys()):
         print(f"{name} has a known type now: take it out of UNKNOWN in {Path(__file__).name}")
     counts = [json.loads(report)["typeCompleteness"]["exportedSymbolCounts"] for report in reports]
