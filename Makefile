@@ -12,7 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test docs attack lint typecheck bench bench-torchrl experiments matrix clean
+.PHONY: demo test docs attack lint typecheck bench bench-torchrl experiments matrix lock clean
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed, none was found: make PYTHON=/path/to/python" >&2; exit 1; fi
@@ -31,8 +31,9 @@ lint: .venv/.stamp  ## ruff: rules and layout
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: .venv/.stamp  ## mypy on both packages
+typecheck: .venv/.stamp  ## mypy on both packages, and whether pyright knows the type of every public name
 	$(BIN)/mypy
+	$(BIN)/python -m tests.public_types
 
 test: lint typecheck  ## lint, types, then every test; two processes, each with all tests of a file
 	$(SINGLE_THREAD) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
@@ -57,6 +58,14 @@ experiments: .venv/.stamp  ## learning experiments over paired seeds into tests/
 # `make matrix ONLY=lowest`; UV_* are the settings of uv, such as UV_FIND_LINKS.
 matrix: .venv/.stamp  ## tests with the lowest and highest versions and other Pythons, and each extra alone (an hour, several GB)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.matrix $(ONLY)
+
+# `make lock HOLD="torch==2.13.0"` keeps a version. torch's CUDA packages follow from its version, and are left out.
+lock: .venv/.stamp  ## renews constraints.txt: the newest versions that pyproject.toml allows
+	@mkdir -p build
+	@$(BIN)/uv pip compile --quiet --no-annotate --no-header --extra all --extra docs --extra dev \
+		--constraint <(printf '%s\n' $(HOLD)) pyproject.toml > build/lock.txt
+	@(sed -n '/^#/p' constraints.txt; sed -E '/^(cuda-|nvidia-|triton)/d; s/\+[a-z0-9.]+$$//' build/lock.txt) > build/pins.txt
+	@mv build/pins.txt constraints.txt
 
 clean:  ## removes .venv, the peers' environments and every output
 	rm -rf .venv .bench-* runs dist build lightning_logs *.egg-info MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -67,7 +67,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
         if self._packed is not None:
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
-        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
+        self.last_insertion: Insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the previous one."""
@@ -95,7 +95,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
 
     @property
     def _has_transforms(self) -> bool:
-        return len(self._transform._modules["transforms"]._modules) > 0  # type: ignore[union-attr,arg-type]
+        return len(self._transform._modules["transforms"]._modules) > 0
 
     def _own_transforms(self) -> list[ReplayTransform]:
         """Returns the transforms that define what a ``Replay`` calls."""
@@ -276,5 +276,10 @@ class AssembledReplay(BufferHooks, LockedReplay):
         with refusing_other_states(path):
             self.load_state_dict(state)
 
-    dumps = dump = save
-    loads = load
+    def dumps(self, path: str | Path, *, previous: str | Path | None = None) -> None:
+        """TorchRL's name of :meth:`save`."""
+        self.save(path, previous=previous)
+
+    def loads(self, path: str | Path) -> None:
+        """TorchRL's name of :meth:`load`."""
+        self.load(path)

@@ -35,9 +35,9 @@ class Feedback:
     """Checks TD errors on their way to the sampler, drops late ones, and counts them."""
 
     def __init__(self) -> None:
-        self.draws_since_update = 0
+        self.draws_since_update: int = 0
         self.last_index: Tensor | None = None
-        self.received = 0
+        self.received: int = 0
         self._late = 0
 
     @staticmethod

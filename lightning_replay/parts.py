@@ -274,8 +274,9 @@ class ReplayTransform(Drawing, Transform):
         cls.mixes_stored = "mix_stored" in vars(cls)  # cls may mix in another way than its base
         has_state = cls.saved_attributes or issubclass(cls, Seeded)
         if has_state and cls.get_extra_state is Module.get_extra_state:  # what TorchRL saves with a buffer
-            cls.get_extra_state = PartState._read_attributes  # type: ignore[method-assign]
-            cls.set_extra_state = PartState._restore_attributes  # type: ignore[method-assign]
+            kind: Any = cls
+            kind.get_extra_state = PartState._read_attributes
+            kind.set_extra_state = PartState._restore_attributes
 
     def mix_stored(self, storage: Any, index: Tensor) -> TensorDictBase:
         """Returns what ``forward`` makes of the stored pairs of rows ``[B, 2]``; called where :attr:`mixes_stored`.
@@ -345,10 +346,11 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.refuses_unchanged = vars(cls).get("refuses_unchanged", False)  # cls may draw in another way than its base
-        cls.takes_batches = "update_held" in vars(cls)  # cls may set priorities in another way than its base
+        kind: Any = cls  # which may draw and set priorities in another way than its base
+        kind.refuses_unchanged = vars(cls).get("refuses_unchanged", False)
+        kind.takes_batches = "update_held" in vars(cls)
         if "sample" in vars(cls) and "sample_part" not in vars(cls):  # which would draw as its base does
-            cls.sample_part = SamplerHooks.sample_part  # type: ignore[method-assign]
+            kind.sample_part = SamplerHooks.sample_part
 
 
 def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:
@@ -368,15 +370,16 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        kind: Any = cls
         if cls.insert is not ReplayWriter.insert and cls.extend is Writer.extend:  # TorchRL's, which is abstract
-            cls.extend = _extend_by_insert  # type: ignore[method-assign]
+            kind.extend = _extend_by_insert
         if "extend" in vars(cls) and "insert" not in vars(cls) and cls.insert is not ReplayWriter.insert:
             raise TypeError(
                 f"{cls.__name__} overrides extend, and {cls.__mro__[1].__name__} stores rows by insert(data), which "
                 "returns their slots and which of the rows they are (lightning_replay.parts.Insertion). Override "
                 "insert; extend calls it"
             )
-        cls.takes_values = "insert_values" in vars(cls)  # a base class's may store rows in another way than cls
+        kind.takes_values = "insert_values" in vars(cls)  # a base class's may store rows in another way than cls
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""

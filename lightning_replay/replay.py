@@ -26,7 +26,7 @@ from lightning_replay.divided_draws import DrawPart, PartDraw, SamplerOfPart
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
-from lightning_replay.parts import Drawing, ReplayTransform, SamplerHooks
+from lightning_replay.parts import Drawing, Insertion, ReplayTransform, SamplerHooks
 from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
 from lightning_replay.samplers.slices import SliceCheck
 from lightning_replay.samplers.uniform import UniformSampler
@@ -38,7 +38,7 @@ from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # What rows may change although they are refused: what transforms keep back, and columns of a storage (whether new).
 _EntryState = tuple[list[tuple[ReplayTransform, Any]], bool | None]
@@ -94,6 +94,8 @@ class Replay(AssembledReplay, TrainingReplay):
         >>> replay.sample()["observation"].shape
         torch.Size([4, 3])
     """
+
+    last_insertion: Insertion
 
     def __init__(
         self,

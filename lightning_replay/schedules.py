@@ -40,7 +40,7 @@ class Constant(Schedule):
     """
 
     def __init__(self, value: float) -> None:
-        self.value = checked_number("value", value)
+        self.value: float = checked_number("value", value)
 
     def __call__(self, reading: int) -> float:
         """Returns the value."""
@@ -67,10 +67,10 @@ class Linear(Schedule):
     """
 
     def __init__(self, start: float, end: float, duration: int, clock: str = "draws") -> None:
-        self.start = checked_number("start", start)
-        self.end = checked_number("end", end)
-        self.duration = checked_count("duration", duration)
-        self.clock = checked_choice("clock", clock, CLOCKS)
+        self.start: float = checked_number("start", start)
+        self.end: float = checked_number("end", end)
+        self.duration: int = checked_count("duration", duration)
+        self.clock: str = checked_choice("clock", clock, CLOCKS)
 
     def __call__(self, reading: int) -> float:
         """Returns the value at this reading; readings before 0 count as 0."""

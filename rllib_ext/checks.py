@@ -28,7 +28,7 @@ from rllib_ext.sharded.routing import num_shards_in
 if TYPE_CHECKING:
     from lightning_replay.table_replay import CurriculumReplay
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def check_config(config: AlgorithmConfig) -> None:

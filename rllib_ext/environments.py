@@ -17,13 +17,13 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
 from rllib_ext.class_paths import imported
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _CLASS_PATH = "class_path"  # of the environment's config
 _EXAMPLE = "my_module.MyEnv"
 
 
-class EnvironmentFromPath(gymnasium.Wrapper):
+class EnvironmentFromPath(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A Gymnasium environment made of RLlib's one dict: a ``class_path`` and the arguments of the class by name.
 
     Raises:
@@ -66,7 +66,7 @@ def set_class_path(config: AlgorithmConfig) -> None:
         config.environment(EnvironmentFromPath, env_config={**config.env_config, _CLASS_PATH: path})
 
 
-def make_environment(config: AlgorithmConfig) -> gymnasium.Env:
+def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:
     """Makes one environment as the first EnvRunner does."""
     if not isinstance(config.env, str) or _is_registered(config.env):
         creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env

@@ -15,7 +15,7 @@ from ray.tune.result import TIMESTEPS_TOTAL
 
 from rllib_ext.rllib_compat import callbacks_on, complete_results, local_replay_buffer, num_actors, values
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 EVENTS = (
     *("on_algorithm_init", "on_environment_created", "on_episode_created", "on_episode_end", "on_train_result"),
@@ -216,4 +216,6 @@ def _log_gradient_steps(learner: Any) -> None:
     learner.apply_gradients = counted
 
 
-tell_recreated, add_clocks = sync_recreated, add_results  # their names in configs that earlier versions pickled
+# Their names in configs that earlier versions pickled.
+tell_recreated: Callable[..., None] = sync_recreated
+add_clocks: Callable[..., None] = add_results

@@ -16,7 +16,7 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune.search.variant_generator import RecursiveDependencyError, generate_variants, parse_spec_vars
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _SAMPLES = 8

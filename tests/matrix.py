@@ -5,6 +5,7 @@
 
     python -m tests.matrix                        # all of them: about an hour on two cores, 15 GB of disk
     python -m tests.matrix lowest python3.13      # some
+    python -m tests.matrix distributions          # the wheel and the sdist, with each extra alone
     python -m tests.matrix lowest -- tests/unit   # with other arguments for pytest
 
 Each environment is built with uv in ``.bench-matrix/`` and removed after its tests. The last lines are a table in
@@ -82,7 +83,7 @@ def install(environment: Environment, folder: Path) -> Path:
     python = folder / "bin" / "python"
     subprocess.run(["uv", "venv", "--quiet", "--seed", "--python", environment.python, str(folder)], check=True)
     if environment.extra is None:
-        wanted = ["--editable", f"{ROOT}[all,dev]"]
+        wanted = ["--editable", f"{ROOT}[all,docs,dev]"]
     else:
         (file,) = distributions().glob("*.whl" if environment.distribution == "wheel" else "*.tar.gz")
         wanted = [f"lightning-replay[{environment.extra}] @ {file.as_uri()}", "-c", str(ROOT / "constraints.txt")]
@@ -123,9 +124,11 @@ def tested(environment: Environment, python: Path, arguments: list[str]) -> str:
 def main() -> int:
     """Runs what the command line names; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.matrix")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}; all without any")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}, or distributions; all without any")
     ours, _, arguments = " ".join(sys.argv[1:]).partition("-- ")
     options = parser.parse_args(ours.split())
+    if options.names == ["distributions"]:
+        options.names = [name for name, environment in ENVIRONMENTS.items() if environment.extra is not None]
     if unknown := set(options.names) - set(ENVIRONMENTS):
         parser.error(f"no environment is named {', '.join(sorted(unknown))}")
     missing = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])

@@ -120,7 +120,7 @@ class ConflictAverseStep:
             raise ValueError(f'c is {c!r}, a schedule of environment steps; give a schedule with clock="updates".')
         check_callable("rescale", rescale, "a function of c, such as divided_by_one_plus")
         self._rescale = rescale
-        self.updates = 0
+        self.updates: int = 0
 
     @property
     def c(self) -> float:

@@ -30,7 +30,7 @@ from lightning_replay.agents.perceptrons import (
     set_gradients,
     tensors_of,
 )
-from lightning_replay.agents.spaces import discrete_sizes
+from lightning_replay.agents.spaces import SizeReader, discrete_sizes
 from lightning_replay.agents.value_losses import ScalarValueLoss
 from lightning_replay.schedules import Constant, Linear, Schedule
 
@@ -67,7 +67,7 @@ class DQN(ExploringAgent):
 
     explored_key = "dqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
-    read_sizes = staticmethod(discrete_sizes)
+    read_sizes: ClassVar[SizeReader] = staticmethod(discrete_sizes)
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class DQN(ExploringAgent):
         """Creates the network, its target and the loss."""
         options = self.hparams
         network = QNetwork(options["observation_size"], options["num_actions"], options["hidden_sizes"])
-        self.loss = ScalarValueLoss(network, discount=options["discount"])
+        self.loss: Any = ScalarValueLoss(network, discount=options["discount"])
         self.associate_targets()
         if self._conflict_aversion != 0:
             self._averse_step = ConflictAverseStep(tensors_of(self.layers), self._conflict_aversion)

@@ -69,7 +69,7 @@ def acting_agent(agent: L.LightningModule) -> ActingAgent:
             f"{type(agent).__name__} has no method act(observation, explore) -> action, which collection and "
             "evaluation call with a batch of observations; add it, or use an agent of lightning_replay.agents."
         )
-    return agent
+    return cast(ActingAgent, agent)
 
 
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
@@ -80,7 +80,7 @@ def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
             "collected with; add both as in lightning_replay.agents.PPO, or use that."
         )
     acting_agent(agent)
-    return agent
+    return cast(RolloutAgent, agent)
 
 
 def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
@@ -127,9 +127,9 @@ def scales_gradients(trainer: L.Trainer) -> bool:
 
 def uses_no_step_hooks(trainer: L.Trainer) -> bool:
     """Returns whether neither a callback, the agent nor a profiler is called around the steps of optimizers."""
-    called = [*trainer.callbacks, trainer.lightning_module]
+    called = [*trainer.callbacks, trainer.lightning_module]  # type: ignore[attr-defined]  # set by its connectors
     is_hooked = any(is_overridden("on_before_optimizer_step", instance) for instance in called)
-    return type(trainer.profiler) is PassThroughProfiler and not is_hooked
+    return type(trainer.profiler) is PassThroughProfiler and not is_hooked  # type: ignore[attr-defined]
 
 
 def name_of(env: Any) -> str:

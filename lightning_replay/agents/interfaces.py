@@ -55,8 +55,8 @@ class TrainingData:
         takes_td_errors: whether :meth:`update_priority` is called after each training step.
     """
 
-    observation_space: Space | None = None
-    action_space: Space | None = None
+    observation_space: Space[Any] | None = None
+    action_space: Space[Any] | None = None
     replay: TrainingReplay | None = None
     rollout_rows: int | None = None
     steps_environments: bool = False

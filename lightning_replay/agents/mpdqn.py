@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -15,7 +15,7 @@ from torchrl.modules import MLP
 from lightning_replay.agents.multi_pass import MultiPassLoss
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.perceptrons import layers_of, tensors_of
-from lightning_replay.agents.spaces import parameterized_sizes
+from lightning_replay.agents.spaces import SizeReader, parameterized_sizes
 
 
 class MPDQN(ExploringAgent):
@@ -63,7 +63,7 @@ class MPDQN(ExploringAgent):
 
     explored_key = "mpdqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "parameter_sizes", "parameter_low", "parameter_high")
-    read_sizes = staticmethod(parameterized_sizes)
+    read_sizes: ClassVar[SizeReader] = staticmethod(parameterized_sizes)
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class MPDQN(ExploringAgent):
             )
         value_network = _network(options["observation_size"] + total, options["hidden_sizes"], len(sizes))
         parameter_network = _network(options["observation_size"], options["hidden_sizes"], total)
-        self.loss = MultiPassLoss(
+        self.loss: Any = MultiPassLoss(
             value_network,
             parameter_network,
             parameter_sizes=sizes,

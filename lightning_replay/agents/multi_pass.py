@@ -98,7 +98,8 @@ class MultiPassLoss(LossModule):
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer, persistent=False)
         self.discount = discount
-        self.target_low, self.target_high = target_low, target_high
+        self.target_low: float | None = target_low
+        self.target_high: float | None = target_high
 
     def scaled(self, parameters: Tensor) -> Tensor:
         """Returns the environment's parameters scaled to [-1, 1]; one that cannot vary is 0."""

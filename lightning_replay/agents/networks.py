@@ -68,7 +68,7 @@ class BoundedActor(nn.Module):
         hidden_sizes: Sequence[int],
     ) -> None:
         super().__init__()
-        self.perceptron = perceptron(observation_size, hidden_sizes, len(low))
+        self.perceptron: nn.Sequential = perceptron(observation_size, hidden_sizes, len(low))
         self.register_buffer("center", (high + low) / 2, persistent=False)
         self.register_buffer("half_range", (high - low) / 2, persistent=False)
 
@@ -82,7 +82,7 @@ class StateActionCritic(nn.Module):
 
     def __init__(self, observation_size: int, action_size: int, hidden_sizes: Sequence[int]) -> None:
         super().__init__()
-        self.perceptron = perceptron(observation_size + action_size, hidden_sizes, 1)
+        self.perceptron: nn.Sequential = perceptron(observation_size + action_size, hidden_sizes, 1)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         """Returns the values."""
@@ -100,7 +100,7 @@ class QNetwork(nn.Module):
 
     def __init__(self, observation_size: int, num_actions: int, hidden_sizes: Sequence[int]) -> None:
         super().__init__()
-        self.perceptron = perceptron(observation_size, hidden_sizes, num_actions)
+        self.perceptron: nn.Sequential = perceptron(observation_size, hidden_sizes, num_actions)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns the values."""
@@ -219,9 +219,9 @@ class ActorCritic(nn.Module):
             layers.append(nn.Flatten())
         for fan_in, fan_out in itertools.pairwise([size, *hidden_sizes]):
             layers += [_orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2.0)), nn.ReLU()]
-        self.trunk = nn.Sequential(*layers)
-        self.policy = _orthogonal(nn.Linear(hidden_sizes[-1], num_actions), 0.01)
-        self.value = _orthogonal(nn.Linear(hidden_sizes[-1], 1), 1.0)
+        self.trunk: nn.Sequential = nn.Sequential(*layers)
+        self.policy: nn.Module = _orthogonal(nn.Linear(hidden_sizes[-1], num_actions), 0.01)
+        self.value: nn.Module = _orthogonal(nn.Linear(hidden_sizes[-1], 1), 1.0)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Returns logits ``[B, num_actions]`` and values ``[B, 1]``."""
@@ -251,9 +251,9 @@ class ImagePlanes(nn.Module):
                 f"categories is {list(categories)} for images of {channels} channels; give one count, at least 1, for "
                 "each channel, or None to scale the values."
             )
-        self.is_one_hot = categories is not None
+        self.is_one_hot: bool = categories is not None
         counts = categories or [1] * channels
-        self.count = sum(counts)
+        self.count: int = sum(counts)
         self.register_buffer("channel", torch.arange(channels).repeat_interleave(torch.tensor(counts)), False)
         self.register_buffer("category", torch.cat([torch.arange(count) for count in counts]), False)
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), False)

@@ -18,7 +18,7 @@ from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
 from lightning_replay.agents.foreign import training_data, uses_no_step_hooks
 from lightning_replay.agents.perceptrons import Layers, TargetUpdate, layers_of, perceptron_layers, tensors_of
 from lightning_replay.agents.sized_agent import SizedAgent
-from lightning_replay.agents.spaces import continuous_sizes
+from lightning_replay.agents.spaces import SizeReader, continuous_sizes
 from lightning_replay.training_replay import TrainingReplay
 
 # cached properties of the agents
@@ -147,14 +147,15 @@ class OffPolicyAgent(SizedAgent):
         wrapped = self.optimizers()
         if not isinstance(wrapped, list):
             return wrapped, []
-        return wrapped[0], list(self.optimizers(use_pl_optimizer=False)[1:])
+        plain: Any = self.optimizers(use_pl_optimizer=False)  # a list, as the wrapped ones
+        return wrapped[0], plain[1:]
 
 
 class ContinuousAgent(OffPolicyAgent):
     """Base of TD3 and SAC: continuous actions between bounds, two critics in ``loss.qvalue_network_params``."""
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
-    read_sizes = staticmethod(continuous_sizes)
+    read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
     action_center: Tensor
     action_half_range: Tensor
 

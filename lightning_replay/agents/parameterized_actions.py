@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 
 
-def is_parameterized(space: Space) -> bool:
+def is_parameterized(space: Space[Any]) -> bool:
     """Whether the space is composite, for :class:`ParameterizedActions`."""
     return isinstance(space, Tuple | Dict)
 
@@ -36,12 +36,12 @@ class ParameterizedActions:
         [[1], [[0.5]], [[3.0, 4.0]]]
     """
 
-    space: Space
+    space: Space[Any]
     boxes: tuple[Box, ...]
     keys: tuple[str, ...]
 
     @classmethod
-    def of(cls, space: Space) -> ParameterizedActions:
+    def of(cls, space: Space[Any]) -> ParameterizedActions:
         """Reads ``Tuple(Discrete(K), Box_1, ..., Box_K)``, or a Dict of one Discrete and, in its order, K Boxes.
 
         Raises:

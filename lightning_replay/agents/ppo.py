@@ -18,7 +18,7 @@ from lightning_replay.agents.foreign import scales_gradients, training_data
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.agents.networks import ActorCritic
 from lightning_replay.agents.sized_agent import SizedAgent, drop_gradients
-from lightning_replay.agents.spaces import flat_or_image_sizes
+from lightning_replay.agents.spaces import SizeReader, flat_or_image_sizes
 from lightning_replay.levels.scores import discounts_of
 from lightning_replay.storage.row_layout import assemble_unchecked
 
@@ -87,7 +87,7 @@ class PPO(SizedAgent):
     """
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "num_actions")
-    read_sizes = staticmethod(flat_or_image_sizes)
+    read_sizes: ClassVar[SizeReader] = staticmethod(flat_or_image_sizes)
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class PPO(SizedAgent):
             TensorDictModule(network.policy, ["hidden"], ["logits"]),
             ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical, return_log_prob=True),
         )
-        self.loss = ClipPPOLoss(
+        self.loss: Any = ClipPPOLoss(
             actor,
             TensorDictModule(network.value, ["hidden"], ["state_value"]),
             clip_epsilon=options["clip_range"],

@@ -12,7 +12,7 @@ from torchrl.objectives import HardUpdate
 
 from lightning_replay.agents.networks import ImageNetwork, with_noise
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
-from lightning_replay.agents.spaces import image_sizes
+from lightning_replay.agents.spaces import SizeReader, image_sizes
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
 from lightning_replay.retention.surprise import cross_entropy, kl_divergence
 
@@ -72,7 +72,7 @@ class Rainbow(ExploringAgent):
 
     explored_key = "rainbow_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "observation_high", "num_actions")
-    read_sizes = staticmethod(image_sizes)
+    read_sizes: ClassVar[SizeReader] = staticmethod(image_sizes)
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Rainbow(ExploringAgent):
         if options["distributional"]:
             support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
             measure = cross_entropy if options["cross_entropy"] else kl_divergence
-            self.loss = CategoricalValueLoss(network, support, measure=measure, **both)
+            self.loss: Any = CategoricalValueLoss(network, support, measure=measure, **both)
         else:
             self.loss = ScalarValueLoss(network, **both)
         # TorchRL's counter goes from the interval back to 0, which takes one step more
@@ -172,7 +172,7 @@ class Rainbow(ExploringAgent):
         optimizer.zero_grad()
         self.take_gradients(loss)
         if self.hparams["gradient_norm"] is not None:
-            self.clip_gradients(optimizer, self.hparams["gradient_norm"], gradient_clip_algorithm="norm")
+            self.clip_gradients(optimizer.optimizer, self.hparams["gradient_norm"], gradient_clip_algorithm="norm")
         self.take_step(optimizer)
         self._target_update.step()
         return {

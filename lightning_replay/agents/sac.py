@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -98,7 +99,7 @@ class SAC(ContinuousAgent):
             return_log_prob=True,
         )
         target_entropy = options["target_entropy"]
-        self.loss = SACLoss(
+        self.loss: Any = SACLoss(
             actor,
             two_critics(options["observation_size"], action_size, sizes),
             loss_function="l2",

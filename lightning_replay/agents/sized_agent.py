@@ -11,13 +11,14 @@ import gymnasium
 import lightning as L
 import torch
 from gymnasium.spaces import Space
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.hyperparameters import check_hyperparameters
-from lightning_replay.agents.spaces import spaces_of
+from lightning_replay.agents.spaces import SizeReader, spaces_of
 
 
 class SizedAgent(L.LightningModule):
@@ -34,25 +35,26 @@ class SizedAgent(L.LightningModule):
     loss: Any
 
     size_names: ClassVar[tuple[str, ...]] = ()
+    read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.is_built = False
-
-    @staticmethod
-    def read_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
-        """Function of :mod:`~lightning_replay.agents.spaces`, called with the agent's name for its errors."""
-        raise NotImplementedError
+        self.is_built: bool = False
 
     @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
+    def sizes_from(cls, observation_space: Space[Any], action_space: Space[Any]) -> dict[str, Any]:
         """Returns the arguments that the spaces determine; raises ``ValueError`` if the agent cannot act in them."""
         return cls.read_sizes(observation_space, action_space, cls.__name__)
 
     @classmethod
     def for_env(
-        cls, env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env], **hyperparameters: Any
+        cls,
+        env: str
+        | gymnasium.Env[Any, Any]
+        | gymnasium.vector.VectorEnv[Any, Any, Any]
+        | Callable[[], gymnasium.Env[Any, Any]],
+        **hyperparameters: Any,
     ) -> Self:
         """Returns an agent for an environment: an id, the environment, a vector of them, or a callable that builds one.
 
@@ -119,13 +121,13 @@ class SizedAgent(L.LightningModule):
         epsilon = self.hparams.get("adam_epsilon", 1e-8)
         return torch.optim.Adam(list(parameters), lr=self.hparams[rate], eps=epsilon, fused=True)
 
-    def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    def descend(self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor) -> None:
         """Takes one gradient step on a loss."""
         drop_gradients(optimizer)
         self.take_gradients(loss)
         self.take_step(optimizer)
 
-    def take_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
         """Steps an optimizer whose parameters have their gradients."""
         optimizer.step()
 
@@ -165,7 +167,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
         gradient.copy_(mean.view_as(gradient))
 
 
-def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+def drop_gradients(optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
     """Sets gradients to ``None`` as ``optimizer.zero_grad`` does, without 15 µs of its profiling."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

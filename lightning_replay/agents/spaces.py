@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -14,9 +14,20 @@ from lightning_replay.agents.parameterized_actions import ParameterizedActions, 
 from lightning_replay.envs.building import build_environment, check_env
 
 
+class SizeReader(Protocol):
+    """Reads an agent's sizes from spaces; the name of the agent is for messages."""
+
+    def __call__(self, observation_space: Space[Any], action_space: Space[Any], agent: str, /) -> dict[str, Any]:
+        """Returns the sizes by the names of the agent's arguments."""
+        ...
+
+
 def spaces_of(
-    env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env],
-) -> tuple[Space, Space]:
+    env: str
+    | gymnasium.Env[Any, Any]
+    | gymnasium.vector.VectorEnv[Any, Any, Any]
+    | Callable[[], gymnasium.Env[Any, Any]],
+) -> tuple[Space[Any], Space[Any]]:
     """Returns observation and action space of an environment, its id, a vector of them, or a callable that makes one.
 
     Raises:
@@ -34,7 +45,7 @@ def spaces_of(
     return spaces
 
 
-def continuous_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_size``, ``action_low`` and ``action_high`` of a bounded Box action space."""
     if not isinstance(action_space, Box) or len(action_space.shape) != 1 or not action_space.is_bounded("both"):
         raise ValueError(
@@ -48,33 +59,31 @@ def continuous_sizes(observation_space: Space, action_space: Space, agent: str) 
     }
 
 
-def discrete_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def discrete_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_size`` and ``num_actions`` of a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
     return {"observation_size": _flat_size(observation_space, agent), "num_actions": num_actions}
 
 
-def flat_or_image_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_shape``, ``observation_high`` of images and ``num_actions`` of a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
-    shape: tuple[int, ...] = observation_space.shape if isinstance(observation_space, Box) else ()
-    is_flat = len(shape) == 1 and np.issubdtype(observation_space.dtype, np.floating)
-    is_image = len(shape) == 3 and observation_space.dtype == np.uint8 and shape[0] >= shape[2]
-    if not (is_flat or is_image):
+    if not isinstance(observation_space, Box) or not (_is_flat(observation_space) or _is_image(observation_space)):
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs flat observations, a one-dimensional "
             "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). Wrap the environment, "
             "for example in gymnasium.wrappers.FlattenObservation or TransformObservation."
         )
-    high = float(observation_space.high.max()) if is_image else None
-    return {"observation_shape": [int(size) for size in shape], "observation_high": high, "num_actions": num_actions}
+    shape = [int(size) for size in observation_space.shape]
+    high = float(observation_space.high.max()) if _is_image(observation_space) else None
+    return {"observation_shape": shape, "observation_high": high, "num_actions": num_actions}
 
 
-def image_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_shape``, ``observation_high`` and ``num_actions`` of images and a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
-    is_image = isinstance(observation_space, Box) and len(observation_space.shape) == 3
-    if not is_image or observation_space.dtype != np.uint8:
+    is_image = len(observation_space.shape or ()) == 3 and observation_space.dtype == np.uint8
+    if not isinstance(observation_space, Box) or not is_image:
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs images, a Box of uint8 whose shape is "
             "(channels, height, width), such as those of Atari-v0 and MinAtar-v0. Use DQN for flat observations."
@@ -83,7 +92,7 @@ def image_sizes(observation_space: Space, action_space: Space, agent: str) -> di
     return {"observation_shape": shape, "observation_high": high, "num_actions": num_actions}
 
 
-def parameterized_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+def parameterized_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Returns ``observation_size``, ``parameter_sizes`` and both bounds of discrete actions with parameters."""
     if not is_parameterized(action_space):
         raise ValueError(
@@ -99,7 +108,15 @@ def parameterized_sizes(observation_space: Space, action_space: Space, agent: st
     }
 
 
-def _num_actions(space: Space, agent: str) -> int:
+def _is_flat(space: Box) -> bool:
+    return len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
+
+
+def _is_image(space: Box) -> bool:
+    return len(space.shape) == 3 and space.dtype == np.uint8 and space.shape[0] >= space.shape[2]
+
+
+def _num_actions(space: Space[Any], agent: str) -> int:
     if not isinstance(space, Discrete) or space.start != 0:
         raise ValueError(
             f"{agent} got the action space {space}; it needs Discrete actions that start at 0. "
@@ -108,7 +125,7 @@ def _num_actions(space: Space, agent: str) -> int:
     return int(space.n)
 
 
-def _flat_size(space: Space, agent: str) -> int:
+def _flat_size(space: Space[Any], agent: str) -> int:
     if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
         raise ValueError(
             f"{agent} got the observation space {space}; it needs a one-dimensional Box of floats. "

@@ -72,7 +72,7 @@ class TD3(ContinuousAgent):
         # buffers of the agent's own: the loss moves copies of the network's to another device, not the network's
         low, high = self.register_bounds()
         actor = BoundedActor(options["observation_size"], low, high, options["hidden_sizes"])
-        self.loss = TD3Loss(
+        self.loss: Any = TD3Loss(
             TensorDictModule(actor, in_keys=["observation"], out_keys=["action"]),
             two_critics(options["observation_size"], len(low), options["hidden_sizes"]),
             bounds=(low, high),

@@ -24,7 +24,7 @@ from lightning_replay.saving.serialization import DamagedFileError
 from lightning_replay.saving.spec import describe
 from lightning_replay.saving.state import SavedSize, chunks_of, write_data
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 __all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
 

@@ -14,14 +14,14 @@ from lightning_replay.extras import missing_extra
 from lightning_replay.validation import check_kind, checked_count, checked_flag, checked_share
 
 
-class LifeEpisodes(gymnasium.Wrapper):
+class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Ends an episode with each life lost; the game continues, and is reset only after its last life.
 
     An episode that begins with a further life begins with one step of the action 0, which in Atari does nothing.
     ``reset(seed=...)`` and ``reset(options=...)`` always reset the game.
     """
 
-    def __init__(self, env: gymnasium.Env) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._lives = 0
         self._goes_on = False
@@ -61,7 +61,7 @@ def atari(
     max_frames: int = 108_000,
     sticky_action_probability: float = 0.0,
     render_mode: str | None = None,
-) -> gymnasium.Env:
+) -> gymnasium.Env[Any, Any]:
     """Returns an Atari game, ``gymnasium.make("lightning_replay.envs:Atari-v0", game="Breakout")``.
 
     Up to 30 idle frames at the start, each action for four frames, the brighter of the last two in gray at 84 x 84,

@@ -27,7 +27,9 @@ def check_env(env: Any) -> None:
         )
 
 
-def build_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
+def build_environment(
+    env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
+) -> gymnasium.Env[Any, Any]:
     """Returns the environment of a Gymnasium id, or of a callable, with these arguments.
 
     Raises:

@@ -14,8 +14,8 @@ try:
     from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
     from minigrid.core.grid import Grid
     from minigrid.minigrid_env import MiniGridEnv
-except ModuleNotFoundError as error:
-    raise missing_extra("a grid environment", "MiniGrid", "grids") from error
+except ModuleNotFoundError as _error:
+    raise missing_extra("a grid environment", "MiniGrid", "grids") from _error
 
 _EMPTY = (OBJECT_TO_IDX["empty"], 0, 0)
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up; MiniGrid's numbering
@@ -34,7 +34,7 @@ class FullGrid(MiniGridEnv):
     red, with its direction.
     """
 
-    metadata = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
+    metadata: dict[str, Any] = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
     difficulty: int = 0
     _encoding: np.ndarray
     _encoded: Grid | None = None
@@ -58,7 +58,7 @@ class FullGrid(MiniGridEnv):
     def gen_obs(self) -> np.ndarray:
         """Returns the whole grid, uint8 ``[width, height, 3]``."""
         x, y = self.agent_pos
-        if self._encoded is not self.grid:
+        if self._encoded is None or self._encoded is not self.grid:
             self._encoded, self._encoding = self.grid, self.grid.encode()
         else:
             ahead = x + AHEAD[self.agent_dir][0], y + AHEAD[self.agent_dir][1]

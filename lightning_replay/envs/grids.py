@@ -47,11 +47,13 @@ class RoomGrid(MiniGridEnv):
         [1, 18, 24]
     """
 
-    metadata = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
+    metadata: dict[str, Any] = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
     MAP: tuple[str, ...]
     GAPS: tuple[tuple[int, int], ...]
-    START = (1, 1)
+    START: tuple[int, int] = (1, 1)
     GOAL: tuple[int, int]
+    agent_pos: tuple[int, int]
+    agent_dir: int
 
     def __init__(
         self,
@@ -75,10 +77,10 @@ class RoomGrid(MiniGridEnv):
             highlight=False,
         )
         self.step_reward = step_reward
-        self.action_space = spaces.Discrete(3)
+        self.action_space: spaces.Discrete[Any] = spaces.Discrete(3)
         self.one_hot = one_hot
         high = np.ones(width + height + 4) if one_hot else np.array([width - 1, height - 1, 1, 1, 1, 1])
-        self.observation_space = spaces.Box(np.zeros(len(high), np.float32), high.astype(np.float32))
+        self.observation_space: spaces.Box = spaces.Box(np.zeros(len(high), np.float32), high.astype(np.float32))
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Turns, or goes one cell forward if there is no wall."""
@@ -109,7 +111,7 @@ class RoomGrid(MiniGridEnv):
         return observation
 
     def _gen_grid(self, width: int, height: int) -> None:
-        self.grid = Grid(width, height)
+        self.grid: Grid = Grid(width, height)
         things = {"#": Wall, "L": Lava}
         for y, row in enumerate(self.MAP):
             for x, mark in enumerate(row):
@@ -123,7 +125,7 @@ class RoomGrid(MiniGridEnv):
 class ThreeRooms(RoomGrid):
     """Three rooms in a row; the shortest way takes 23 steps (the mechanism experiment of event tables)."""
 
-    MAP = (
+    MAP: tuple[str, ...] = (
         "#################",
         "#.....#....#....#",
         "#..........#....#",
@@ -132,14 +134,14 @@ class ThreeRooms(RoomGrid):
         "#.....#....#....#",
         "#################",
     )
-    GAPS = ((6, 2), (11, 4))
-    GOAL = (15, 5)
+    GAPS: tuple[tuple[int, int], ...] = ((6, 2), (11, 4))
+    GOAL: tuple[int, int] = (15, 5)
 
 
 class TwoRooms(RoomGrid):
     """Two rooms, the gap far from the straight way to the goal; the shortest way takes 21 steps."""
 
-    MAP = (
+    MAP: tuple[str, ...] = (
         "#############",
         "#.....#.....#",
         "#.....#.....#",
@@ -148,8 +150,8 @@ class TwoRooms(RoomGrid):
         "#...........#",
         "#############",
     )
-    GAPS = ((6, 5),)
-    GOAL = (11, 1)
+    GAPS: tuple[tuple[int, int], ...] = ((6, 5),)
+    GOAL: tuple[int, int] = (11, 1)
 
 
 class ObstacleCourse(RoomGrid):
@@ -159,7 +161,7 @@ class ObstacleCourse(RoomGrid):
     two whole walls.
     """
 
-    MAP = (
+    MAP: tuple[str, ...] = (
         "###############",
         "#...#...#.....#",
         "#...#.........#",
@@ -168,8 +170,8 @@ class ObstacleCourse(RoomGrid):
         "#...#...#.#...#",
         "###############",
     )
-    GAPS = ((4, 4), (8, 2))
-    GOAL = (13, 5)
+    GAPS: tuple[tuple[int, int], ...] = ((4, 4), (8, 2))
+    GOAL: tuple[int, int] = (13, 5)
 
 
 def _mission() -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -44,7 +44,7 @@ STARTS = {
 }
 
 
-class HalfField(TaskChoice, gymnasium.Env):
+class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     """One player, a ball and a goal on 52.5 x 68 metres; reward 5 for a goal, else 0.
 
     The dynamics are the RoboCup server's: speeds, decays, dash, turn with inertia and kick with its effective power
@@ -77,7 +77,7 @@ class HalfField(TaskChoice, gymnasium.Env):
         ball) and ``goal_distance`` (of the ball from the goal's centre) in metres.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (as Gymnasium declares it)
     TASKS = tuple(STARTS)
 
     def __init__(
@@ -94,20 +94,22 @@ class HalfField(TaskChoice, gymnasium.Env):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task)
-        self.max_steps = checked_count("max_steps", max_steps)
-        self.untouched_limit = None if untouched_limit is None else checked_count("untouched_limit", untouched_limit)
-        self.frame_skip = checked_count("frame_skip", frame_skip)
-        self.player_noise = checked_number("player_noise", player_noise, 0.0)
-        self.ball_noise = checked_number("ball_noise", ball_noise, 0.0)
-        self.kick_noise = checked_number("kick_noise", kick_noise, 0.0)
-        self.render_mode = checked_choice("render_mode", render_mode, (None, "rgb_array"))
-        self.player = soccer.player()
-        self.ball = soccer.ball()
-        self.keeper = Keeper() if checked_flag("keeper", keeper) else None
-        self.heading = 0.0
-        self.observation_space = spaces.Box(-1.0, 1.0, self._observation().shape, np.float32)
+        self.max_steps: int = checked_count("max_steps", max_steps)
+        self.untouched_limit: int | None = (
+            None if untouched_limit is None else checked_count("untouched_limit", untouched_limit)
+        )
+        self.frame_skip: int = checked_count("frame_skip", frame_skip)
+        self.player_noise: float = checked_number("player_noise", player_noise, 0.0)
+        self.ball_noise: float = checked_number("ball_noise", ball_noise, 0.0)
+        self.kick_noise: float = checked_number("kick_noise", kick_noise, 0.0)
+        self.render_mode: str | None = checked_choice("render_mode", render_mode, (None, "rgb_array"))
+        self.player: soccer.Body = soccer.player()
+        self.ball: soccer.Body = soccer.ball()
+        self.keeper: Keeper | None = Keeper() if checked_flag("keeper", keeper) else None
+        self.heading: float = 0.0
+        self.observation_space: spaces.Box = spaces.Box(-1.0, 1.0, self._observation().shape, np.float32)
         dash_or_kick = (np.array([0.0, -180.0], np.float32), np.array([100.0, 180.0], np.float32))
-        self.action_space = spaces.Tuple(
+        self.action_space: spaces.Tuple = spaces.Tuple(
             (spaces.Discrete(3), spaces.Box(*dash_or_kick), spaces.Box(-180.0, 180.0, (1,)), spaces.Box(*dash_or_kick))
         )
         self._steps = self._untouched = 0
@@ -148,7 +150,7 @@ class HalfField(TaskChoice, gymnasium.Env):
         reward, truncated = GOAL_REWARD if goal else 0.0, timed_out and not terminated
         return self._observation(), reward, terminated, truncated, self._info(goal, caught, kicked)
 
-    def render(self) -> np.ndarray | None:
+    def render(self) -> np.ndarray | None:  # type: ignore[override]  # Gymnasium returns a type variable that nothing binds
         """Returns the field from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
         if self.render_mode is None:
             return None

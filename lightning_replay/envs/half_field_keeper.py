@@ -24,7 +24,7 @@ class Keeper:
     """
 
     def __init__(self) -> None:
-        self.body = soccer.player()
+        self.body: soccer.Body = soccer.player()
 
     def start(self, draw: float) -> None:
         """Places the keeper one metre before the goal line, ``draw`` in [0, 1] between the posts."""

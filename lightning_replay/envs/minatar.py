@@ -15,7 +15,7 @@ from lightning_replay.validation import checked_choice, checked_count, checked_f
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 
-class MinAtarGame(gymnasium.Env):
+class MinAtarGame(gymnasium.Env[Any, Any]):
     """A game of MinAtar, ``gymnasium.make("lightning_replay.envs:MinAtar-v0", game="breakout")``.
 
     Young and Tian 2019, https://arxiv.org/abs/1903.03176. Unlike MinAtar's own Gymnasium class it has the channels
@@ -62,8 +62,8 @@ class MinAtarGame(gymnasium.Env):
         self._steps = 0
         self._is_seeded = False
         height, width, channels = self._game.state_shape()
-        self.action_space = spaces.Discrete(len(self._actions))
-        self.observation_space = spaces.Box(0, 1, (channels, height, width), np.uint8)
+        self.action_space: spaces.Discrete[Any] = spaces.Discrete(len(self._actions))
+        self.observation_space: spaces.Box = spaces.Box(0, 1, (channels, height, width), np.uint8)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from gymnasium import spaces
+
 from lightning_replay.envs.full_grid import FullGrid  # first: it names the extra if MiniGrid is missing
 from lightning_replay.validation import checked_count
 
@@ -60,8 +62,8 @@ class MultiRooms(FullGrid, MultiRoomEnv):
             render_mode=render_mode,
             highlight=False,
         )
-        self.observation_space = self.grid_space()
+        self.observation_space: spaces.Box = self.grid_space()
 
     def _gen_grid(self, width: int, height: int) -> None:
         super()._gen_grid(width, height)
-        self.difficulty = len(self.rooms)
+        self.difficulty: int = len(self.rooms)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any, NamedTuple
 
+from gymnasium import spaces
+
 from lightning_replay.envs.full_grid import FullGrid  # first: it names the extra if MiniGrid is missing
 from lightning_replay.validation import check_option
 
@@ -89,7 +91,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
             highlight=False,
         )
         self._set_maze(0)
-        self.observation_space = self.grid_space()
+        self.observation_space: spaces.Box = self.grid_space()
 
     @property
     def maze(self) -> Maze:
@@ -103,9 +105,11 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
 
     def _set_maze(self, difficulty: int) -> None:
         self.difficulty = difficulty
-        self.num_quarters, self.agent_room = self.maze.quarters, self.maze.agent_room
-        self.key_in_box, self.blocked = self.maze.is_key_in_box, self.maze.is_blocked
-        self.max_steps = 4 * self.maze.rooms_visited * _ROOM_SIZE**2
+        self.num_quarters: int = self.maze.quarters
+        self.agent_room: tuple[int, int] = self.maze.agent_room
+        self.key_in_box: bool = self.maze.is_key_in_box
+        self.blocked: bool = self.maze.is_blocked
+        self.max_steps: int = 4 * self.maze.rooms_visited * _ROOM_SIZE**2
 
     def _gen_grid(self, width: int, height: int) -> None:
         if self.num_quarters:
@@ -115,6 +119,6 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         color = self.door_colors[0]
         self.add_locked_door(0, 0, color=color, blocked=self.blocked)
         self.add_key(0, 0, color=color, key_in_box=self.key_in_box)
-        self.obj = Ball(self.ball_to_find_color)
+        self.obj: Ball = Ball(self.ball_to_find_color)
         self.place_in_room(1, 0, self.obj)
         self.place_agent(*self.agent_room)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -17,8 +17,8 @@ from lightning_replay.extras import missing_extra
 try:
     from gymnasium_robotics.envs.maze import maps
     from gymnasium_robotics.envs.maze.point_maze import PointMazeEnv
-except ModuleNotFoundError as error:
-    raise missing_extra("a maze environment", "gymnasium-robotics", "mazes") from error
+except ModuleNotFoundError as _error:
+    raise missing_extra("a maze environment", "gymnasium-robotics", "mazes") from _error
 
 from lightning_replay.envs.tasks import TaskChoice
 from lightning_replay.validation import checked_choice, checked_count
@@ -38,7 +38,7 @@ MAZES = {"UMaze": Maze(maps.U_MAZE, (1, 1), 300), "Medium": Maze(maps.MEDIUM_MAZ
 _SHARES = {"target": 1.0, "far": 2.0 / 3.0, "near": 1.0 / 3.0, "nearest": 0.0}  # of the longest way
 
 
-class PointMazeTasks(TaskChoice, gymnasium.Env):
+class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
     """A ball is pushed through a maze to the goal; reward 1 there, which terminates the episode, else 0.
 
     ``PointMaze_UMaze-v3`` and ``PointMaze_Medium-v3`` of gymnasium-robotics with their sparse reward and random
@@ -59,7 +59,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
     Info: ``task`` (index), ``success`` (bool), ``goal_distance`` (straight, in metres).
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 50}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012 (as Gymnasium declares it)
     TASKS = tuple(_SHARES)
 
     def __init__(
@@ -71,15 +71,15 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task)
-        self.maze = MAZES[checked_choice("maze", maze, tuple(MAZES))]
-        self.max_steps = self.maze.max_steps if max_steps is None else checked_count("max_steps", max_steps)
-        self.render_mode = checked_choice("render_mode", render_mode, (None, "rgb_array"))
+        self.maze: Maze = MAZES[checked_choice("maze", maze, tuple(MAZES))]
+        self.max_steps: int = self.maze.max_steps if max_steps is None else checked_count("max_steps", max_steps)
+        self.render_mode: str | None = checked_choice("render_mode", render_mode, (None, "rgb_array"))
         self._simulation = PointMazeEnv(
             maze_map=self.maze.walls, reward_type="sparse", continuing_task=False, render_mode=render_mode
         )
         os.remove(self._simulation.tmp_xml_file_path)  # otherwise every maze leaves a temporary file
-        self.action_space = self._simulation.action_space
-        self.observation_space = spaces.Box(-np.inf, np.inf, (6,), np.float32)
+        self.action_space: spaces.Space[Any] = self._simulation.action_space
+        self.observation_space: spaces.Box = spaces.Box(-np.inf, np.inf, (6,), np.float32)
         self._steps = 0
 
     def reset(
@@ -110,7 +110,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
         truncated = self._steps >= self.max_steps and not terminated
         return _flat(seen), float(reward), terminated, truncated, self._info(seen, info["success"])
 
-    def render(self) -> np.ndarray | None:
+    def render(self) -> np.ndarray | None:  # type: ignore[override]  # Gymnasium returns a type variable that nothing binds
         """Returns the maze from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
         return None if self.render_mode is None else self._simulation.render()
 

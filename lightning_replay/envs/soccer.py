@@ -39,14 +39,16 @@ class Body:
     __slots__ = ("decay", "speed_max", "velocity_x", "velocity_y", "x", "y")
 
     def __init__(self, decay: float, speed_max: float) -> None:
-        self.decay = decay
-        self.speed_max = speed_max
+        self.decay: float = decay
+        self.speed_max: float = speed_max
         self.place(0.0, 0.0)
 
     def place(self, x: float, y: float) -> None:
         """Places the body at rest."""
-        self.x, self.y = x, y
-        self.velocity_x = self.velocity_y = 0.0
+        self.x: float = x
+        self.y: float = y
+        self.velocity_x: float = 0.0
+        self.velocity_y: float = 0.0
 
     def move(self, acceleration_x: float, acceleration_y: float) -> None:
         """Computes one step of the server: accelerate, cap the speed, move, slow down."""

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
-def checked_reward(reward: Any, env: gymnasium.Env) -> Any:
+def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
     """Returns a reward unchanged if it is a number, or an array or a tensor without dimensions.
 
     Raises:
@@ -28,7 +28,7 @@ def checked_reward(reward: Any, env: gymnasium.Env) -> Any:
     )
 
 
-def checked_step(returned: Any, env: gymnasium.Env) -> Step:
+def checked_step(returned: Any, env: gymnasium.Env[Any, Any]) -> Step:
     """Returns the result of ``env.step`` unchanged.
 
     Raises:
@@ -41,14 +41,14 @@ def checked_step(returned: Any, env: gymnasium.Env) -> Step:
     return returned
 
 
-def checked_reset(returned: Any, env: gymnasium.Env) -> tuple[Any, dict[str, Any]]:
+def checked_reset(returned: Any, env: gymnasium.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
     """Returns the result of ``env.reset`` unchanged; raises ``TypeError`` if it is not ``(observation, info)``."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
         raise _other_interface("reset", returned, "(observation, info)", env)
     return returned
 
 
-class CheckedSteps(gymnasium.Wrapper):
+class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Checks what the environment returns.
 
     Raises:
@@ -56,7 +56,7 @@ class CheckedSteps(gymnasium.Wrapper):
         ValueError: an observation whose shape is not that of the observation space.
     """
 
-    def __init__(self, env: gymnasium.Env) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._shape = env.observation_space.shape if isinstance(env.observation_space, Box) else None
 
@@ -81,12 +81,12 @@ class CheckedSteps(gymnasium.Wrapper):
             )
 
 
-def with_checked_steps(make: Callable[[], gymnasium.Env]) -> CheckedSteps:
+def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
     """Makes an environment and wraps it; at the top level of a module, so that another process can import it."""
     return CheckedSteps(make())
 
 
-def _other_interface(method: str, returned: Any, accepted: str, env: gymnasium.Env) -> TypeError:
+def _other_interface(method: str, returned: Any, accepted: str, env: gymnasium.Env[Any, Any]) -> TypeError:
     given = f"a {type(returned).__name__}"
     if isinstance(returned, tuple):
         given = f"the types {', '.join(type(value).__name__ for value in returned)}"

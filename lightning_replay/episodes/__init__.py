@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from lightning_replay.moved import former_names
 
-__getattr__ = former_names(__name__)
+__getattr__: Callable[[str], Any] = former_names(__name__)

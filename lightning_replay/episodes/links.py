@@ -57,8 +57,8 @@ class EpisodeLinks:
     """
 
     def __init__(self, capacity: int, device: str | torch.device = "cpu") -> None:
-        self.capacity = checked_count("capacity", capacity, of="slots")
-        self.successor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self.capacity: int = checked_count("capacity", capacity, of="slots")
+        self.successor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._predecessor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         # The newest slot of each running episode, both ways; the key None is the one stream without trajectory ids.
         self._newest_slot: dict[int | None, int] = {}

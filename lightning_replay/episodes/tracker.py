@@ -93,8 +93,8 @@ class EpisodeTracker:
     """
 
     def __init__(self, n_steps: int, discount: float) -> None:
-        self.n_steps = checked_count("n_steps", n_steps, of="rewards in a return")
-        self.discount = checked_share("discount", discount)
+        self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
+        self.discount: float = checked_share("discount", discount)
         self.links: EpisodeLinks | None = None
 
     @property

@@ -132,7 +132,7 @@ class EventTable:
         if not name:
             raise ValueError("name is ''; an event table needs one, by which table(name) finds it")
         self.name = name
-        self.events = _events(name, condition, history_length, events)
+        self.events: tuple[Event, ...] = _events(name, condition, history_length, events)
         self.capacity = capacity
         self.share = share
         self.min_size = min_size

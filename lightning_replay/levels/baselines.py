@@ -22,7 +22,7 @@ __all__ = ["SequentialLevels", "UniformLevels"]
 class _Unscored(LevelSelector):
     """Chooses levels without feedback."""
 
-    episodes = 0
+    episodes: int = 0
 
     def __init__(self, levels: int | Iterable[int] | None) -> None:
         self._ids = None if levels is None else checked_level_ids(levels)
@@ -73,7 +73,7 @@ class UniformLevels(_Unscored):
 
     def __init__(self, levels: int | Iterable[int] | None, seed: int | None = None) -> None:
         super().__init__(levels)
-        self.generator = seeded_generator(seed)
+        self.generator: torch.Generator = seeded_generator(seed)
 
     def _choose(self) -> int:
         drawn = int(torch.randint(LEVEL_IDS if self._ids is None else len(self._ids), (), generator=self.generator))

@@ -102,6 +102,7 @@ class LevelBuffer(LevelSelector):
         generate: LevelGenerator | None = None,
         seed: int | None = None,
     ) -> None:
+        self.capacity: int
         self._new, ids, self.capacity = unseen_levels(levels, capacity, generate, is_edited=editor is not None)
         super().__init__(ids or None)
         if replay_probability is not None:
@@ -123,12 +124,12 @@ class LevelBuffer(LevelSelector):
         self.first_score = first_score
         self.train_on_new_levels = train_on_new_levels
         self.editor = editor
-        self.sampler = LevelSampler(prioritization, score_temperature, staleness_weight, seed)
-        self.writer = LevelWriter(self.sampler)
+        self.sampler: LevelSampler = LevelSampler(prioritization, score_temperature, staleness_weight, seed)
+        self.writer: LevelWriter = LevelWriter(self.sampler)
         self._replay = TensorDictReplayBuffer(
             storage=LazyTensorStorage(self.capacity), sampler=self.sampler, writer=self.writer, batch_size=1
         )
-        self.replayed = 0
+        self.replayed: int = 0
         if self._scoring.initial_score is not None:
             if not ids:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")

@@ -135,7 +135,7 @@ class Segment:
         if steps.ndim != 1 or steps.shape[0] == 0:
             raise ValueError(f"steps have shape {list(steps.shape)}; give [T] of at least one step of one episode")
         self.steps = steps
-        self.length = steps.shape[0]
+        self.length: int = steps.shape[0]
         given = dict(steps.items())  # of plain entries, a tenth of a TensorDict's lookups
         following = dict(given.get("next", {}).items())
         value = given.get("state_value")
@@ -154,7 +154,7 @@ class Segment:
                 shape = list(following[name].shape)
                 raise ValueError(f"of {self.length} steps {name} has shape {shape}; give [T] or [T, 1]")
         self._check_ends(lists, bool(episode_done))
-        self.reward_sum = float(sum(lists["reward"]))
+        self.reward_sum: float = float(sum(lists["reward"]))
         for name in ("reward", "state_value", "next state_value"):  # one number that is not finite makes the sum so
             if not math.isfinite(sum(lists.get(name, ()))):
                 raise ValueError(f"{name} of the segment is NaN or infinite; the level's score would be so too")
@@ -162,7 +162,8 @@ class Segment:
         if logits is not None and not logits.max() < math.inf:  # NaN is the largest; -inf is an action without a chance
             raise ValueError("logits of the segment are NaN or infinite; the level's score would be so too")
         columns = [lists.get(name, ()) for name in ("reward", "state_value", "next state_value", "terminated", "done")]
-        self.columns = ValueColumns._make(columns) if {*map(len, columns)} == {self.length} else None
+        is_whole = {*map(len, columns)} == {self.length}
+        self.columns: ValueColumns | None = ValueColumns._make(columns) if is_whole else None
 
     @staticmethod
     def _check_ends(lists: dict[str, list[Any]], episode_done: bool) -> None:
@@ -209,7 +210,7 @@ class Scoring:
                 "that takes a segment, such as L1ValueLoss()"
             )
         self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
-        self.initial_score = None if self._of_episodes is None else self._of_episodes.initial_score
+        self.initial_score: float | None = None if self._of_episodes is None else self._of_episodes.initial_score
         if self.initial_score is not None and not math.isfinite(self.initial_score):
             raise ValueError(f"initial_score is {self.initial_score}; it must be finite")
         self._of_segments: Any = score

@@ -44,8 +44,8 @@ class LearningProgress:
         checked_share("step_size", step_size, lowest=ABOVE_ZERO)
         self.window = window
         self.step_size = step_size
-        self.initial_value = checked_number("initial_value", initial_value)
-        self.initial_score = abs(self.initial_value)
+        self.initial_value: float = checked_number("initial_value", initial_value)
+        self.initial_score: float = abs(self.initial_value)
         self._returns: dict[int, deque[tuple[int, float]]] = {}
         self._q: dict[int, float] = {}
 

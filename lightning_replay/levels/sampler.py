@@ -85,7 +85,7 @@ class LevelSampler(LevelTable, Sampler):
         checked_share("staleness_weight", staleness_weight)
         order = (prioritization or Rank()).bind(score_temperature)
         LevelTable.__init__(self, order, staleness_weight, seeded_generator(seed))
-        self.dropped = 0
+        self.dropped: int = 0
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws levels for ``batch_size`` episodes, one after another; returns rows ``[B]`` and the sampled keys.

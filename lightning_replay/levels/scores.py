@@ -317,9 +317,9 @@ def _function_of(score: type[_AdvantageScore], name: str) -> Callable[..., Tenso
     return of_tensors
 
 
-l1_value_loss = _function_of(L1ValueLoss, "l1_value_loss")
-positive_value_loss = _function_of(PositiveValueLoss, "positive_value_loss")
-gae = _function_of(SignedGae, "gae")
+l1_value_loss: Callable[..., Tensor] = _function_of(L1ValueLoss, "l1_value_loss")
+positive_value_loss: Callable[..., Tensor] = _function_of(PositiveValueLoss, "positive_value_loss")
+gae: Callable[..., Tensor] = _function_of(SignedGae, "gae")
 
 
 def td_errors(

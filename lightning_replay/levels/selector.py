@@ -36,7 +36,7 @@ class LevelSelector(ABC):
     score: Any = None
 
     def __init__(self, level_ids: Iterable[int] | None = None) -> None:
-        self.running = ActiveEpisodes()
+        self.running: ActiveEpisodes = ActiveEpisodes()
         self._members = None if level_ids is None else frozenset(level_ids)
 
     @property

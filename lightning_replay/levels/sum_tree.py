@@ -13,7 +13,7 @@ class SumTree:
     """
 
     def __init__(self) -> None:
-        self.first_leaf = 1  # node of row 0
+        self.first_leaf: int = 1  # node of row 0
         self.nodes: list[float] = [0, 0]  # node 1 is the root
 
     @property

@@ -81,7 +81,7 @@ class LevelTable:
     def __init__(self, order: Prioritization, staleness_weight: float, generator: torch.Generator) -> None:
         self.staleness_weight = staleness_weight
         self.generator = generator
-        self.episodes = 0
+        self.episodes: int = 0
         self._order = order
         self._staleness = StalenessTree()
         self._concentration = ReplayConcentration(order)
@@ -91,7 +91,8 @@ class LevelTable:
         self._count = 0
         self.level_ids: list[int] = []
         self.pending: dict[int, int] = {}  # ids by row, placed and not yet in the storage
-        self.refused = self.replaced = 0
+        self.refused: int = 0
+        self.replaced: int = 0
         self._rows: dict[int, int] = {}
 
     def __len__(self) -> int:

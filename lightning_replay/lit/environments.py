@@ -21,7 +21,9 @@ from lightning_replay.lit.policy import Action
 __all__ = ["make_environment", "make_environments", "random_actions"]
 
 
-def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
+def make_environment(
+    env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
+) -> gymnasium.Env[Any, Any]:
     """Builds one environment, see :func:`~lightning_replay.envs.building.build_environment`.
 
     Raises:
@@ -38,8 +40,8 @@ def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[s
 
 
 def make_environments(
-    env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any], num_envs: int, asynchronous: bool
-) -> VectorEnv:
+    env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any], num_envs: int, asynchronous: bool
+) -> VectorEnv[Any, Any, Any]:
     """Returns a vector whose environments reset in the step that ends an episode, so that no reset is a transition."""
     # functions of Gymnasium and of lightning_replay.envs, so that a process of its own does not import torch
     if isinstance(env, str):
@@ -52,12 +54,12 @@ def make_environments(
     return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-def random_actions(space: Space, count: int, generator: np.random.Generator) -> Action:
+def random_actions(space: Space[Any], count: int, generator: np.random.Generator) -> Action:
     """Draws ``count`` uniform actions of one environment's space: Discrete, a bounded Box, or parameterized."""
     if is_parameterized(space):
         return ParameterizedActions.of(space).random(count, generator)
     if isinstance(space, Discrete):
-        return generator.integers(space.start, space.start + space.n, size=count)
+        return generator.integers(int(space.start), int(space.start) + int(space.n), size=count)
     if isinstance(space, Box) and space.is_bounded("both"):
         return generator.uniform(space.low, space.high, size=(count, *space.shape)).astype(space.dtype)
     raise ValueError(

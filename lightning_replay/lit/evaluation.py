@@ -24,7 +24,9 @@ __all__ = ["EvaluationStream", "episode_returns", "level_returns", "stochastic_p
 Policy = Callable[[np.ndarray], Any]
 
 
-def episode_returns(agent: L.LightningModule, environment: gymnasium.Env, episodes: int, seed: int) -> Iterator[float]:
+def episode_returns(
+    agent: L.LightningModule, environment: gymnasium.Env[Any, Any], episodes: int, seed: int
+) -> Iterator[float]:
     """Plays whole episodes and yields the return of each; episode ``i`` starts from ``seed + i``."""
     policy, read = acting_agent(agent), ActionReader(environment.action_space)
     for episode in range(episodes):
@@ -42,7 +44,7 @@ def episode_returns(agent: L.LightningModule, environment: gymnasium.Env, episod
 
 def level_returns(
     policy: Policy,
-    env: str | Callable[[], gymnasium.Env],
+    env: str | Callable[[], gymnasium.Env[Any, Any]],
     level_ids: Sequence[int],
     num_envs: int = 16,
     seed: int | None = None,

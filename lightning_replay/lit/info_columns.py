@@ -35,8 +35,8 @@ class InformationColumns:
                 f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(_TAKEN))} are columns "
                 "already."
             )
-        self.keys = tuple(keys)
-        self.missing = set(keys)
+        self.keys: tuple[str, ...] = tuple(keys)
+        self.missing: set[str] = set(keys)
         self._offered: set[str] = set()
 
     def read(self, infos: dict[str, Any], done: np.ndarray) -> dict[str, np.ndarray]:

@@ -57,12 +57,13 @@ class ActionReader:
         (array([2]), array([0, 1]))
     """
 
-    def __init__(self, space: Space) -> None:
-        self.actions = ParameterizedActions.of(space) if is_parameterized(space) else None
+    def __init__(self, space: Space[Any]) -> None:
+        self.actions: ParameterizedActions | None = ParameterizedActions.of(space) if is_parameterized(space) else None
         self._space = space
-        self._dtype, self._shape = space.dtype, tuple(space.shape or ())
-        is_discrete = isinstance(space, Discrete)
-        self._numbers = range(int(space.start), int(space.start + space.n)) if is_discrete else None
+        self._dtype, self._shape = np.dtype(space.dtype), tuple(space.shape or ())
+        self._numbers: range | None = None
+        if isinstance(space, Discrete):
+            self._numbers = range(int(space.start), int(space.start) + int(space.n))
         if self.actions is not None:
             self._parameters = Box(self.actions.low, self.actions.high)
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
@@ -184,11 +185,11 @@ def as_array(returned: Any) -> np.ndarray | None:
         return None
 
 
-def _refusal(returned: Any, space: Space, count: int, source: str) -> str:
+def _refusal(returned: Any, space: Space[Any], count: int, source: str) -> str:
     shape = (count, *(space.shape or ()))
     numbers, hint = f"{'floats' if np.issubdtype(space.dtype, np.floating) else space.dtype} {list(shape)}", ""
     if isinstance(space, Discrete):
-        numbers = f"integers {list(shape)} from {space.start} to {space.start + space.n - 1}"
+        numbers = f"integers {list(shape)} from {space.start} to {int(space.start) + int(space.n) - 1}"
         if isinstance(returned, Tensor | np.ndarray) and tuple(returned.shape) == (count, space.n):
             hint = " Of one number per action take the argmax(-1)."
     return (

@@ -33,8 +33,8 @@ class ReturnNormalization:
     """
 
     def __init__(self, discount: float = 0.999, clip: float = 10.0) -> None:
-        self.discount = checked_share("discount", discount)
-        self.clip = checked_number("clip", clip, ABOVE_ZERO)
+        self.discount: float = checked_share("discount", discount)
+        self.clip: float = checked_number("clip", clip, ABOVE_ZERO)
         self._count, self._mean, self._squares = 0, 0.0, 0.0
         self._returns = np.zeros(0)
 

@@ -28,15 +28,15 @@ class TaskAssignment:
         self.replay = replay
         self._progress = progress
         self._next: list[int] = []
-        self.running = np.zeros(0, dtype=np.int64)
+        self.running: np.ndarray = np.zeros(0, dtype=np.int64)
 
-    def begin(self, environments: VectorEnv) -> None:
+    def begin(self, environments: VectorEnv[Any, Any, Any]) -> None:
         """Sets the tasks of new environments before their first reset; as many as before keep their tasks."""
         count = environments.num_envs
         self._assign(environments, self._next if len(self._next) == count else self.replay.actor_tasks(count))
         self.running = np.array(self._next, dtype=np.int64)
 
-    def finish(self, environments: VectorEnv, ended: np.ndarray, returns: Sequence[float]) -> None:
+    def finish(self, environments: VectorEnv[Any, Any, Any], ended: np.ndarray, returns: Sequence[float]) -> None:
         """Reports episodes that ended, whose environments already play the next, and updates the assignment."""
         names = self.replay.tasks
         for task, episode_return in zip(self.running[ended], returns, strict=True):
@@ -48,9 +48,10 @@ class TaskAssignment:
         if tasks != self._next:
             self._assign(environments, tasks)
 
-    def _assign(self, environments: VectorEnv, tasks: Sequence[int]) -> None:
+    def _assign(self, environments: VectorEnv[Any, Any, Any], tasks: Sequence[int]) -> None:
         self._next = [int(task) for task in tasks]
-        environments.set_attr("task", [self.replay.tasks[task] for task in self._next])
+        names = [self.replay.tasks[task] for task in self._next]
+        environments.set_attr("task", names)  # type: ignore[attr-defined]  # both of Gymnasium's vectors have it
 
     def state_dict(self) -> dict[str, Any]:
         """The task of each environment's next episode, and the progress so far."""
@@ -64,7 +65,7 @@ class TaskAssignment:
             self._progress.load_state_dict(state["progress"])
 
 
-def check_tasks(environment: gymnasium.Env, tasks: Sequence[str]) -> None:
+def check_tasks(environment: gymnasium.Env[Any, Any], tasks: Sequence[str]) -> None:
     """Refuses an environment that cannot play these tasks.
 
     Raises:

@@ -25,8 +25,10 @@ class Pace:
     """
 
     def __init__(self, env_steps: int, warmup_steps: int, updates_per_env_step: float) -> None:
-        self.env_steps = checked_count("env_steps", env_steps)
-        self.warmup_steps = checked_count("warmup_steps", warmup_steps)  # one row must be stored before the first draw
+        self.env_steps: int = checked_count("env_steps", env_steps)
+        self.warmup_steps: int = checked_count(
+            "warmup_steps", warmup_steps
+        )  # one row must be stored before the first draw
         if env_steps <= warmup_steps:
             raise ValueError(
                 f"env_steps is {env_steps} and warmup_steps {warmup_steps}; env_steps counts the warm-up too and must "
@@ -35,7 +37,7 @@ class Pace:
         ratio = checked_number("updates_per_env_step", updates_per_env_step, 1e-6)
         # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step
         self._numerator, self._denominator = Fraction(ratio).limit_denominator(1_000_000).as_integer_ratio()
-        self.total_updates = self.updates_due(env_steps)
+        self.total_updates: int = self.updates_due(env_steps)
 
     def updates_due(self, steps: int) -> int:
         """Updates to be done by the time ``steps`` environment steps are stored."""
@@ -64,9 +66,9 @@ class RolloutPace:
     """
 
     def __init__(self, env_steps: int, num_envs: int, rollout_length: int) -> None:
-        self.env_steps = checked_count("env_steps", env_steps)
-        self.num_envs = checked_count("num_envs", num_envs)
-        self.rollout_length = checked_count("rollout_length", rollout_length)
+        self.env_steps: int = checked_count("env_steps", env_steps)
+        self.num_envs: int = checked_count("num_envs", num_envs)
+        self.rollout_length: int = checked_count("rollout_length", rollout_length)
 
     def length_after(self, steps: int) -> int:
         """Steps of each environment in the rollout after ``steps`` environment steps of all; 0 at the end."""

@@ -25,11 +25,11 @@ class NeighborCache:
         self.table = table
         self.num_neighbors = num_neighbors
         self.num_candidates = num_candidates
-        self.slot = torch.full((capacity, num_candidates), capacity, dtype=torch.int32, device=device)
-        self.distance = torch.full((capacity, num_candidates), torch.inf, device=device)
-        self.radius = torch.full((capacity,), NO_LIST, device=device)
+        self.slot: Tensor = torch.full((capacity, num_candidates), capacity, dtype=torch.int32, device=device)
+        self.distance: Tensor = torch.full((capacity, num_candidates), torch.inf, device=device)
+        self.radius: Tensor = torch.full((capacity,), NO_LIST, device=device)
         # Rows to draw from; a float because it multiplies the uniform draw.
-        self.choices = torch.zeros(capacity, device=device)
+        self.choices: Tensor = torch.zeros(capacity, device=device)
 
     @property
     def nbytes(self) -> int:

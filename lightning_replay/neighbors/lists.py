@@ -65,12 +65,12 @@ class NeighborLists:
         num_spare: int | None = None,
         drift_tolerance: float = 0.03,
     ) -> None:
-        self.capacity = checked_count("capacity", capacity, of="slots")
-        self.num_neighbors = checked_count("num_neighbors", num_neighbors)
-        self.num_spare = self.num_neighbors if num_spare is None else checked_count("num_spare", num_spare, 0)
-        self.refresh_interval = checked_count("refresh_interval", refresh_interval, of="new rows")
+        self.capacity: int = checked_count("capacity", capacity, of="slots")
+        self.num_neighbors: int = checked_count("num_neighbors", num_neighbors)
+        self.num_spare: int = self.num_neighbors if num_spare is None else checked_count("num_spare", num_spare, 0)
+        self.refresh_interval: int = checked_count("refresh_interval", refresh_interval, of="new rows")
         check_option("drift_tolerance", drift_tolerance, Real, "a number from 0 on, inf for never", 0.0, math.inf)
-        self.drift_tolerance = float(drift_tolerance)
+        self.drift_tolerance: float = float(drift_tolerance)
         self.backend = backend
         self._search = search_by_name(backend)
         if refresh_interval == 1 and backend != "exact":

@@ -24,9 +24,9 @@ class FeatureRows:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.width = 0
-        self.count = 0
-        self.limit = 0  # one more than the highest slot ever written
+        self.width: int = 0
+        self.count: int = 0
+        self.limit: int = 0  # one more than the highest slot ever written
 
     @property
     def nbytes(self) -> int:

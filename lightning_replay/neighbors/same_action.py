@@ -31,7 +31,8 @@ class SameActionLists:
 
     def __init__(self, capacity: int, num_neighbors: int, **options: Any) -> None:
         lists = NeighborLists(capacity, num_neighbors, **options)  # refuses bad options before the first action
-        self.capacity, self.num_neighbors = lists.capacity, lists.num_neighbors
+        self.capacity: int = lists.capacity
+        self.num_neighbors: int = lists.num_neighbors
         self._options = options
         self.clear()
 

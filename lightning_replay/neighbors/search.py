@@ -31,7 +31,7 @@ class PointTable:
     def __init__(self, capacity: int, width: int, device: torch.device | str = "cpu") -> None:
         self.capacity = capacity
         self.width = width
-        self.rows = torch.zeros(_whole_groups(capacity + 1), width + 2, device=device)
+        self.rows: Tensor = torch.zeros(_whole_groups(capacity + 1), width + 2, device=device)
         self.rows[:, width] = torch.inf
         self.rows[:, width + 1] = 1
         self._steps = torch.arange(_GROUP, device=device)

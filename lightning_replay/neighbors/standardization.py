@@ -29,9 +29,9 @@ class Standardization:
     """
 
     def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
-        self.count = 0
-        self.mean = torch.zeros(width, dtype=torch.float64, device=device)
-        self.std = torch.zeros_like(self.mean)
+        self.count: int = 0
+        self.mean: Tensor = torch.zeros(width, dtype=torch.float64, device=device)
+        self.std: Tensor = torch.zeros_like(self.mean)
         self._total = torch.zeros_like(self.mean)
         self._square = torch.zeros_like(self.mean)
 

@@ -38,8 +38,8 @@ class NeighborUpkeep:
         self.refresh_interval = refresh_interval
         self.drift_tolerance = drift_tolerance
         # One more than slots: short lists refer to the slot after the last.
-        self.waiting = torch.zeros(rows.capacity + 1, dtype=torch.bool, device=rows.features.device)
-        self.waiting_count = 0
+        self.waiting: Tensor = torch.zeros(rows.capacity + 1, dtype=torch.bool, device=rows.features.device)
+        self.waiting_count: int = 0
         self._left: list[Tensor] = []  # features overwritten since the last pass, of rows that may be in lists
         self._renewals_left = 0
         self._renewal_cursor = 0

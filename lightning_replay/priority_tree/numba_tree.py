@@ -31,7 +31,7 @@ class NumbaTree:
     the levels above lie one after the other in ``sums`` and ``minima``.
     """
 
-    device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         counts = [capacity]

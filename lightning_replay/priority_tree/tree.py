@@ -39,11 +39,11 @@ class PriorityTree:
     """
 
     def __init__(self, capacity: int, *, device: torch.device | str = "cpu", backend: str = "auto") -> None:
-        self.capacity = checked_count("capacity", capacity, of="slots")
-        self.device = torch.device(device)
+        self.capacity: int = checked_count("capacity", capacity, of="slots")
+        self.device: torch.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.backend = checked_choice("backend", backend, ("auto", "torch", "numba"))
+        self.backend: Any = checked_choice("backend", backend, ("auto", "torch", "numba"))
         is_compiled, on_cpu = has_numba(), self.device.type == "cpu"
         if backend == "numba" and not is_compiled:
             raise missing_extra("backend='numba'", "numba", "numba", "or use backend='torch'")

@@ -114,7 +114,8 @@ class PackedColumns:
     def __init__(self, rows: Stored, layout: RowLayout) -> None:
         if tuple(rows.shape[1:]) != (layout.row_bytes // WORD_BYTES,) or rows.dtype != torch.int64:
             raise ValueError(f"rows {list(rows.shape)} are not of {layout.row_bytes} bytes each")
-        self._rows, self.layout = StoredRows(rows), layout
+        self._rows = StoredRows(rows)
+        self.layout: RowLayout = layout
 
     def __len__(self) -> int:
         return len(self._rows)

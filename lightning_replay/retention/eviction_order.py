@@ -42,8 +42,8 @@ class LeavingOrder:
         while len(counts) == 1 or counts[-1] > WIDEST_TOP:
             counts.append(_rounded_up(counts[-1] // FAN_OUT))
         #: All levels one after the other, int64, and where each begins, with the end; for compiled loops.
-        self.nodes = np.full(sum(counts), ABSENT)
-        self.starts = np.cumsum([0, *counts])
+        self.nodes: np.ndarray = np.full(sum(counts), ABSENT)
+        self.starts: np.ndarray = np.cumsum([0, *counts])
         self._levels = self._views()
 
     def _views(self) -> list[np.ndarray]:

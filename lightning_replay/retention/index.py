@@ -21,7 +21,7 @@ class RetainedRows:
 
     def __init__(self, capacity: int, rule: RetentionRule, generator: torch.Generator) -> None:
         self.capacity = capacity
-        self.order = LeavingOrder(capacity)
+        self.order: LeavingOrder = LeavingOrder(capacity)
         self._evict_lowest, self._replace_lowest = evict_functions()
         self._rule = rule
         self._generator = generator

@@ -70,7 +70,7 @@ class _Surprising(RetentionRule):
 
     takes_surprise = learns = True
     surprise_exponent: float
-    exponent_step = 0.01  # smaller changes leave the stored priorities as they are
+    exponent_step: float = 0.01  # smaller changes leave the stored priorities as they are
 
     def __init__(self, surprise_exponent: float | Schedule = 1.0, draw_discount: float = 1.0) -> None:
         self.draw_discount = checked_number("draw_discount", draw_discount, ABOVE_ZERO, 1.0)
@@ -107,8 +107,10 @@ class _Weighing:
     weighs_actions = True
 
     def __init__(self, q_inverse_temperature: float = 1.0, greedy_epsilon: float | None = None) -> None:
-        self.q_inverse_temperature = checked_number("q_inverse_temperature", q_inverse_temperature, 0.0)
-        self.greedy_epsilon = None if greedy_epsilon is None else checked_share("greedy_epsilon", greedy_epsilon)
+        self.q_inverse_temperature: float = checked_number("q_inverse_temperature", q_inverse_temperature, 0.0)
+        self.greedy_epsilon: float | None = (
+            None if greedy_epsilon is None else checked_share("greedy_epsilon", greedy_epsilon)
+        )
 
     def on_policyness(self, action_values: Tensor, action: Tensor) -> Tensor:
         """Returns the softmax of the action values, or 1 and ``greedy_epsilon``."""
@@ -229,8 +231,8 @@ class StochasticSurprise(RetentionRule):
     always_admits = takes_surprise = learns = is_stochastic = True
 
     def __init__(self, exponent: float = 0.6, offset: float = 1e-3) -> None:
-        self.exponent = checked_number("exponent", exponent, 0.0)
-        self.offset = checked_number("offset", offset, ABOVE_ZERO)
+        self.exponent: float = checked_number("exponent", exponent, 0.0)
+        self.offset: float = checked_number("offset", offset, ABOVE_ZERO)
 
     def chance(self, priority: Tensor) -> Tensor:
         """``(sqrt(surprise) + offset) ** -exponent``."""
@@ -250,7 +252,7 @@ class StochasticExploration(_WeighingAlone):
 
     def __init__(self, exponent: float = 0.6, q_inverse_temperature: float = 1.0) -> None:
         super().__init__(q_inverse_temperature)
-        self.exponent = checked_number("exponent", exponent, 0.0)
+        self.exponent: float = checked_number("exponent", exponent, 0.0)
 
     def chance(self, priority: Tensor) -> Tensor:
         """``on_policyness ** exponent``."""

@@ -67,10 +67,10 @@ class ContinuousCorrectionSampler(UniformSampler):
     ) -> None:
         super().__init__(seed=seed)
         accepted = "a number in [0, 1), because with 1 rows outside are never drawn"
-        self.event_share = checked_number("event_share", event_share, 0.0, BELOW_ONE, accepted=accepted)
-        self.min_size = checked_count("min_size", min_size, of="rows")
-        self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
-        self.return_probabilities = checked_flag("return_probabilities", return_probabilities)
+        self.event_share: float = checked_number("event_share", event_share, 0.0, BELOW_ONE, accepted=accepted)
+        self.min_size: int = checked_count("min_size", min_size, of="rows")
+        self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
+        self.return_probabilities: bool = checked_flag("return_probabilities", return_probabilities)
         self._empty()
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
@@ -87,7 +87,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         if self.normalize_over_batch:
             weight /= weight.max()
         drawn = np.bincount(table, minlength=len(tables))
-        self.rows_drawn = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
+        self.rows_drawn: np.ndarray = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
         info = {"table": torch.from_numpy(table), "priority_weight": torch.from_numpy(weight).float()}
         if self.return_probabilities:
             holds = tables.position[:, (tables.position >= 0).any(0)] >= 0

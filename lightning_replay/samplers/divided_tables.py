@@ -24,12 +24,14 @@ class DividedTables(TorchRLNames):
     """A sampler of rows of tables, each row equally likely in its table or in proportion to priorities."""
 
     _trees: list[PriorityTree]
+    rows_drawn: np.ndarray
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "describe" in vars(cls) and not {"describe_part", "sample_part"} & vars(cls).keys():
             # The rows of a part would be without the columns of this class.
-            cls.sample_part = SamplerHooks.sample_part  # type: ignore[method-assign]
+            kind: Any = cls
+            kind.sample_part = SamplerHooks.sample_part
 
     @abstractmethod
     def rows_of_tables(self, tables: HeldTables, batch_size: int) -> np.ndarray:

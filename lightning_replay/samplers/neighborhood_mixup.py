@@ -66,7 +66,7 @@ class NeighborhoodMixupSampler(PairSampler):
     ) -> None:
         super().__init__(first=first, update_partners=update_partners, seed=seed)
         self.num_neighbors = num_neighbors
-        self.discrete = checked_choice("discrete", discrete, (None, "same_action"))
+        self.discrete: Any = checked_choice("discrete", discrete, (None, "same_action"))
         self._options: dict[str, Any] = {"refresh_interval": refresh_interval, "backend": backend}
         keys = checked_keys("feature_keys", feature_keys)
         self._feature_keys: list[NestedKey] = [key if len(key) > 1 else key[0] for key in keys]

@@ -15,6 +15,7 @@ from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritized
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.declared import declared_sampler
+from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.samplers.divided_pairs import DividedPairs
 from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
@@ -52,15 +53,14 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
     """
 
     draws_pairs = reads_columns = True
-    sample_part = DividedPairs.sample_part  # a class that defines sample names its own, see ReplaySampler
 
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
         # TorchRL's constructor is not called: it builds priority trees, which ``first`` has.
         if first is not None:
             check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
         self._seed_generator(seed)
-        self.first = UniformSampler(seed=self._derived_seed()) if first is None else first
-        self.update_partners = checked_flag("update_partners", update_partners)
+        self.first: UniformSampler | Sampler = UniformSampler(seed=self._derived_seed()) if first is None else first
+        self.update_partners: bool = checked_flag("update_partners", update_partners)
         self.reduction = "max"
         self._is_attached = False
 
@@ -106,6 +106,10 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         """Passes trajectories of which steps were left out on to ``first``."""
         declared_sampler(self.first).break_episodes(trajectories)
 
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the rows at the points of a part, as its base class; defined beside ``sample``, see ReplaySampler."""
+        return super().sample_part(storage, part)
+
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
 
@@ -143,11 +147,11 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         """The sampler of the first rows."""
         return self.first
 
-    draws_from_tables = _of_first("draws_from_tables")
-    rows_drawn = _of_first("rows_drawn")
-    num_slots = _of_first("num_slots")
-    uses_priorities = _of_first("uses_priorities")
-    checks_priorities = _of_first("checks_priorities")
+    draws_from_tables: bool = _of_first("draws_from_tables")
+    rows_drawn: Any = _of_first("rows_drawn")
+    num_slots: int | None = _of_first("num_slots")
+    uses_priorities: bool = _of_first("uses_priorities")
+    checks_priorities: bool = _of_first("checks_priorities")
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities of new rows, float32 ``[n]``, that ``first`` refuses."""

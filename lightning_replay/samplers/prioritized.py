@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import flat_index, matching_priority, refusal
 from lightning_replay.samplers.divided_priorities import DividedPriorities
@@ -69,7 +70,6 @@ class PrioritizedSampler(DividedPriorities):
     """
 
     refuses_unchanged = True
-    sample_part = DividedPriorities.sample_part  # a class that defines sample names its own, see ReplaySampler
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class PrioritizedSampler(DividedPriorities):
         seed: int | None = None,
     ) -> None:
         super().__init__(importance_exponent, priority_offset, seed)
-        self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
+        self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
         self._priority_exponent = checked_number("priority_exponent", priority_exponent, 0.0)
         self._backend = backend
         self._tree = PriorityTree(capacity, backend=backend)
@@ -123,6 +123,10 @@ class PrioritizedSampler(DividedPriorities):
     def on_evict(self, index: Tensor) -> None:
         """Forgets rows that left without being overwritten, int64 ``[n]``: they are not drawn."""
         self._tree.remove(index.to(self._tree.device))
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the rows at the points of a part, as its base class; defined beside ``sample``, see ReplaySampler."""
+        return super().sample_part(storage, part)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draws ``batch_size`` slots with replacement, int64 ``[B]``, or a tuple of these for several dimensions.
@@ -282,7 +286,7 @@ class PrioritizedSampler(DividedPriorities):
         self._set_largest(float(state_dict["largest_priority"]))
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
-        self.priority_offset = float(state_dict["priority_offset"])
+        self.priority_offset: float = float(state_dict["priority_offset"])
         self._load_shared_state(state_dict)
 
     def __repr__(self) -> str:

@@ -70,7 +70,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
     ) -> None:
         super().__init__(seed=seed)
         self.goal: ConditionLike = own(goal, "goal")
-        self.sweep_share = checked_share("sweep_share", sweep_share)
+        self.sweep_share: float = checked_share("sweep_share", sweep_share)
         self._set_done_key(done_key)
         self._empty()
 

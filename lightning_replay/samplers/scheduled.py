@@ -54,9 +54,9 @@ class ScheduledSampler(WithinTables):
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
         check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
-        self.tasks = checked_entries("tasks", tasks, "the names of the tasks, as ['hard', 'easy']")
-        self.scheduler = copy.deepcopy(scheduler)
-        self.min_size = checked_count("min_size", min_size, of="rows")
+        self.tasks: list[Any] = checked_entries("tasks", tasks, "the names of the tasks, as ['hard', 'easy']")
+        self.scheduler: Scheduler = copy.deepcopy(scheduler)
+        self.min_size: int = checked_count("min_size", min_size, of="rows")
         self.scheduler.start(self.tasks)
 
     @property

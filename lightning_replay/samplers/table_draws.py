@@ -42,7 +42,8 @@ class SummedTables:
     """
 
     def __init__(self, names: list[str], length: np.ndarray) -> None:
-        self.names, self.length = names, length
+        self.names: list[str] = names
+        self.length: np.ndarray = length
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import flat_index, matching_priority, refusal
 from lightning_replay.samplers.divided_tables import DividedTables
@@ -36,7 +37,6 @@ class WithinTables(DividedTables):
     """
 
     draws_from_tables = True
-    sample_part = DividedTables.sample_part  # a class that defines sample names its own, see ReplaySampler
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class WithinTables(DividedTables):
         self._largest: float = -1.0
         self._priority = np.zeros(0, dtype=np.float32)  # raw, by slot
         self._forget_trees()
-        self.rows_drawn = np.zeros(0, dtype=np.int64)
+        self.rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)
 
     def _forget_trees(self) -> None:
         self._trees: list[PriorityTree] = []  # by table, over its entries
@@ -68,7 +68,7 @@ class WithinTables(DividedTables):
     @priority_exponent.setter
     def priority_exponent(self, value: float) -> None:
         self._priority_exponent = checked_number("priority_exponent", value, 0.0)
-        self.uses_priorities = self._priority_exponent > 0
+        self.uses_priorities: bool = self._priority_exponent > 0
         self._forget_trees()
 
     @property
@@ -96,6 +96,10 @@ class WithinTables(DividedTables):
         if self.uses_priorities and storage is not None:
             self._attach_tables(tables_of(storage, self))
             self._priority[torch.as_tensor(index).cpu().numpy()] = self.default_priority
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the rows at the points of a part, as its base class; defined beside ``sample``, see ReplaySampler."""
+        return super().sample_part(storage, part)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device, table after table.

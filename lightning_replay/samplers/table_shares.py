@@ -78,16 +78,16 @@ class TableShares(WithinTables):
         total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
         if abs(total - 1.0) > ROUNDING:
             raise ValueError(f"table_shares sums to {total:g}; shares of a batch must sum to 1. Got {table_shares}")
-        self.table_shares = dict(table_shares)
+        self.table_shares: dict[str, float] = dict(table_shares)
         sizes = (min_sizes or {}).items()
-        self.min_sizes = {name: checked_count(f"min_sizes[{name!r}]", size, 0) for name, size in sizes}
-        self.at_least_one = checked_flag("at_least_one", at_least_one)
-        self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
-        self.multinomial = checked_flag("multinomial", multinomial)
+        self.min_sizes: dict[str, int] = {name: checked_count(f"min_sizes[{name!r}]", size, 0) for name, size in sizes}
+        self.at_least_one: bool = checked_flag("at_least_one", at_least_one)
+        self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
+        self.multinomial: bool = checked_flag("multinomial", multinomial)
         if correction is not None:
             check_callable("correction", correction, "one of lightning_replay.samplers.table_corrections, or None")
         self.correction = correction
-        self.return_probabilities = checked_flag("return_probabilities", return_probabilities)
+        self.return_probabilities: bool = checked_flag("return_probabilities", return_probabilities)
         self._names: list[str] = []  # of the tables, in the order of the two arrays
         self._share = self._least = np.zeros(0)
         self._allocation: tuple[tuple[int, bytes], np.ndarray] | None = None  # the last rows of tables, and for what

@@ -31,7 +31,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     _largest: float | Tensor
 
     def __init__(self, importance_exponent: float | Schedule, priority_offset: float, seed: int | None) -> None:
-        self.priority_offset = checked_number("priority_offset", priority_offset, 0.0)
+        self.priority_offset: float = checked_number("priority_offset", priority_offset, 0.0)
         self.importance_exponent = importance_exponent
         self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
         self._seed_generator(seed)

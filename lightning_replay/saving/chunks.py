@@ -22,7 +22,7 @@ from lightning_replay.memory import allocate_rows, free_bytes
 from lightning_replay.saving.serialization import DamagedFileError, replace_file
 from lightning_replay.saving.snapshot import Snapshot
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 << 20  # of 4 to 32 MiB, all as fast for a whole save: a new row writes the least
 CHUNK_SUFFIX = ".chunk"

@@ -28,8 +28,9 @@ class Snapshot:
         changes: of the tensor.
     """
 
-    def __init__(self, tensor: Tensor, lock: threading.RLock, changes: Changes) -> None:  # type: ignore[valid-type]
-        self.dtype, self.shape = tensor.dtype, tensor.shape
+    def __init__(self, tensor: Tensor, lock: threading.RLock, changes: Changes) -> None:
+        self.dtype: torch.dtype = tensor.dtype
+        self.shape: torch.Size = tensor.shape
         self._bytes = tensor.view(-1).view(torch.uint8)
         self._row_bytes = tensor[0].nbytes if len(tensor) else 0
         self._lock = lock
@@ -67,7 +68,7 @@ class Snapshot:
         while position < stop:
             piece, offset = divmod(position, PIECE_BYTES)
             count = min(PIECE_BYTES - offset, stop - position)
-            with self._lock:  # type: ignore[attr-defined]
+            with self._lock:
                 part = target[position - start : position - start + count]
                 kept = self._kept.get(piece)
                 part.copy_(self._bytes[position : position + count] if kept is None else kept[offset : offset + count])
@@ -78,14 +79,14 @@ class Snapshot:
 
     def unchanged(self, start: int, count: int) -> Any | None:
         """Returns what :meth:`keep_result` kept of these bytes; ``None`` if they may have changed since."""
-        with self._lock:  # type: ignore[attr-defined]
+        with self._lock:
             length, result = self._changes.result(start, self._moment, *self._rows_of(start, count)) or (0, None)
         return result if length == count else None
 
     def skip(self, start: int, count: int) -> None:
         """Counts these bytes as read: writers copy them no more."""
         stop = start + count
-        with self._lock:  # type: ignore[attr-defined]
+        with self._lock:
             pieces = slice(-(-start // PIECE_BYTES), None if stop == self.nbytes else stop // PIECE_BYTES)
             self._is_read[pieces] = True
             for piece in range(*pieces.indices(len(self._is_read))):
@@ -93,7 +94,7 @@ class Snapshot:
 
     def keep_result(self, start: int, count: int, result: Any) -> None:
         """Keeps what the bytes ``[start, start + count)`` of this snapshot were found to be, for later snapshots."""
-        with self._lock:  # type: ignore[attr-defined]
+        with self._lock:
             self._changes.keep_result(start, (count, result), self._moment)
 
     def _rows_of(self, start: int, count: int) -> tuple[int, int]:
@@ -110,7 +111,7 @@ class Snapshots:
     """The open snapshots of one tensor, and which of its rows change; writers call :meth:`keep`."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._open: list[Snapshot] = []
         self._changes = Changes()
 

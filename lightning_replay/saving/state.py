@@ -35,7 +35,7 @@ from lightning_replay.saving.serialization import (
     write_halves,
 )
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 STATE_MANIFEST = "state.json"
 STATE_FOLDER = "state"

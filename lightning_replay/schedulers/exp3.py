@@ -51,8 +51,8 @@ class Exp3(Scheduler):
 
     def __init__(self, exploration: float = 0.1) -> None:
         super().__init__()
-        self.exploration = checked_share("exploration", exploration, ABOVE_ZERO)
-        self.log_weights = np.zeros(0)
+        self.exploration: float = checked_share("exploration", exploration, ABOVE_ZERO)
+        self.log_weights: np.ndarray = np.zeros(0)
         self._drawn_with: list[float | None] = []
         self._waiting: list[float | None] = []
 
@@ -154,7 +154,9 @@ class Exp3S(Exp3):
     def __init__(self, exploration: float = 0.1, weight_sharing: float = 0.001) -> None:
         super().__init__(exploration)
         accepted = "a number in (0, 1]; for none, use Exp3"
-        self.weight_sharing = checked_number("weight_sharing", weight_sharing, ABOVE_ZERO, 1.0, accepted=accepted)
+        self.weight_sharing: float = checked_number(
+            "weight_sharing", weight_sharing, ABOVE_ZERO, 1.0, accepted=accepted
+        )
 
     def update(self, task: int, profit: float, probability: float) -> None:
         """Computes the update of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""
@@ -162,5 +164,5 @@ class Exp3S(Exp3):
         gain = self._gain(profit, probability)
         shared = np.logaddexp.reduce(self.log_weights) + 1.0 + math.log(self.weight_sharing / len(self.tasks))
         self.log_weights[task] += gain
-        self.log_weights = np.logaddexp(self.log_weights, shared)
+        self.log_weights: np.ndarray = np.logaddexp(self.log_weights, shared)
         self._normalize()

@@ -31,11 +31,12 @@ class ReturnProgress(ABC):
     least_episodes: int = 1
 
     def __init__(self, low: float, high: float, window: int = 100, every: int = 10) -> None:
-        self.low, self.high = checked_number("low", low), checked_number("high", high)
+        self.low: float = checked_number("low", low)
+        self.high: float = checked_number("high", high)
         if not self.low < self.high:
             raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
-        self.window = checked_count("window", window, self.least_episodes, of="episodes")
-        self.every = checked_count("every", every, of="episodes")
+        self.window: int = checked_count("window", window, self.least_episodes, of="episodes")
+        self.every: int = checked_count("every", every, of="episodes")
         self._returns: dict[int, deque[float]] = {}
         self._episodes: dict[int, int] = {}
 

@@ -92,13 +92,15 @@ class EasyToHard(_StagedScheduler):
 
     def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
         super().__init__()
-        self.order = tuple(checked_entries("order", order, "the names of the tasks from easy to hard, each once"))
+        self.order: tuple[Any, ...] = tuple(
+            checked_entries("order", order, "the names of the tasks from easy to hard, each once")
+        )
         if not self.order or len(set(self.order)) < len(self.order):
             raise ValueError(f"order is {order!r}; give the names of the tasks from easy to hard, each once")
         self._required = ("order", self.order)
-        self.advance_at = checked_share("advance_at", advance_at, ABOVE_ZERO)
-        self.max_signals = None if max_signals is None else checked_count("max_signals", max_signals)
-        self.stage = 0
+        self.advance_at: float = checked_share("advance_at", advance_at, ABOVE_ZERO)
+        self.max_signals: int | None = None if max_signals is None else checked_count("max_signals", max_signals)
+        self.stage: int = 0
         self._signals_in_stage = 0
 
     def progress(self, task: int, value: float) -> None:

@@ -19,7 +19,7 @@ from lightning_replay.sharded.reports import Answer, Counts, Losses, ShardReport
 if TYPE_CHECKING:
     from lightning_replay.draw_parts import GroupTotals
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _MOST_FAILED_STARTS = 3  # in a row, of one shard
 _START_TIMEOUT_S = 600.0  # of a process that imports RLlib, on a machine that may be starting many
@@ -28,7 +28,7 @@ _START_TIMEOUT_S = 600.0  # of a process that imports RLlib, on a machine that m
 class _Call(NamedTuple):
     """A call that was not answered yet."""
 
-    answer: ray.ObjectRef
+    answer: ray.ObjectRef[Any]
     steps: int
     td_errors: int
     then: Callable[[Any], None]
@@ -62,16 +62,20 @@ class ShardActors:
         options: ShardOptions,
         on_report: Callable[[ShardReport], None] = lambda report: None,
     ) -> None:
-        self._kind, self._arguments, self.options, self._on_report = kind, arguments, options, on_report
+        self._kind = kind
+        self._arguments = arguments
+        self.options: ShardOptions = options
+        self._on_report = on_report
         count = options.num_shards
         self.handles: list[Any] = []
-        self.epochs = np.zeros(count, dtype=np.int64)
-        self.reports = [ShardReport() for _ in range(count)]
-        self.lost = Losses()
+        self.epochs: np.ndarray = np.zeros(count, dtype=np.int64)
+        self.reports: list[ShardReport] = [ShardReport() for _ in range(count)]
+        self.lost: Losses = Losses()
         self._nodes: Sequence[str] = ()
         self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
-        self._starting, self.failed_starts = [False] * count, [0] * count
-        self._late_with: list[ray.ObjectRef | None] = [None] * count  # the last answer that was waited for in vain
+        self._starting = [False] * count
+        self.failed_starts: list[int] = [0] * count
+        self._late_with: list[ray.ObjectRef[Any] | None] = [None] * count  # the last answer that was waited for in vain
 
     def __len__(self) -> int:
         return self.options.num_shards
@@ -146,7 +150,7 @@ class ShardActors:
         steps: int = 0,
         td_errors: int = 0,
         then: Callable[[Any], None] = lambda value: None,
-    ) -> ray.ObjectRef:
+    ) -> ray.ObjectRef[Any]:
         """Calls a method of a shard without waiting; calls of one shard run in order.
 
         Args:
@@ -162,7 +166,7 @@ class ShardActors:
         self._pending[shard].append(_Call(answer, steps, td_errors, then))
         return answer
 
-    def settle(self, until: Mapping[int, ray.ObjectRef] | None = None) -> None:
+    def settle(self, until: Mapping[int, ray.ObjectRef[Any]] | None = None) -> None:
         """Waits for answers, except of shards that are being started or were late before; takes all that have come.
 
         Args:
@@ -175,7 +179,7 @@ class ShardActors:
         awaited = [self._awaited(shard, until) if alive else [] for shard, alive in enumerate(self.alive)]
         waited = [answer for answers in awaited for answer in answers]
         others = [call.answer for calls in self._pending for call in calls if call.answer not in waited]
-        ready: set[ray.ObjectRef] = set()
+        ready: set[ray.ObjectRef[Any]] = set()
         for references, timeout in ((waited, self.options.shard_timeout_s), (others, 0)):
             if references:
                 ready.update(ray.wait(references, num_returns=len(references), timeout=timeout)[0])
@@ -228,10 +232,10 @@ class ShardActors:
         self.send(shard, "report")
 
     def _actor(self, shard: int) -> Any:
-        actor = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
+        actor: Any = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
         return actor.options(**placement_of(shard, self._nodes)).remote(*self._arguments(shard))
 
-    def _awaited(self, shard: int, until: Mapping[int, ray.ObjectRef] | None) -> list[ray.ObjectRef]:
+    def _awaited(self, shard: int, until: Mapping[int, ray.ObjectRef[Any]] | None) -> list[ray.ObjectRef[Any]]:
         """Returns the answers of a shard to wait for, as calls run in order: all up to the last one."""
         pending = [call.answer for call in self._pending[shard]]
         if until is None:
@@ -239,7 +243,7 @@ class ShardActors:
         last = until.get(shard)
         return pending[: pending.index(last) + 1] if last in pending else []
 
-    def _take(self, shard: int, ready: set[ray.ObjectRef]) -> list[Exception]:
+    def _take(self, shard: int, ready: set[ray.ObjectRef[Any]]) -> list[Exception]:
         """Takes the answers of a shard that have come, in order, and keeps the last report; returns errors."""
         pending = self._pending[shard]
         errors: list[Exception] = []
@@ -284,7 +288,7 @@ class ShardActors:
         ray.kill(self.handles[shard])
         self._start(shard)
 
-    def _is_late(self, shard: int, awaited: ray.ObjectRef) -> None:
+    def _is_late(self, shard: int, awaited: ray.ObjectRef[Any]) -> None:
         self._late_with[shard] = awaited
         logger.warning(
             "shard %d has not answered for %g s (shard_timeout_s); draws go on without its %d rows until it does",

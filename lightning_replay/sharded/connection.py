@@ -44,7 +44,7 @@ class Connection:
     def start(cls, name: str, wait_timeout_s: float, *arguments: Any) -> Connection:
         """Starts a coordinator and its shards, on the node of this process as far as there is room."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        actor = ray.remote(num_cpus=0, max_restarts=0)(Coordinator)
+        actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Coordinator)
         handle = actor.options(name=name, namespace=NAMESPACE, scheduling_strategy=here).remote(*arguments)
         connection = cls(name, wait_timeout_s, handle)
         try:

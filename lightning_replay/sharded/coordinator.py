@@ -107,7 +107,7 @@ class Coordinator:
         self._shares.enter(world_size)
         return _FIRST_RANK + rank
 
-    def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef], int]], layout: Layout) -> list[Any] | NotYet:
+    def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout) -> list[Any] | NotYet:
         """Passes references to rows on to their shards.
 
         Args:
@@ -197,11 +197,11 @@ class Coordinator:
 
     def progress(self, task: str, value: float) -> None:
         """Passes the progress of a task to the scheduler of a curriculum."""
-        self._template.progress(task, value)  # type: ignore[attr-defined]
+        self._template.progress(task, value)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
         """Returns the next tasks of actors."""
-        return self._template.actor_tasks(num_actors)  # type: ignore[attr-defined]
+        return self._template.actor_tasks(num_actors)
 
     def seed(self, seed: int) -> None:
         """Restarts all draws from a seed."""

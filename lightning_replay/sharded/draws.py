@@ -51,7 +51,7 @@ class _InFlight(NamedTuple):
     request: tuple[Any, ...]
     divisions: dict[str, Division]  # by module
     epochs: np.ndarray  # of the shards when it was sent, int64 [S]
-    asked: dict[int, ray.ObjectRef]  # answers by shard
+    asked: dict[int, ray.ObjectRef[Any]]  # answers by shard
     parts: dict[int, dict[str, RemotePart]]  # those that have come, by shard
 
 

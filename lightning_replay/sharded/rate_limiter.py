@@ -50,11 +50,11 @@ class RateLimiter:
         batch_size: int = 1,
         insert_size: int = 1,
     ) -> None:
-        self.min_size_to_sample = checked_count("min_size_to_sample", min_size_to_sample, of="rows")
-        self.batch_size = checked_count("batch_size", batch_size, of="rows")
-        self.insert_size = checked_count("insert_size", insert_size, of="rows")
+        self.min_size_to_sample: int = checked_count("min_size_to_sample", min_size_to_sample, of="rows")
+        self.batch_size: int = checked_count("batch_size", batch_size, of="rows")
+        self.insert_size: int = checked_count("insert_size", insert_size, of="rows")
         self.samples_per_insert = samples_per_insert
-        self.error_buffer = checked_number("error_buffer", error_buffer, 0.0)
+        self.error_buffer: float = checked_number("error_buffer", error_buffer, 0.0)
         if samples_per_insert is not None:
             self._check_error_buffer(checked_number("samples_per_insert", samples_per_insert, ABOVE_ZERO))
         self._inserted = self._sampled = self._filled = 0

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -25,7 +25,7 @@ class Block(NamedTuple):
         start, stop: which of their rows.
     """
 
-    reference: ray.ObjectRef
+    reference: ray.ObjectRef[Any]
     start: int
     stop: int
 
@@ -108,7 +108,7 @@ class FetchedRows:
         return batch
 
 
-def _fetched(reference: ray.ObjectRef) -> Columns | None:
+def _fetched(reference: ray.ObjectRef[Any]) -> Columns | None:
     try:
         columns: Columns = ray.get(reference)
     except RayError:

@@ -147,7 +147,8 @@ class ShardedReplay(TrainingReplay):
         self._num_shards = num_shards
         self._capacity = options.get("capacity", options.get("capacity_per_task", 0) * max(1, len(built.tasks)))
         self._tasks, self._returns, self._sampler_name = built.tasks, built.returns, built.sampler_name
-        self._takes_feedback, self.is_prioritized = built.takes_feedback, built.is_prioritized
+        self._takes_feedback = built.takes_feedback
+        self.is_prioritized: bool = built.is_prioritized
         self.batch_size: int = built.batch_size
         self.priority_key: str = built.priority_key
 
@@ -267,7 +268,7 @@ class ShardedReplay(TrainingReplay):
         ]
         return torch.cat(indices)
 
-    def _stored(self, shard: int, answer: ray.ObjectRef) -> np.ndarray:
+    def _stored(self, shard: int, answer: ray.ObjectRef[Any]) -> np.ndarray:
         try:
             slots = ray.get(answer).value
         except RayError:  # the shard was lost; the coordinator counts its rows

@@ -92,7 +92,7 @@ class RemotePart(NamedTuple):
         stats: of the module's replay in this shard, in some of the answers.
     """
 
-    reference: ray.ObjectRef
+    reference: ray.ObjectRef[Any]
     slot: np.ndarray
     generation: np.ndarray
     reply: PartDraw

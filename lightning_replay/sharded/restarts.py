@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from lightning_replay.sharded.actors import ShardActors
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Folder = TypeVar("Folder")
 

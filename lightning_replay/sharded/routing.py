@@ -28,7 +28,7 @@ class Router:
 
     def __init__(self, num_shards: int, first: int = 0, remembered: int = 4096) -> None:
         self._remembered = remembered
-        self.num_steps = [0] * num_shards
+        self.num_steps: list[int] = [0] * num_shards
         self._order = [(first + number) % num_shards for number in range(num_shards)]
         self._running: OrderedDict[Hashable, int] = OrderedDict()
 

@@ -56,7 +56,7 @@ class ReplayShard:
         """Returns what the shard holds."""
         return self._answer()
 
-    def extend(self, reference: Sequence[ray.ObjectRef], largest: Mapping[str, float]) -> Answer:
+    def extend(self, reference: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float]) -> Answer:
         """Stores rows.
 
         Args:

@@ -21,7 +21,7 @@ class ForkableStorage(LazyTensorStorage):
 
     def _begin_life(self) -> None:
         """Sets the attributes of this object in this process: a lock and what a fork changes."""
-        self.snapshots = Snapshots()
+        self.snapshots: Snapshots = Snapshots()
         self._shared_writes = None if self._memmap is None else forking.SharedWrites()
         self._refusal: str | None = None
         self._is_held = False

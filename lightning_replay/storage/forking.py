@@ -86,7 +86,7 @@ def finished(futures: Iterable[Future[Any]]) -> bool:
 def release_futures(futures: Iterable[Future[Any]]) -> None:
     """Gives futures that are done new locks, in a forked process: threads that wait for batches hold them briefly."""
     for future in futures:
-        future._condition = threading.Condition()  # type: ignore[attr-defined]
+        future._condition = threading.Condition()
 
 
 def _before() -> None:

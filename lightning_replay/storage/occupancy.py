@@ -47,7 +47,7 @@ class FirstSlots(Occupancy):
     __slots__ = ("count",)
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self.count: int = count
 
     def slots(self) -> Tensor:
         """Returns the slots, int64 ``[count]``."""
@@ -82,7 +82,7 @@ class SlotSet(Occupancy):
         self._order = np.arange(capacity)
         self._place = np.arange(capacity)
         self._place[length:] = -1
-        self.count = length
+        self.count: int = length
 
     @property
     def nbytes(self) -> int:

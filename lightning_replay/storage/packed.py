@@ -333,7 +333,7 @@ class PackedStorage(ForkableStorage):
         self._layout = self._rows = self._columns = self._storage = self._block = None
         self._generation = self._generations = self._columns_check = self._reader = None
         self._given = {}
-        self.initialized = False
+        self.initialized: bool = False
 
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""

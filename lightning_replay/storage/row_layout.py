@@ -36,10 +36,10 @@ class RowLayout:
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
-        self.columns = {key: (dtype, shape) for key, dtype, shape in leaves}
-        self.tree = nest(self.columns)
+        self.columns: dict[Key, tuple[torch.dtype, torch.Size]] = {key: (dtype, shape) for key, dtype, shape in leaves}
+        self.tree: dict[str, Any] = nest(self.columns)
         num_bytes = sum(shape.numel() * dtype.itemsize for _, dtype, shape in leaves)
-        self.row_bytes = -(-num_bytes // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
+        self.row_bytes: int = -(-num_bytes // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
         self._groups: list[_Group] = []
         self._order: list[Key] = []  # of the views
         by_width = sorted(leaves, key=lambda leaf: (-leaf[1].itemsize, str(leaf[1])))

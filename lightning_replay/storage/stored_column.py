@@ -22,7 +22,8 @@ class StoredColumn:
     """One column of all rows, as a tensor and, where NumPy has the dtype, as an array: its small writes are cheaper."""
 
     def __init__(self, key: Key, tensor: Tensor) -> None:
-        self.key, self.tensor = key, tensor
+        self.key: Key = key
+        self.tensor: Tensor = tensor
         has_array = tensor.device.type == "cpu" and tensor.dtype not in _WITHOUT_NUMPY
         self.array: np.ndarray | None = tensor.numpy() if has_array else None
         self._vectors: np.ndarray | None = None  # each a single element of its bytes: many are copied in half the time

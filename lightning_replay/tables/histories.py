@@ -27,10 +27,12 @@ class Histories:
         self._clear()
 
     def _clear(self) -> None:
-        self.arrays = HistoryArrays(np.zeros((0, self._length), dtype=np.int64), np.zeros(0, dtype=np.int64))
+        self.arrays: HistoryArrays = HistoryArrays(
+            np.zeros((0, self._length), dtype=np.int64), np.zeros(0, dtype=np.int64)
+        )
         self._running: dict[int, int] = {}  # the row of each episode; the one continued last is last
         self._unused: list[int] = []
-        self.forgotten = 0
+        self.forgotten: int = 0
 
     def __len__(self) -> int:
         return len(self._running)

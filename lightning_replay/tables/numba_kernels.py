@@ -70,7 +70,7 @@ def _place(arrays, table, places, slots):  # type: ignore[no-untyped-def]
         arrays.position[table[row], slots[row]] = places[row] - arrays.offset[table[row]]
 
 
-def append_new(arrays, table, slots):  # type: ignore[no-untyped-def]
+def append_new(arrays: TableArrays, table: np.ndarray, slots: np.ndarray) -> int:
     """Appends a new row to each table of ``table``; fills in their slots, free for longest first.
 
     Returns 1; 0, with nothing changed, for a table that does not exist or more rows for one than its capacity; -1 where
@@ -107,7 +107,7 @@ def _append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
     return 1
 
 
-def append(arrays, table, slots):  # type: ignore[no-untyped-def]
+def append(arrays: TableArrays, table: np.ndarray, slots: np.ndarray) -> None:
     """Appends slots with references to tables without them; of more than a capacity the last ones."""
     _append(tuple(arrays), table, slots)
 
@@ -223,7 +223,15 @@ def _forget_sent(sent, slots):  # type: ignore[no-untyped-def]
             sent[slots[row], table] = False
 
 
-def follow(arrays, happened, events, groups, slots, held_in, histories):  # type: ignore[no-untyped-def]
+def follow(
+    arrays: TableArrays,
+    happened: np.ndarray,
+    events: EventArrays,
+    groups: EpisodeGroups,
+    slots: np.ndarray,
+    held_in: np.ndarray,
+    histories: HistoryArrays,
+) -> tuple[np.ndarray, np.ndarray]:
     """Appends the steps that led to events in new rows to the events' tables, and the rows to their histories.
 
     Returns tables and slots of these steps, int64: table after table, in the order of the events, for each in order of
@@ -239,7 +247,7 @@ def follow(arrays, happened, events, groups, slots, held_in, histories):  # type
     return tables, steps
 
 
-def draw(arrays, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
+def draw(arrays: TableArrays, rows: np.ndarray, uniform: np.ndarray, table: np.ndarray, slots: np.ndarray) -> None:
     """Draws ``rows[t]`` entries of each table t, each equally likely, table after table; fills in tables and slots."""
     capacity, offset, appended, first, entries, *_ = arrays
     _draw(capacity, offset, appended, first, entries, rows, uniform, table, slots)

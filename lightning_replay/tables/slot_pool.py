@@ -24,8 +24,8 @@ class Slots:
     """
 
     def __init__(self, arrays: TableArrays) -> None:
-        self.references = arrays.references
-        self.count = len(arrays.references)
+        self.references: np.ndarray = arrays.references
+        self.count: int = len(arrays.references)
         self._arrays = arrays
         #: Called with slots, int64 ``[n]``, that are free now.
         self.on_free: Callable[[np.ndarray], None] | None = None

@@ -50,14 +50,14 @@ class Tables(Occupancy):
             checked_count(f"capacity of table {name!r}", capacity, of="rows")
         checked_count("extra_slots", extra_slots, 0)
         num_entries = sum(capacities.values())
-        self.num_slots = num_entries + extra_slots
+        self.num_slots: int = num_entries + extra_slots
         # Entries, and for each slot its positions, its age, its references and its place among the free ones.
         num_bytes = 8 * num_entries + (4 * len(capacities) + 20) * self.num_slots
         check_free(num_bytes, f"tables over {self.num_slots:,} slots")
-        self.names = list(capacities)
-        self.capacity = np.fromiter(capacities.values(), np.int64, len(capacities))
-        self.appended = np.zeros(len(capacities), dtype=np.int64)
-        self.arrays = TableArrays(
+        self.names: list[str] = list(capacities)
+        self.capacity: np.ndarray = np.fromiter(capacities.values(), np.int64, len(capacities))
+        self.appended: np.ndarray = np.zeros(len(capacities), dtype=np.int64)
+        self.arrays: TableArrays = TableArrays(
             capacity=self.capacity,
             offset=np.concatenate(([0], np.cumsum(self.capacity)[:-1])),
             appended=self.appended,
@@ -70,8 +70,10 @@ class Tables(Occupancy):
             written_at=np.zeros(self.num_slots, dtype=np.int64),
             counters=np.zeros(3, dtype=np.int64),
         )
-        self.entries, self.offset, self.position = self.arrays.entries, self.arrays.offset, self.arrays.position
-        self.pool = Slots(self.arrays)
+        self.entries: np.ndarray = self.arrays.entries
+        self.offset: np.ndarray = self.arrays.offset
+        self.position: np.ndarray = self.arrays.position
+        self.pool: Slots = Slots(self.arrays)
         self.state_action_counts: StateActionCounts | None = None  # where the writer has count_state_actions
 
     def __len__(self) -> int:

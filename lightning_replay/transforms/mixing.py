@@ -23,7 +23,7 @@ class Mixing:
     """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``; ``found`` counts the keys of the tree it had."""
 
     def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
-        self.found = 0
+        self.found: int = 0
         self._coefficient = coefficient
         self._untouched = untouched
         self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
@@ -80,7 +80,7 @@ class PackedMixing:
 
     def __init__(self, layout: RowLayout, keys: set[Key]) -> None:
         self.layout = layout
-        self.missing = {key for key in keys if not any(_is_under(column, key) for column in layout.columns)}
+        self.missing: set[Key] = {key for key in keys if not any(_is_under(column, key) for column in layout.columns)}
         row = layout.leaves(torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64), torch.Size([1]))
         self._places = {key: _Place(leaf.dtype, int(leaf.storage_offset()), leaf.numel()) for key, leaf in row.items()}
         mixed = [
@@ -97,7 +97,9 @@ class PackedMixing:
             self._blocks.append(place)
         # Where a return's discount is stored, pairs are compared by it too, which the compiled loop does not.
         is_covered = _TERMINATED in self._places and ("discount",) not in self._places
-        self.is_compiled = has_numba() and is_covered and {place.dtype for place in self._blocks} <= {torch.float32}
+        self.is_compiled: bool = (
+            has_numba() and is_covered and {place.dtype for place in self._blocks} <= {torch.float32}
+        )
         self._bounds = np.array([[place.start, place.start + place.length] for place in self._blocks], dtype=np.int64)
 
     def gather_mixed(self, rows: Tensor, index: Tensor, coefficient: Tensor) -> tuple[Tensor, Tensor]:

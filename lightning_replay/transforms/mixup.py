@@ -80,8 +80,8 @@ class MixPairs(RandomTransform):
         seed: int | None = None,
     ) -> None:
         super().__init__(seed)
-        self.mixup_concentration = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
-        self.fraction = checked_share("fraction", fraction)
+        self.mixup_concentration: float = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
+        self.fraction: float = checked_share("fraction", fraction)
         self._mixed_keys = set(checked_keys("keys", keys))
         self._mixed_tree = tree_of(self._mixed_keys)
         self._coefficients = _CoefficientStream(self.mixup_concentration)
@@ -223,7 +223,7 @@ class MixStates(RandomTransform):
         self, mixup_concentration: float = 0.75, keys: Sequence[NestedKey] = ("observation",), seed: int | None = None
     ) -> None:
         super().__init__(seed)
-        self.mixup_concentration = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
+        self.mixup_concentration: float = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
         self._paths = checked_keys("keys", keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

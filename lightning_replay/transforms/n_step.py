@@ -61,7 +61,7 @@ class NStepTransitions(ReplayTransform):
         self._columns: frozenset[_Column] | None = None  # of the first steps; later ones must have the same
 
     @property
-    def pending(self) -> tuple[TensorDictBase | None, frozenset[_Column] | None]:  # type: ignore[override]
+    def pending(self) -> tuple[TensorDictBase | None, frozenset[_Column] | None]:
         """Returns waiting steps and known columns; ``Replay`` sets both back where rows are refused."""
         return self._waiting, self._columns
 

@@ -53,7 +53,7 @@ class GaussianNoise(RandomTransform):
         seed: int | None = None,
     ) -> None:
         super().__init__(seed)
-        self.sigma = checked_number("sigma", sigma, 0.0)
+        self.sigma: float = checked_number("sigma", sigma, 0.0)
         self.kind: str = checked_choice("kind", kind, NOISE_KINDS)
         self._noisy_paths = checked_keys("keys", keys)
 

@@ -44,7 +44,7 @@ class ManhattanDistance:
         numbers = checked_numbers("goal", goal)
         if not numbers:
             raise ValueError(f"goal is {goal!r}; a distance needs at least one number")
-        self.scale = checked_number("scale", scale)
+        self.scale: float = checked_number("scale", scale)
         self._goal = torch.tensor(numbers)
         self._components = _checked_components(components, len(numbers))
 
@@ -131,7 +131,7 @@ class PotentialShaping(ReplayTransform):
         super().__init__()
         check_callable("potential", potential, "a callable from observations [B, ...] to [B]")
         self.potential = potential
-        self.discount = checked_share("discount", discount)
+        self.discount: float = checked_share("discount", discount)
         self._path = checked_key("observation_key", observation_key)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -74,7 +74,7 @@ class EventTableWriter(TableWriter):
         longest = max(event.history_length for table in event_tables for event in table.events)
         capacities = {DEFAULT_TABLE: capacity} | {table.name: table.capacity for table in event_tables}
         super().__init__(Tables(capacities, extra_slots=max_trajectories * (longest - 1)))
-        self.forget_stale = checked_flag("forget_stale", forget_stale)
+        self.forget_stale: bool = checked_flag("forget_stale", forget_stale)
         self._given_tables = list(event_tables)
         self._max_trajectories = max_trajectories
         self._longest = longest

@@ -32,7 +32,7 @@ from lightning_replay.storage.transition_check import Column
 from lightning_replay.validation import check_callable, check_kind, checked_flag
 from lightning_replay.writers.announcement import announce, chosen, packed_storage
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 InitialSurprise = Callable[[TensorDictBase], Tensor]
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -94,9 +94,11 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             )
         if initial_surprise is not None:
             check_callable("initial_surprise", initial_surprise, "a function TensorDict [M] -> [M]")
-        self.rule = SurpriseOnPolicyness() if rule is None else copy.copy(rule)  # it may follow a schedule
+        self.rule: SurpriseOnPolicyness | RetentionRule = (
+            SurpriseOnPolicyness() if rule is None else copy.copy(rule)
+        )  # it may follow a schedule
         self.initial_surprise = initial_surprise
-        self.always_admit = checked_flag("always_admit", always_admit)
+        self.always_admit: bool = checked_flag("always_admit", always_admit)
         self.insert_nothing()
         self._generator = seeded_generator(seed)
         self._rows: RetainedRows
@@ -165,7 +167,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._write_count += decisions.num_admitted
         self._refused += count - decisions.num_admitted
         self._evicted += decisions.num_evicted
-        self.entered = torch.from_numpy(decisions.entered)
+        self.entered: Tensor = torch.from_numpy(decisions.entered)
         index = torch.from_numpy(decisions.slots).to(self._storage.device)
         announce(self._storage, index, decisions.entered, data)
         return Insertion(index, self.entered)

@@ -43,7 +43,7 @@ class TaskTableWriter(TableWriter):
 
     def __init__(self, tasks: Sequence[str], capacity_per_task: int, shares_one_table: bool = False) -> None:
         check_tasks(tasks)
-        self.tasks = list(tasks)
+        self.tasks: list[str] = list(tasks)
         capacity_per_task = checked_count("capacity_per_task", capacity_per_task, of="transitions")
         self._shares_one_table = checked_flag("shares_one_table", shares_one_table)
         self._columns: Mapping[Any, Any] | None = None  # those in which the task is at the place _task_at

@@ -55,17 +55,17 @@ class ApexDQNConfig(DQNConfig):
         super().__init__(algo_class=algo_class or ApexDQN)
         self.n_step = 3
         self.train_batch_size = 512
-        self.rollout_fragment_length = 50
+        self.rollout_fragment_length: int = 50
         self.max_requests_in_flight_per_env_runner = 2
-        self.epsilon = 0.4
-        self.epsilon_exponent = 7.0
+        self.epsilon: float = 0.4
+        self.epsilon_exponent: float = 7.0
         self.samples_per_insert: float | None = None
         self.error_buffer: float | None = None
         self.broadcast_interval = 10
         # RLlib's own would wait for every EnvRunner at the end of an iteration.
         self._dont_auto_sync_env_runner_states = True
 
-    def training(  # type: ignore[override]
+    def training(
         self,
         *,
         epsilon: float = NotProvided,
@@ -193,7 +193,7 @@ class ApexDQN(DQN):
             ValueError: a module without an epsilon of its own.
         """
         super().setup(config)
-        self.rate_limiter = self.config.new_rate_limiter()
+        self.rate_limiter: RateLimiter = self.config.new_rate_limiter()
         self._updates_until_broadcast = self.config.broadcast_interval
         self._learned: set[str] = set()
         timeout_s = math.inf if self.config.sample_timeout_s is None else self.config.sample_timeout_s

@@ -11,7 +11,7 @@ import numpy as np
 _ROUNDING = 1e-5  # how far float32 actions may be out of bounds, relative to the bound
 
 
-def fit_observation(column: np.ndarray, space: gym.Space, name: str) -> np.ndarray:
+def fit_observation(column: np.ndarray, space: gym.Space[Any], name: str) -> np.ndarray:
     """Returns observations ``[N, ...]`` in the dtype of their space, which is not Dict and not Tuple.
 
     Raises:
@@ -25,7 +25,7 @@ def fit_observation(column: np.ndarray, space: gym.Space, name: str) -> np.ndarr
     return column.astype(space.dtype, copy=False)
 
 
-def fit_action(column: np.ndarray, space: gym.Space, name: str, *, normalized: bool) -> np.ndarray:
+def fit_action(column: np.ndarray, space: gym.Space[Any], name: str, *, normalized: bool) -> np.ndarray:
     """Returns actions of the environment as the module would have computed them: float32 or int64, ``[N, ...]``.
 
     Args:
@@ -62,8 +62,8 @@ def fit_action(column: np.ndarray, space: gym.Space, name: str, *, normalized: b
     return column.astype(np.float32 if floats else np.int64)
 
 
-def _check_shape(column: np.ndarray, space: gym.Space, name: str) -> None:
-    if column.shape[1:] != space.shape:
+def _check_shape(column: np.ndarray, space: gym.Space[Any], name: str) -> None:
+    if space.dtype is None or column.shape[1:] != space.shape:
         raise ValueError(
             f"{name} has rows of shape {column.shape[1:]}; the algorithm's space is {space}, of shape {space.shape}. "
             "Fill with rows collected in the same environment"
@@ -83,7 +83,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
     if isinstance(space, gym.spaces.MultiDiscrete):
         return 0, space.nvec.astype(np.int64) - 1
     if isinstance(space, gym.spaces.Box):
-        wide = np.float64 if space.dtype.kind == "f" else np.int64
+        wide = np.float64 if space.low.dtype.kind == "f" else np.int64
         return space.low.astype(wide), space.high.astype(wide)
     raise ValueError(
         f"actions of the space {space} are not supported; Box, Discrete, MultiDiscrete, MultiBinary, and Dict and "
@@ -91,7 +91,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
     )
 
 
-def _check_bounds(column: np.ndarray, low: Any, high: Any, space: gym.Space, name: str) -> None:
+def _check_bounds(column: np.ndarray, low: Any, high: Any, space: gym.Space[Any], name: str) -> None:
     if column.dtype.kind == "f":
         low, high = low - _ROUNDING * np.abs(low), high + _ROUNDING * np.abs(high)
     inside = (column >= low) & (column <= high)  # NaN is not inside

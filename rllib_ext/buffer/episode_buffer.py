@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rllib_ext.buffer.module_replay import MeasureSurprise, ModuleReplay
     from rllib_ext.episodes.task_assignment import TaskAssignment
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
@@ -68,17 +68,19 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         del metrics_num_episodes_for_smoothing
         check_kind("modules", modules, Mapping | None, "options by the name of the module, or None")
         self.recipe = recipe
-        self.num_learners = checked_count("num_learners", num_learners, 0, of="Learners")
-        self.layout_was_given = layout is not None
-        self.options = ModuleOptions(recipe, "blocks" if layout is None else layout, options, modules or {})
+        self.num_learners: int = checked_count("num_learners", num_learners, 0, of="Learners")
+        self.layout_was_given: bool = layout is not None
+        self.options: ModuleOptions = ModuleOptions(
+            recipe, "blocks" if layout is None else layout, options, modules or {}
+        )
         self.is_in_checkpoints = self._has_warned = False
         self.draws_per_report = 1
         self.assignment: TaskAssignment | None = None
-        self.counters = BufferMetrics()
+        self.counters: BufferMetrics = BufferMetrics()
         self._several_agents = False
         # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
-        self.modules = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
-        self.capacity = self.replay.capacity
+        self.modules: dict[str, ModuleReplay] = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
+        self.capacity: int = self.replay.capacity
 
     def use_layout(self, layout: str) -> None:
         """Sets the layout of rows drawn from now on."""

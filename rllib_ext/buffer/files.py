@@ -201,7 +201,7 @@ def _folder_of(module_id: str) -> str:
     return f"module-{quote(module_id, safe='')}"
 
 
-def _with_entries(key: str, space: gym.Space | None) -> list[tuple[str, gym.Space]]:
+def _with_entries(key: str, space: gym.Space[Any] | None) -> list[tuple[str, gym.Space[Any]]]:
     """Returns a space and, as of several agents, its entries; a module's columns may have come from any of them."""
     agents = space.spaces.items() if isinstance(space, gym.spaces.Dict) else ()
     return [] if space is None else [(key, space), *((f"{key}[{agent!r}]", entry) for agent, entry in agents)]

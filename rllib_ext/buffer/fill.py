@@ -24,7 +24,7 @@ from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.episodes.info_columns import TASK
 from rllib_ext.rllib_compat import local_replay_buffer
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
@@ -84,8 +84,8 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
 
 def episodes_of(
     replay: Replay,
-    observation_space: gym.Space,
-    action_space: gym.Space,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
     *,
     most: int,
     normalized: bool,
@@ -144,7 +144,7 @@ def _newest_rows(replay: Replay, most: int) -> TensorDictBase:
     return rows
 
 
-def _read(rows: TensorDictBase, key: tuple[str, ...], space: gym.Space, fit: Callable[..., np.ndarray]) -> Any:
+def _read(rows: TensorDictBase, key: tuple[str, ...], space: gym.Space[Any], fit: Callable[..., np.ndarray]) -> Any:
     if isinstance(space, gym.spaces.Dict):
         return {name: _read(rows, (*key, str(name)), part, fit) for name, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +19,7 @@ class ImageCatalog(DQNCatalog):
     Arguments are RLlib's; observation spaces other than uint8 ``[channels, H, W]`` stay as they are.
     """
 
-    def __init__(self, observation_space: gym.Space, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, observation_space: gym.Space[Any], *args: Any, **kwargs: Any) -> None:
         if is_image(observation_space):
             channels, height, width = observation_space.shape
             observation_space = gym.spaces.Box(0.0, 1.0, (height, width, channels), np.float32)
@@ -46,6 +46,6 @@ class ImageDQNModule(DefaultDQNTorchRLModule):
         return super()._qf_forward_helper(batch, encoder, head)
 
 
-def is_image(space: gym.Space) -> bool:
+def is_image(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Box]:
     """Returns whether observations of this space are bytes ``[channels, H, W]``."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3

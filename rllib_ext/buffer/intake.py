@@ -39,7 +39,9 @@ class Intake:
 
         self._replay, self._converter, self._module_id = replay, converter, module_id
         self._returns, self._stored_returns = returns, stored_returns
-        self.task_progress = TaskProgress(replay, progress) if isinstance(replay, CurriculumReplay) else None
+        self.task_progress: TaskProgress | None = (
+            TaskProgress(replay, progress) if isinstance(replay, CurriculumReplay) else None
+        )
         self._interrupted = False
 
     @property

@@ -32,7 +32,7 @@ _SUMS_BY_MODULE = {
     "steps_sampled": keys.NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 }
 # group of keys -> its statistics of a replay, which has the first of them if it has any
-STATS = {
+STATS: dict[str, tuple[str, ...]] = {
     "retention": (
         *("admitted", "refused", "evicted", "age_mean", "age_max"),
         *("age_over_capacity", "terminal_share", "terminal_over_newest", "td_error_over_newest"),
@@ -57,7 +57,7 @@ class CounterLog:
     """
 
     def __init__(self) -> None:
-        self.logger = MetricsLogger(root=False)
+        self.logger: MetricsLogger = MetricsLogger(root=False)
         self.logged: Counts = Counter()
 
     def totals(self, counts: Counts, env_steps_stored: int, rows: Mapping[str, int]) -> None:

@@ -43,7 +43,8 @@ class ModuleOptions:
         for name, options_of_module in special.items():
             accepted = "options by name, or None to store nothing of the module"
             check_kind(f"modules[{name!r}]", options_of_module, Mapping | None, accepted)
-        self.recipe, self.layout = recipe, checked_choice("layout", layout, tuple(LAYOUTS))
+        self.recipe: str | None = recipe
+        self.layout: Any = checked_choice("layout", layout, tuple(LAYOUTS))
         self.returns: Returns = (1, 0.99)
         self.measure: MeasureSurprise | None = None
         self.largest_priorities: dict[str, float] = {}

@@ -66,13 +66,14 @@ class ModuleReplay:
     ) -> None:
         from rllib_ext.buffer.n_step import SampledReturns, StoredReturns
 
-        self.replay, self.layout = replay, layout
-        self.converter = EpisodeConverter(information)
+        self.replay: Replay = replay
+        self.layout: str = layout
+        self.converter: EpisodeConverter = EpisodeConverter(information)
         self._returns, self._stored_returns = SampledReturns(seed), StoredReturns.of(replay)
-        self.intake = Intake(replay, self.converter, self._returns, self._stored_returns, module_id, progress)
+        self.intake: Intake = Intake(replay, self.converter, self._returns, self._stored_returns, module_id, progress)
         self._module_id, self._min_sizes = module_id, min_sizes
         self._num_draws = 0
-        self.mean_n_step = 1.0
+        self.mean_n_step: float = 1.0
         self._batch: TensorDictBase | None = None
         self._expected: Expected | None = None
         if measure is not None:

@@ -42,7 +42,7 @@ class SampledReturns(Seeded, EpisodeTracker):
         # An offset: from the same seed as the sampler, lengths would be a function of the slots drawn.
         self._seed_generator(None if seed is None else seed + 1_000_003)
         self._shortest = 1
-        self.is_attached = False
+        self.is_attached: bool = False
 
     def attach(self, replay: Replay) -> None:
         """Links the rows of a replay to their successors from now on, stored ones included."""
@@ -59,7 +59,9 @@ class SampledReturns(Seeded, EpisodeTracker):
         lengths = checked_counts("n_step", n_step if isinstance(n_step, list | tuple) else [n_step])
         if not 1 <= len(lengths) <= 2 or lengths[0] > lengths[-1]:
             raise ValueError(f"n_step is {n_step}; it must be a whole number from 1 on, or two of them in order")
-        self._shortest, self.n_steps, self.discount = lengths[0], lengths[-1], gamma
+        self._shortest = lengths[0]
+        self.n_steps: int = lengths[-1]
+        self.discount: float = gamma
 
     def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
         slots, last, steps_used = EpisodeTracker._chain(self, index, storage)

@@ -28,7 +28,7 @@ from rllib_ext.buffer.files import (
 from rllib_ext.checkpoint.algorithm import CheckFiles
 from rllib_ext.checkpoint.folders import Folder
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 FOLDER = "replay_buffer"
 
@@ -50,7 +50,8 @@ class ReplayPart:
 
     def __init__(self, algorithm: Any, *, restore: bool = True, incremental: bool = True) -> None:
         self._algorithm = algorithm
-        self.restores, self._incremental = restore, incremental
+        self.restores: bool = restore
+        self._incremental = incremental
         self._warmup_steps: int = algorithm.config.num_steps_sampled_before_learning_starts
         self._last_save: Path | None = None
         self._buffer.is_in_checkpoints = True

@@ -61,8 +61,8 @@ class EpisodeConverter:
     """
 
     def __init__(self, information: Information | None = None) -> None:
-        self.fragments = FragmentTracker()
-        self.information = information or Information()
+        self.fragments: FragmentTracker = FragmentTracker()
+        self.information: Information = information or Information()
         self.slices: list[EpisodeSlice] = []
         self.columns: dict[str, Columns] = {}
 

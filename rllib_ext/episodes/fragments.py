@@ -31,7 +31,11 @@ class FragmentTracker:
 
     def __init__(self, remembered: int = 4096) -> None:
         self.remembered = remembered
-        self.episodes = self.steps = self.gaps = self.duplicates = self._trajectories = 0
+        self.episodes: int = 0
+        self.steps: int = 0
+        self.gaps: int = 0
+        self.duplicates: int = 0
+        self._trajectories = 0
         self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # trajectory and next step, by episode
 
     def place(self, episode_id: str, first_step: int, length: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from lightning_replay.validation import check_kind, checked_entries
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
 _TAKEN = {"observation", "reward", "terminated", "truncated", "done"}
@@ -41,8 +41,8 @@ class Information:
                 f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(_TAKEN))} are columns "
                 "already"
             )
-        self.keys = tuple(keys)
-        self.tasks = None if tasks is None else list(tasks)
+        self.keys: tuple[str, ...] = tuple(keys)
+        self.tasks: list[str] | None = None if tasks is None else list(tasks)
         self._missing = set(keys)
         self._rows_read = 0
 

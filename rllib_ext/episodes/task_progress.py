@@ -36,7 +36,9 @@ class TaskProgress:
     """
 
     def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:
-        self.replay, self._progress, self._remembered = replay, progress, remembered
+        self.replay: CurriculumReplay = replay
+        self._progress = progress
+        self._remembered = remembered
         self._running: OrderedDict[int, float] = OrderedDict()
         self.episodes: Counter[str] = Counter()
         self._new: list[tuple[str, float]] = []

@@ -48,14 +48,16 @@ class TransitionBlock(SingleAgentEpisode):
         self.id_ = name
         self._columns = columns
         self.extra_model_outputs = outputs
-        self.ends = (terminated, truncated)
+        self.ends: tuple[Any, Any] = (terminated, truncated)
         self.module_id = module_id
         # RLlib files rows under (episode, agent, module) where there are several agents.
-        self.agent_id = self.multi_agent_episode_id = None if module_id is None else name
+        self.agent_id: str | None = None if module_id is None else name
+        self.multi_agent_episode_id: str | None = self.agent_id
         self._observation_space = self._action_space = None
         self._start_time = self._last_step_time = self._last_added_observation = self._last_added_infos = None
         self._custom_data: dict[str, Any] = {}
-        self.t_started, self.t = 0, len(columns[3])
+        self.t_started: int = 0
+        self.t: int = len(columns[3])
 
     def __len__(self) -> int:
         return self.t

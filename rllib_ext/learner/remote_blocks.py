@@ -14,13 +14,13 @@ from ray.exceptions import OwnerDiedError
 
 from rllib_ext.learner.blocks import FlaggedBlock
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
     """Rows ``start`` to ``stop`` of a :class:`~rllib_ext.learner.blocks.FlaggedBlock` in the object store."""
 
-    reference: ray.ObjectRef
+    reference: ray.ObjectRef[Any]
     start: int
     stop: int
 
@@ -38,7 +38,10 @@ class RemoteBlock:
     """
 
     def __init__(self, name: str, spans: Sequence[Span], weights: np.ndarray, module_id: str | None = None) -> None:
-        self.id_, self.spans, self.weights, self.module_id = name, list(spans), weights, module_id
+        self.id_: str = name
+        self.spans: list[Span] = list(spans)
+        self.weights: np.ndarray = weights
+        self.module_id: str | None = module_id
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -71,7 +74,7 @@ class BlockReader:
     """
 
     def __init__(self) -> None:
-        self.num_lost = 0
+        self.num_lost: int = 0
         self._rows: dict[str | None, Any] = {}  # one of each module, the last that was read
 
     def read(self, episodes: MutableSequence[Any]) -> None:
@@ -89,7 +92,7 @@ class BlockReader:
             if isinstance(block, RemoteBlock):
                 episodes[place] = self._block(block, fetched)
 
-    def _block(self, remote: RemoteBlock, fetched: dict[ray.ObjectRef, FlaggedBlock | None]) -> FlaggedBlock:
+    def _block(self, remote: RemoteBlock, fetched: dict[ray.ObjectRef[Any], FlaggedBlock | None]) -> FlaggedBlock:
         parts: list[Any] = []
         weights = remote.weights
         for reference, start, stop in remote.spans:
@@ -135,7 +138,7 @@ def _joined(parts: Sequence[Any]) -> Any:
     return tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
 
 
-def _fetched(references: list[ray.ObjectRef]) -> list[FlaggedBlock | None]:
+def _fetched(references: list[ray.ObjectRef[Any]]) -> list[FlaggedBlock | None]:
     """Returns the objects, ``None`` for those that were lost with their owner."""
     try:
         return list(ray.get(references))
@@ -143,7 +146,7 @@ def _fetched(references: list[ray.ObjectRef]) -> list[FlaggedBlock | None]:
         return [_fetched_or_none(reference) for reference in references]
 
 
-def _fetched_or_none(reference: ray.ObjectRef) -> FlaggedBlock | None:
+def _fetched_or_none(reference: ray.ObjectRef[Any]) -> FlaggedBlock | None:
     try:
         block: FlaggedBlock = ray.get(reference)
     except OwnerDiedError:

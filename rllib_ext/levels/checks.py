@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import torch
@@ -24,7 +24,7 @@ from rllib_ext.rllib_compat import algorithm_name, num_aggregators
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _PROBED = 8
 _DRAWN = 64
@@ -130,17 +130,19 @@ def _evaluates(config: AlgorithmConfig) -> bool:
     return bool(config.evaluation_interval or config.evaluation_num_env_runners)
 
 
-def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | None) -> None:
+def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space[Any] | None) -> None:
     """Scores an episode on a level, which actor 0 of ``trial`` plays, with the columns that Learners send."""
-    discrete = actions is None or isinstance(actions, gymnasium.spaces.Discrete)
     two = torch.ones(2)
     ends = {name: torch.tensor([False, name != "truncated"]) for name in ("terminated", "truncated", "done")}
     columns = {"state_value": two, "next": {"reward": two, "state_value": two, **ends}}
-    if discrete:
-        columns["logits"] = torch.zeros(2, 2 if actions is None else int(actions.n))
+    if isinstance(actions, gymnasium.spaces.Discrete):
+        columns["logits"] = torch.zeros(2, int(actions.n))
+    elif actions is None:
+        columns["logits"] = torch.zeros(2, 2)
     try:
         trial.update(0, level_id, TensorDict(columns, [2]), episode_done=True)
     except Exception as error:
+        discrete = "logits" in columns
         raise ValueError(
             f"the score of the level buffer cannot be computed: {error!r}. Learners give it state_value, "
             f"{'logits, ' if discrete else ''}('next', 'reward' | 'state_value' | 'terminated' | 'truncated' | 'done')"
@@ -148,7 +150,9 @@ def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | 
         ) from error
 
 
-def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]) -> gymnasium.Space:
+def check_environment(
+    config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]
+) -> gymnasium.Space[Any]:
     """Makes the environment once, begins a few levels and returns its action space.
 
     Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level: on an EnvRunner such an

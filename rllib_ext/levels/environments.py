@@ -20,8 +20,8 @@ class PlayedLevel(LevelWrapper):
     """
 
     episode_id: str | None = None
-    is_waiting = False
-    is_running = False
+    is_waiting: bool = False
+    is_running: bool = False
 
     def set_next(self, level_id: int, episode_id: str) -> None:
         """Sets the level of the next reset."""

@@ -13,7 +13,7 @@ import numpy as np
 from rllib_ext.levels.environments import PlayedLevel
 from rllib_ext.rllib_compat import Attached
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RESULTS = "levels"  # key of results

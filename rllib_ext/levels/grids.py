@@ -8,6 +8,7 @@ need the extra ``grids``.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,10 +18,10 @@ _SIZES = np.array([11, 6, 4])  # kinds, colours and states of MiniGrid's cells
 _MAZES = [f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")]
 
 
-class OneHotGrid(gymnasium.ObservationWrapper):
+class OneHotGrid(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Encodes kind, colour and state, uint8 ``[W, H, 3]``, as one-hot vectors, float32 ``[W, H, 21]``."""
 
-    def __init__(self, env: gymnasium.Env) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         width, height, _ = env.observation_space.shape or (0, 0, 0)
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (width, height, int(_SIZES.sum())), np.float32)
@@ -28,12 +29,12 @@ class OneHotGrid(gymnasium.ObservationWrapper):
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         """Returns the grid, ``[W, H, 21]``."""
-        hot = np.zeros(self.observation_space.shape, np.float32)
+        hot = np.zeros((*observation.shape[:2], int(_SIZES.sum())), np.float32)
         np.put_along_axis(hot, observation.astype(np.int64) + self._offsets, 1.0, axis=-1)
         return hot
 
 
-def make(name: str, **options: object) -> gymnasium.Env:
+def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
     """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations.
 
     Raises:

@@ -47,12 +47,13 @@ class RemoteLevels:
     instead = "restore_levels=False restores the algorithm alone"
 
     def __init__(self, packed: bytes, gap: GeneralizationGap, **options: Any) -> None:
-        self._packed, self.gap = packed, gap
-        self.name = f"levels_{uuid.uuid4().hex}"
+        self._packed = packed
+        self.gap: GeneralizationGap = gap
+        self.name: str = f"levels_{uuid.uuid4().hex}"
         self._spare = tempfile.TemporaryDirectory(prefix=f"{self.name}_", ignore_cleanup_errors=True)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(LevelServer)
-        self.actor = kind.options(name=self.name, scheduling_strategy=here).remote(
+        kind: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(LevelServer)
+        self.actor: Any = kind.options(name=self.name, scheduling_strategy=here).remote(
             packed, spare=self._spare.name, **options
         )
 

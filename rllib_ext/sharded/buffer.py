@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's part of a sharded replay: it stands where the replay buffer of an algorithm stands."""
+"""The driver's part of a sharded replay: it stands where the replay buffer of an algorithm stands.
+
+Longer than other files because it has all methods that RLlib calls on a buffer.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.sharded.restarts import folder_to_start_with
 from lightning_replay.sharded.stats import stats_of
 from lightning_replay.validation import checked_choice, checked_count
+from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.learner.batch_layouts import Piece
 from rllib_ext.learner.remote_blocks import RemoteBlock, Span
 from rllib_ext.learner.sharding import deal
@@ -74,14 +78,18 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
     ) -> None:
         del metrics_num_episodes_for_smoothing
         checked_choice("layout", layout, (None, "flagged"))
-        self.recipe, self.num_learners = recipe, checked_count("num_learners", num_learners, 0, of="Learners")
+        self.recipe: str | None = recipe
+        self.num_learners: int = checked_count("num_learners", num_learners, 0, of="Learners")
         shard_options, of_buffer = split_options(options)
-        self.templates = Templates(recipe, of_buffer, shard_options.num_shards)
-        self.options = self.templates.options
-        self.shards = ShardActors(EpisodeShard, self._arguments_of, shard_options, self.templates.pass_signals)
-        self.draws = DividedDraws(self.shards, self.templates.divider)
+        self.templates: Templates = Templates(recipe, of_buffer, shard_options.num_shards)
+        self.options: ModuleOptions = self.templates.options
+        self.shards: ShardActors = ShardActors(
+            EpisodeShard, self._arguments_of, shard_options, self.templates.pass_signals
+        )
+        self.draws: DividedDraws = DividedDraws(self.shards, self.templates.divider)
         self.last_save: Sequence[Folder] | None = None
-        self.is_in_checkpoints, self.draws_per_report = False, 1
+        self.is_in_checkpoints: bool = False
+        self.draws_per_report: int = 1
         self.assignment: TaskAssignment | None = None
         self._router = EpisodeRouter(shard_options.num_shards)
         self._metrics = ShardMetrics(self.templates)

@@ -22,7 +22,7 @@ from rllib_ext.sharded.served import folders_of_shards
 if TYPE_CHECKING:
     from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SHARDS = "shards"
 DRIVER = "driver"

@@ -42,7 +42,7 @@ class ShardMetrics:
         self._templates = templates
         self._stats: dict[str, dict[int, Mapping[str, Any]]] = {}
         self.sampled: Counts = Counter()
-        self.mean_n_step = 1.0
+        self.mean_n_step: float = 1.0
         self._log = CounterLog()
         self._calls = self._reported = 0
 

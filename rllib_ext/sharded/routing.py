@@ -27,8 +27,10 @@ class EpisodeReference:
 
     __slots__ = ("num_steps", "reference", "shard")
 
-    def __init__(self, shard: int, reference: ray.ObjectRef, num_steps: int) -> None:
-        self.shard, self.reference, self.num_steps = shard, reference, num_steps
+    def __init__(self, shard: int, reference: ray.ObjectRef[Any], num_steps: int) -> None:
+        self.shard: int = shard
+        self.reference: ray.ObjectRef[Any] = reference
+        self.num_steps: int = num_steps
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EpisodeReference, (self.shard, self.reference, self.num_steps)

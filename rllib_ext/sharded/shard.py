@@ -66,7 +66,7 @@ class EpisodeShard:
         """Returns the id of the node that the shard is on."""
         return self._answer(ray.get_runtime_context().get_node_id())
 
-    def add(self, references: Sequence[ray.ObjectRef], largest: Mapping[str, float]) -> Answer:
+    def add(self, references: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float]) -> Answer:
         """Stores fragments of episodes.
 
         Args:

@@ -43,12 +43,12 @@ class Templates:
         self._recipe, self._given, self._num_shards = recipe, dict(options), num_shards
         template = options_of_shard(options, num_shards)
         modules = template.pop("modules", None) or {}
-        self.options = ModuleOptions(recipe, "flagged", template, modules)
+        self.options: ModuleOptions = ModuleOptions(recipe, "flagged", template, modules)
         self._modules = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
         options_of_shard(options, num_shards, 0)  # of tables too
         self.returns: Returns = (1, 0.99)
         seed = checked_seed(options.get("seed"))
-        self.seed = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
+        self.seed: int = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
 
     def of(self, module_id: str) -> ModuleReplay:
         """Returns the template of a module."""

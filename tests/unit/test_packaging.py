@@ -37,6 +37,8 @@ def _required(requirement: Requirement, seen: set[tuple[str, frozenset[str]]]) -
     names = {name}
     for text in metadata.requires(name) or []:
         dependency = Requirement(text)
+        if dependency.name.startswith(("cuda-", "nvidia-", "triton")):  # torch's own, as it is built for CUDA
+            continue
         environments = [{"extra": extra} for extra in ("", *requirement.extras)]
         if dependency.marker is None or any(dependency.marker.evaluate(each) for each in environments):
             names |= _required(dependency, seen)
@@ -48,6 +50,7 @@ def test_every_line_of_the_constraints_is_an_exact_pin_without_a_local_part() ->
         assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line), line
 
 
+@pytest.mark.skipif(metadata.version("torch").split("+")[0] != _pins()["torch"], reason="not the pinned versions")
 def test_the_constraints_pin_all_that_is_installed_with_every_extra_and_the_build_backend() -> None:
     seen: set[tuple[str, frozenset[str]]] = set()
     needed = _required(Requirement("lightning-replay[all,docs,dev]"), seen)

@@ -26,7 +26,7 @@ class Combination(Condition):
         several = checked_entries("conditions", conditions, "a sequence of conditions")
         if not several:
             raise ValueError("no condition was given; combine at least one")
-        self.conditions = tuple(own(condition) for condition in several)
+        self.conditions: tuple[ConditionLike, ...] = tuple(own(condition) for condition in several)
 
     def answers(self, steps: TensorDictBase) -> Tensor:
         """Returns the values of the conditions, bool ``[number of conditions, N]``."""

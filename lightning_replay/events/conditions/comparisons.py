@@ -80,7 +80,7 @@ class ConditionBlock:
         expressions = [_expression(condition, kinds) for condition in conditions]
         given = [one for one in expressions if one is not None]
         #: Places of the conditions that must be called.
-        self.others = [place for place, one in enumerate(expressions) if one is None]
+        self.others: list[int] = [place for place, one in enumerate(expressions) if one is None]
         self._places = np.array([place for place, one in enumerate(expressions) if one is not None], dtype=np.int64)
         self._num_conditions = len(expressions)
         tests = list(dict.fromkeys(test for one in given for test in _comparisons_of(one)))

@@ -41,7 +41,7 @@ class EpisodeCondition(Condition):
     start: int = 0
 
     def __init__(self, condition: ConditionLike) -> None:
-        self.condition = own(condition)
+        self.condition: ConditionLike = own(condition)
         self._running: dict[int | None, int] = {}
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Sustained(EpisodeCondition):
 
     def __init__(self, condition: ConditionLike, steps: int) -> None:
         super().__init__(condition)
-        self.steps = checked_count("steps", steps, of="consecutive steps")
+        self.steps: int = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
         """Remembers the length of the run, at most one above ``steps``."""
@@ -172,7 +172,7 @@ class Reestablished(EpisodeCondition):
 
     def __init__(self, condition: ConditionLike, steps: int) -> None:
         super().__init__(condition)
-        self.steps = checked_count("steps", steps, of="consecutive steps")
+        self.steps: int = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
         """Remembers how long the condition has held since it failed, -1 before a failure and after the event."""

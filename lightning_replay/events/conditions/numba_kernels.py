@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from lightning_replay.compiled import compiled
 
+if TYPE_CHECKING:
+    from lightning_replay.events.conditions.comparisons import Combinations, Comparisons
 
-def evaluate(numbers, comparisons, combinations, held):  # type: ignore[no-untyped-def]
+
+def evaluate(numbers: np.ndarray, comparisons: Comparisons, combinations: Combinations, held: np.ndarray) -> None:
     """Fills bool ``[C + K, N]``: which of C comparisons hold for float64 ``[columns, N]``, then which combinations."""
     _evaluate(numbers, *comparisons, *combinations, held)  # named tuples would take as long as all comparisons
 

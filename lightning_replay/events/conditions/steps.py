@@ -31,7 +31,7 @@ class RewardAtLeast(Condition):
     """
 
     def __init__(self, threshold: float) -> None:
-        self.threshold = checked_number("threshold", threshold)
+        self.threshold: float = checked_number("threshold", threshold)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """``reward >= threshold``."""
@@ -46,7 +46,7 @@ class RewardBelow(Condition):
     """True where the reward of a step is less than ``threshold``."""
 
     def __init__(self, threshold: float) -> None:
-        self.threshold = checked_number("threshold", threshold)
+        self.threshold: float = checked_number("threshold", threshold)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """``reward < threshold``."""
@@ -61,7 +61,7 @@ class TerminalWithReward(Condition):
     """True where a step terminated its episode with a reward of ``at_least`` or more; truncation does not count."""
 
     def __init__(self, at_least: float) -> None:
-        self.at_least = checked_number("at_least", at_least)
+        self.at_least: float = checked_number("at_least", at_least)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """``terminated`` and ``reward >= at_least``."""
@@ -82,8 +82,8 @@ class InfoKey(Condition):
     """
 
     def __init__(self, key: str | Sequence[str], at_least: float = 0.5) -> None:
-        self.key = _key(key)
-        self.at_least = checked_number("at_least", at_least)
+        self.key: NestedKey = _key(key)
+        self.at_least: float = checked_number("at_least", at_least)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """``steps["next", key] >= at_least``."""
@@ -112,8 +112,9 @@ class KeyInRegion(Condition):
     """
 
     def __init__(self, key: str | Sequence[str], low: Bound = None, high: Bound = None) -> None:
-        self.key = _key(key)
-        self.low, self.high = _bounds("low", low), _bounds("high", high)
+        self.key: NestedKey = _key(key)
+        self.low: tuple[float | None, ...] = _bounds("low", low)
+        self.high: tuple[float | None, ...] = _bounds("high", high)
         if all(bound is None for bound in self.low + self.high):
             raise ValueError("low and high bound nothing, so the region is everything; give at least one bound")
         size = max(len(self.low), len(self.high))

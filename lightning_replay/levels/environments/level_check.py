@@ -126,7 +126,7 @@ def require_levels_to_show(
     )
 
 
-def require_level_vector(env: VectorEnv) -> None:
+def require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
     """Raises ``ValueError`` for a vector environment in which levels cannot be set by ``reset(seed=...)``.
 
     It resets its sub-environments by itself, or these have a ``set_level`` that no :class:`LevelWrapper` calls.

@@ -76,7 +76,7 @@ class LevelVectorWrapper(VectorWrapper):
 
     def __init__(
         self,
-        env: VectorEnv,
+        env: VectorEnv[Any, Any, Any],
         levels: LevelSelector,
         *,
         actors: Sequence[int | str] | None = None,
@@ -86,7 +86,8 @@ class LevelVectorWrapper(VectorWrapper):
         require_level_source(levels)
         require_level_vector(env)
         self.levels = levels
-        self.actors = [checked_actor(actor) for actor in (range(env.num_envs) if actors is None else actors)]
+        names = range(env.num_envs) if actors is None else actors
+        self.actors: list[int | str] = [checked_actor(actor) for actor in names]
         if len(set(self.actors)) != env.num_envs or len(self.actors) != env.num_envs:
             raise ValueError(f"actors is {self.actors}; a different name for each of {env.num_envs} sub-environments")
         self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -102,7 +103,7 @@ class LevelVectorWrapper(VectorWrapper):
         return self._level_ids.copy()
 
     def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begins an episode on drawn or named levels, everywhere or where ``options["reset_mask"]`` is true.
 
@@ -124,11 +125,13 @@ class LevelVectorWrapper(VectorWrapper):
         chosen = self._choose(mask, named)
         for row in np.flatnonzero(mask):
             self.levels.abandon_all_but_newest(self.actors[row])
-        observations, infos = self.env.reset(seed=chosen.tolist(), options=others or None)
+        observations, infos = self._reset(chosen.tolist(), others or None)
         self._level_ids, self._has_begun = chosen, True
         return observations, infos | everywhere(level_id=self.level_ids)
 
-    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(  # type: ignore[override]  # Gymnasium's wrapper returns type variables that nothing binds
+        self, actions: Any
+    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Takes a step; where an episode ended, the observation is the first of the next level."""
         played = self.level_ids
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
@@ -136,10 +139,14 @@ class LevelVectorWrapper(VectorWrapper):
         if np.count_nonzero(done):  # a tenth of any() for a few environments
             final = {"final_obs": self._final_observations(observations, done), "final_info": of_rows(infos, done)}
             self._level_ids = self._choose(done, [None] * self.num_envs)
-            observations, begun = self.env.reset(seed=self._level_ids.tolist(), options={"reset_mask": done.copy()})
+            observations, begun = self._reset(self._level_ids.tolist(), {"reset_mask": done.copy()})
             infos = overlaid(of_rows(infos, ~done), begun) | final | {f"_{key}": done.copy() for key in final}
         infos |= everywhere(level_id=self.level_ids, step_level_id=played)
         return observations, rewards, terminated, truncated, infos
+
+    def _reset(self, level_ids: list[int], options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        # Gymnasium's vectors take a list; their base class declares a number.
+        return self.env.reset(seed=level_ids, options=options)  # type: ignore[arg-type]
 
     def _named(self, levels: Any) -> list[int | None]:
         """Returns the level of each sub-environment, ``None`` where it is drawn."""
@@ -163,7 +170,7 @@ class LevelVectorWrapper(VectorWrapper):
         return chosen
 
     def _first_observations(self, level_ids: list[int]) -> list[Any]:
-        observations, _ = self.env.reset(seed=level_ids)
+        observations, _ = self._reset(level_ids)
         return [deepcopy(row) for row in iterate(self.env.observation_space, observations)]
 
     def _final_observations(self, observations: Any, done: np.ndarray) -> np.ndarray:

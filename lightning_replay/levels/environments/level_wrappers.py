@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # at run time this would import torch
 __all__ = ["LevelVectorWrapper", "LevelWrapper", "make_level_vector"]
 
 
-class LevelWrapper(gymnasium.Wrapper):
+class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Plays one level per episode: the one named for the reset, otherwise ``next_level()``.
 
     A level is set by ``reset(seed=level_id)``, or by ``set_level(level_id)`` and a ``reset()`` without a seed if the
@@ -59,7 +59,7 @@ class LevelWrapper(gymnasium.Wrapper):
 
     def __init__(
         self,
-        env: gymnasium.Env,
+        env: gymnasium.Env[Any, Any],
         next_level: Callable[[], int] | None = None,
         *,
         seed: int | None = None,
@@ -123,7 +123,7 @@ class LevelWrapper(gymnasium.Wrapper):
         return checked_reset(self.env.reset(options=options), self.env)
 
 
-def _own_reset(env: gymnasium.Env) -> Callable[..., Any]:
+def _own_reset(env: gymnasium.Env[Any, Any]) -> Callable[..., Any]:
     """Returns the outermost ``reset`` that is not of a Gymnasium wrapper, since these pass on any argument."""
     while isinstance(env, gymnasium.Wrapper) and type(env).reset.__module__.startswith("gymnasium."):
         env = env.env
@@ -131,7 +131,7 @@ def _own_reset(env: gymnasium.Env) -> Callable[..., Any]:
 
 
 def make_level_vector(
-    env: str | Callable[[], gymnasium.Env],
+    env: str | Callable[[], gymnasium.Env[Any, Any]],
     num_envs: int,
     levels: LevelSelector,
     *,
@@ -169,7 +169,7 @@ def make_level_vector(
     make = partial(gymnasium.make, env) if isinstance(env, str) else env
     seeds = [None if seed is None else seed + row for row in range(num_envs)]
     makers = [partial(_make_level_environment, make, own) for own in seeds]
-    vector: VectorEnv
+    vector: VectorEnv[Any, Any, Any]
     if asynchronous:
         vector = AsyncVectorEnv(makers, context=context, autoreset_mode=AutoresetMode.DISABLED)
     else:
@@ -187,5 +187,5 @@ class _LevelOfVector(LevelWrapper):
         return observation, reward, terminated, truncated, info
 
 
-def _make_level_environment(make: Callable[[], gymnasium.Env], seed: int | None) -> LevelWrapper:
+def _make_level_environment(make: Callable[[], gymnasium.Env[Any, Any]], seed: int | None) -> LevelWrapper:
     return _LevelOfVector(make(), seed=seed, check=False)

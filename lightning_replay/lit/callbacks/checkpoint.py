@@ -107,7 +107,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts counting, and defers signals to the end of a training step."""
         super().on_train_start(trainer, pl_module)
-        if trainer.fast_dev_run:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         source = source_of(trainer, self)
         resumed = trainer.ckpt_path
@@ -147,7 +147,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         if source is None:  # before the training, such as while a checkpoint is restored, or after it
             return
         self._release()
-        progress = trainer.fit_loop.epoch_loop.batch_progress.current
+        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current  # declared without `processed`
         is_learned = progress.ready == progress.processed == progress.completed + 1
         self._is_step_open = progress.ready > progress.processed
         if is_learned:

@@ -35,9 +35,9 @@ class Evaluate(L.Callback, ActsAtUpdates):
     """
 
     def __init__(self, every_n_env_steps: int = 5_000, episodes: int = 5, seed: int = 10_000) -> None:
-        self.every_n_env_steps = checked_count("every_n_env_steps", every_n_env_steps)
-        self.episodes = checked_count("episodes", episodes)
-        self.seed = checked_count("seed", seed, 0)
+        self.every_n_env_steps: int = checked_count("every_n_env_steps", every_n_env_steps)
+        self.episodes: int = checked_count("episodes", episodes)
+        self.seed: int = checked_count("seed", seed, 0)
         self.history: list[tuple[int, float]] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

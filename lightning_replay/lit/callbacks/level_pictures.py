@@ -61,10 +61,10 @@ class LevelCurriculum(Picture):
         if difficulty is not None:
             check_callable("difficulty", difficulty, "a function from a level's id to a number, or None")
         self.difficulty = difficulty
-        self.every_n_rollouts = checked_count("every_n_rollouts", every_n_rollouts)
+        self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
         self.history: list[tuple[int, dict[float, float]]] = []
         self._known: dict[int, float] = {}
-        self._environment: gymnasium.Env | None = None
+        self._environment: gymnasium.Env[Any, Any] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Removes the records of another run."""
@@ -200,6 +200,6 @@ def draw_score_against_staleness(levels: TensorDictBase, path: Path) -> None:
 
 
 def _print_reason(callback: L.Callback, trainer: L.Trainer, where_there_are_scores: str = "") -> None:
-    levels = level_source_of(trainer, callback).levels  # type: ignore[arg-type]
+    levels = level_source_of(trainer, callback).levels
     reason = where_there_are_scores if len(levels) else "no level has a score"
     rank_zero_info(f"{type(callback).__name__} drew nothing, because {reason}: {levels!r}")

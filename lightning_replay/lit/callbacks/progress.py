@@ -32,7 +32,7 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
     def __init__(self, refresh_seconds: float = 0.5) -> None:
         super().__init__()
         checked_number("refresh_seconds", refresh_seconds, 0.0)
-        self.refresh_seconds = refresh_seconds if sys.stderr.isatty() else max(refresh_seconds, 10.0)
+        self.refresh_seconds: float = refresh_seconds if sys.stderr.isatty() else max(refresh_seconds, 10.0)
         self._is_enabled = True
         self._bar: tqdm | None = None
         self._last_updates = 0

@@ -50,7 +50,7 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
     """
 
     def __init__(self, every_n_updates: int = 500) -> None:
-        self.every_n_updates = checked_count("every_n_updates", every_n_updates)
+        self.every_n_updates: int = checked_count("every_n_updates", every_n_updates)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
@@ -88,7 +88,7 @@ class LogLevelStats(_LogStats):
     """
 
     def __init__(self, every_n_rollouts: int = 10) -> None:
-        self.every_n_rollouts = checked_count("every_n_rollouts", every_n_rollouts)
+        self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""

@@ -37,7 +37,7 @@ class Collector(ABC):
 
     def __init__(self, seed: int | None, kept_episodes: int) -> None:
         self._generator = np.random.default_rng(seed)
-        self.env_steps = 0
+        self.env_steps: int = 0
         self.episodes: deque[Any] = deque(maxlen=kept_episodes)
 
     @property

@@ -45,6 +45,8 @@ class LevelCollection(Collector):
         normalization: of the rewards; ``None`` leaves them.
     """
 
+    env_steps: int
+
     def __init__(
         self,
         levels: LevelSelector,

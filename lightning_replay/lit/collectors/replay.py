@@ -48,7 +48,7 @@ class Rollout(RunningEpisodes):
 
     def __init__(
         self,
-        environments: VectorEnv,
+        environments: VectorEnv[Any, Any, Any],
         seed: int,
         first_trajectory: int = 0,
         assignment: TaskAssignment | None = None,
@@ -59,7 +59,7 @@ class Rollout(RunningEpisodes):
         super().__init__(environments, seed)
         self._assignment = assignment
         self._information = information or InformationColumns()
-        self.next_trajectory = first_trajectory + self.num_envs
+        self.next_trajectory: int = first_trajectory + self.num_envs
         self._trajectory = np.arange(first_trajectory, self.next_trajectory)
         self._pending: list[Columns] = []
 
@@ -132,7 +132,7 @@ class Collection(Collector):
     def __init__(
         self,
         replay: TrainingReplay,
-        environments: Callable[[], VectorEnv],
+        environments: Callable[[], VectorEnv[Any, Any, Any]],
         warmup_steps: int,
         env_steps: int,
         seed: int | None,
@@ -219,7 +219,7 @@ class Collection(Collector):
     def _acting(self, agent: Any) -> AbstractContextManager[None]:
         if agent is not self._agent:
             self.check_modes(agent)
-        return acting(agent) if self._has_modes else torch.no_grad()  # type: ignore[return-value]
+        return acting(agent) if self._has_modes else torch.no_grad()
 
     def _start(self, agent: Any) -> Rollout:
         acting_agent(agent)
@@ -234,7 +234,7 @@ class Collection(Collector):
         excess = max(0, self.env_steps - self._last_step)
         self._replay.extend_columns(rollout.take_columns(rollout.pending_rows - excess))
         if excess:
-            self.env_steps = self._last_step
+            self.env_steps: int = self._last_step
             self.close()
         self._stored_steps = self.env_steps
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -19,10 +21,12 @@ class RunningEpisodes:
         seed: of the reset.
     """
 
-    def __init__(self, environments: VectorEnv, seed: int | None = None) -> None:
+    observation: Any
+
+    def __init__(self, environments: VectorEnv[Any, Any, Any], seed: int | None = None) -> None:
         self.environments = environments
         self.num_envs: int = environments.num_envs
-        self.read_actions = ActionReader(environments.single_action_space)
+        self.read_actions: ActionReader = ActionReader(environments.single_action_space)
         try:
             self.observation, _ = environments.reset(seed=seed)
         except Exception:

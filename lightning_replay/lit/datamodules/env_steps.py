@@ -46,6 +46,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     pace: Pace | RolloutPace
     collection: Collector
+    observation_space: gymnasium.Space[Any] | None
+    action_space: gymnasium.Space[Any] | None
     evaluation_episodes: int
     updates_per_checkpoint = 10_000
     steps_environments = True
@@ -53,7 +55,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env],
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
         asynchronous: bool,
         env_kwargs: dict[str, Any] | None,
         evaluation_env_kwargs: dict[str, Any] | None,
@@ -63,10 +65,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         for name, given in (("env_kwargs", env_kwargs), ("evaluation_env_kwargs", evaluation_env_kwargs)):
             check_kind(name, given, Mapping | None, "arguments of the environment by name, or None")
         self.env = env
-        self.env_kwargs = dict(env_kwargs or {})
-        self.evaluation_env_kwargs = self.env_kwargs | dict(evaluation_env_kwargs or {})
-        self.updates_done = 0
-        self.is_update_open = False
+        self.env_kwargs: dict[str, Any] = dict(env_kwargs or {})
+        self.evaluation_env_kwargs: dict[str, Any] = self.env_kwargs | dict(evaluation_env_kwargs or {})
+        self.updates_done: int = 0
+        self.is_update_open: bool = False
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._limit_val_batches: int | float | None = None
@@ -86,11 +88,11 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
 
-    def make_environment(self) -> gymnasium.Env:
+    def make_environment(self) -> gymnasium.Env[Any, Any]:
         """Builds one more environment of the same kind, for evaluation."""
         return make_environment(self.env, self.evaluation_env_kwargs)
 
-    def _make_probe(self) -> gymnasium.Env:
+    def _make_probe(self) -> gymnasium.Env[Any, Any]:
         """Builds the environment whose spaces are read, after a check that it can be used."""
         return self.make_environment()
 
@@ -236,8 +238,7 @@ class UpdateStream:
 
     def __init__(self, source: EnvStepDataModule, length: int, updates_per_step: int = 1) -> None:
         self._source = source
-        self._length = length
-        self._updates_per_step = updates_per_step
+        self._length, self._updates_per_step = length, updates_per_step
 
     def __len__(self) -> int:
         return self._length

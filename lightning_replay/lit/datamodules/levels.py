@@ -75,13 +75,14 @@ class LevelDataModule(EnvStepDataModule):
 
     pace: RolloutPace
     collection: LevelCollection
+    updates_done: int
     updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
     _each_process_would = "choose levels of its own"
 
     @with_named_arguments
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env],
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
         levels: LevelSelector,
         env_steps: int,
         num_envs: int = 16,
@@ -105,13 +106,13 @@ class LevelDataModule(EnvStepDataModule):
             checked_count("seed", seed, 0)
         checked_probes(check)
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)
-        self.rollout_rows = num_envs * rollout_length
+        self.rollout_rows: int = num_envs * rollout_length
         self.levels = levels
-        self.rollouts_per_epoch = checked_count("rollouts_per_epoch", rollouts_per_epoch)
-        self.flush_unfinished = checked_flag("flush_unfinished", flush_unfinished)
+        self.rollouts_per_epoch: int = checked_count("rollouts_per_epoch", rollouts_per_epoch)
+        self.flush_unfinished: bool = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
-        self.held_out_levels = checked_held_out(held_out_levels)
-        self.evaluation_episodes = len(self.held_out_levels)
+        self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)
+        self.evaluation_episodes: int = len(self.held_out_levels)
         self._check = check
         self._steps_before = 0  # the newest rollout
         self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)
@@ -130,7 +131,7 @@ class LevelDataModule(EnvStepDataModule):
         """Normalization of rewards and score of levels."""
         return {"return_normalization": self.return_normalization, "levels.score": self.levels.score}
 
-    def make_environment(self) -> gymnasium.Env:
+    def make_environment(self) -> gymnasium.Env[Any, Any]:
         """Builds one more environment of the same kind, for evaluation; ``reset(seed=...)`` chooses its level."""
         return LevelWrapper(super().make_environment(), check=False)
 
@@ -175,7 +176,8 @@ class LevelDataModule(EnvStepDataModule):
         Its keys are those of :meth:`~lightning_replay.lit.collectors.levels.LevelCollection.collect`.
         """
         agent, collection = self._agent, self.collection
-        self.is_update_open, self._steps_before = False, collection.env_steps
+        self.is_update_open: bool = False
+        self._steps_before = collection.env_steps
         try:
             rollout = collection.collect(agent, self.pace.length_after(self._steps_before))
             update_rollout(self.levels, rollout, rollout["level_id"])

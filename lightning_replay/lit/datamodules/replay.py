@@ -92,14 +92,15 @@ class ReplayDataModule(EnvStepDataModule):
     pace: Pace
     collection: Collection
     replay: TrainingReplay
-    rollout_rows = 0
+    updates_done: int
+    rollout_rows: int = 0
     takes_td_errors = True
     _each_process_would = "fill a replay of its own"
 
     @with_named_arguments
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env],
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
         replay: TrainingReplay,
         env_steps: int,
         warmup_steps: int,
@@ -130,8 +131,8 @@ class ReplayDataModule(EnvStepDataModule):
             check_option("updates_per_training_step", updates_per_training_step, Integral, accepted, 1)
         self.updates_per_training_step = updates_per_training_step
         self._updates_per_env_step = updates_per_env_step
-        self.updates_per_epoch = checked_count("updates_per_epoch", updates_per_epoch)
-        self.evaluation_episodes = checked_count("evaluation_episodes", evaluation_episodes)
+        self.updates_per_epoch: int = checked_count("updates_per_epoch", updates_per_epoch)
+        self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
         self._saved_replay: Path | None = None  # of the checkpoint that is being restored
         if seed is not None:
             replay.seed(checked_count("seed", seed, 0))
@@ -160,14 +161,14 @@ class ReplayDataModule(EnvStepDataModule):
         replay = self.replay
         return f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {replay.sampler_name}"
 
-    def make_environment(self) -> gymnasium.Env:
+    def make_environment(self) -> gymnasium.Env[Any, Any]:
         """Builds one more environment of the same kind, for evaluation; with tasks it plays the first."""
         environment = super().make_environment()
         if self._tasks and "task" not in self.evaluation_env_kwargs:
             environment.set_wrapper_attr("task", self._tasks[0])
         return environment
 
-    def _make_probe(self) -> gymnasium.Env:
+    def _make_probe(self) -> gymnasium.Env[Any, Any]:
         probe = make_environment(self.env, self.env_kwargs)
         if self._tasks:
             check_tasks(probe, self._tasks)
@@ -258,7 +259,7 @@ class ReplayDataModule(EnvStepDataModule):
                 "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
                 "replay.update_priority(batch, td_error) after each update."
             )
-        self.is_update_open = False
+        self.is_update_open: bool = False
         self._collect_until(self.pace.steps_for(self.updates_done + 1))
         replay.advance(env_steps=self.env_steps_done, updates=self.updates_done)
         batch = replay.sample()

@@ -38,9 +38,9 @@ class FrameIndex:
     """
 
     def __init__(self, count: int) -> None:
-        self.hashes = np.zeros(count, dtype=np.int64)
-        self.heads = np.zeros(1 << max(count - 1, 1).bit_length(), dtype=np.int32)
-        self.following = np.zeros(count, dtype=np.int32)
+        self.hashes: np.ndarray = np.zeros(count, dtype=np.int64)
+        self.heads: np.ndarray = np.zeros(1 << max(count - 1, 1).bit_length(), dtype=np.int32)
+        self.following: np.ndarray = np.zeros(count, dtype=np.int32)
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -12,10 +15,10 @@ from lightning_replay.storage.frames import frame_kernels
 _BLOCK = 64  # words compared at once
 
 
-hold = compiled(frame_kernels.hold)
-let_go = compiled(frame_kernels.let_go)
-enter = compiled(frame_kernels.enter)
-count_freed = compiled(frame_kernels.count_freed)
+hold: Callable[..., Any] = compiled(frame_kernels.hold)
+let_go: Callable[..., Any] = compiled(frame_kernels.let_go)
+enter: Callable[..., Any] = compiled(frame_kernels.enter)
+count_freed: Callable[..., Any] = compiled(frame_kernels.count_freed)
 
 
 @njit(inline="always")

@@ -41,21 +41,21 @@ class FramePool:
     ) -> None:
         self.capacity = capacity
         self.shape = shape
-        self.frame_bytes = shape.numel()
+        self.frame_bytes: int = shape.numel()
         count = capacity + 1
         breakdown = f"{count:,} frames of {self.frame_bytes:,} bytes"
         words = allocate_rows(
             -(-count * self.frame_bytes // 8), 1, torch.device(device), memmap, breakdown, as_written=True
         )
-        self.frames = words.view(-1).view(torch.uint8)[: count * self.frame_bytes].view(count, self.frame_bytes)
+        self.frames: Tensor = words.view(-1).view(torch.uint8)[: count * self.frame_bytes].view(count, self.frame_bytes)
         self.frames[0] = 0
-        self.snapshots = Snapshots()
+        self.snapshots: Snapshots = Snapshots()
         self._written = 1  # frames up to the highest that was ever held; memory is taken as they are written
-        self.references = np.zeros(count, dtype=np.int32)
+        self.references: np.ndarray = np.zeros(count, dtype=np.int32)
         self._index = FrameIndex(count)
         self._search = search_for(self.frames)
         self._free = np.arange(capacity, 0, -1, dtype=np.int32)  # a stack: frames used before are used again first
-        self.num_free = capacity
+        self.num_free: int = capacity
 
     @property
     def num_held(self) -> int:

@@ -30,7 +30,7 @@ from lightning_replay.storage.stored_column import GENERATION
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.validation import checked_count, checked_key
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @recorded
@@ -80,8 +80,8 @@ class FrameStorage(PackedStorage):
         memmap: str | None = None,
     ) -> None:
         super().__init__(capacity, device=device, memmap=memmap)
-        self.frame_stack = checked_count("frame_stack", frame_stack, of="frames")
-        self.frame_capacity = checked_count("frame_capacity", frame_capacity, of="frames")
+        self.frame_stack: int = checked_count("frame_stack", frame_stack, of="frames")
+        self.frame_capacity: int = checked_count("frame_capacity", frame_capacity, of="frames")
         if frame_capacity < 2 * frame_stack:
             raise ValueError(
                 f"frame_capacity is {frame_capacity}, and a single transition has up to {2 * frame_stack} different "

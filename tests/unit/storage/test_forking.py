@@ -246,7 +246,12 @@ def test_forks_beside_threads_that_build_buffers_or_fork_end() -> None:
 
     def fork() -> None:
         while time.monotonic() < until:
-            endings.append(Fork(lambda: PackedStorage(3).capacity).ending())
+            try:
+                process = Fork(lambda: PackedStorage(3).capacity)
+            except RuntimeError as error:  # from Python 3.12 on filelock, which torch imports, refuses two forks at once
+                assert "filelock" in str(error)
+                continue
+            endings.append(process.ending())
 
     threads = [threading.Thread(target=call) for call in (build, build, fork, fork)]
     try:
