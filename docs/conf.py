@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site: ``make docs`` builds it offline from docs/, the notebooks with the outputs they hold, the examples, configurations and results into build/docs.
+"""The site: ``make docs`` builds it offline from docs/, the examples, configurations and results into build/docs.
 
 The source directory is the root of the repository, so that a link between pages, examples, configurations and results
 is the same on the site and in a checkout.

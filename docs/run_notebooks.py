@@ -47,7 +47,13 @@ def execute(path: Path, parameters: Mapping[str, object] | None = None) -> nbfor
             raise KeyError(f"{path.name} has no parameters {sorted(unknown)}, only {sorted(lines)}")
         tagged.source = "\n".join(f"{name} = {value}" for name, value in (lines | dict(parameters)).items())
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(notebook, timeout=_SECONDS, record_timing=False, resources={"metadata": {"path": folder}})
+        client = NotebookClient(
+            notebook,
+            timeout=_SECONDS,
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": folder}},
+        )
         client.execute(env=os.environ | _ENVIRONMENT)
     for cell in notebook.cells:
         if cell.cell_type == "code":
