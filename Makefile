@@ -12,7 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test docs attack lint typecheck bench bench-torchrl experiments matrix lock clean
+.PHONY: demo test docs notebooks attack lint typecheck bench bench-torchrl experiments matrix lock clean
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed, none was found: make PYTHON=/path/to/python" >&2; exit 1; fi
@@ -40,6 +40,10 @@ test: lint typecheck  ## lint, types, then every test; two processes, each with 
 
 docs: .venv/.stamp  ## the site, into build/docs; a warning is an error
 	$(SINGLE_THREAD) $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . build/docs
+
+# `make notebooks NOTEBOOKS=docs/notebooks/levels.ipynb` executes one.
+notebooks: .venv/.stamp  ## executes the notebooks of the site, and stores their outputs in them (four minutes)
+	$(SINGLE_THREAD) $(BIN)/python docs/run_notebooks.py $(NOTEBOOKS)
 
 attack: .venv/.stamp  ## searches for wrong rows, lost saves and growing memory for an hour on two cores: tests/attack in its long form
 	$(SINGLE_THREAD) $(BIN)/python -m tests.attack

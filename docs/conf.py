@@ -34,12 +34,13 @@ NOT_IN_AN_INVENTORY = (
 
 project = "lightning-replay"
 copyright = "the authors of lightning-replay"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.napoleon"]
 
 root_doc = "docs/index"
-source_suffix = {".md": "markdown", ".py": "listing", ".yaml": "listing"}
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "listing", ".yaml": "listing"}
 include_patterns = [
     "docs/**.md",
+    "docs/notebooks/*.ipynb",
     "CHANGELOG.md",
     "SECURITY.md",
     "examples/*.py",
@@ -52,6 +53,7 @@ exclude_patterns = [".*", "build", "dist", "runs", "lightning_logs", "lightning_
 html_extra_path = ["site"]  # index.html, which leads to docs/index.html
 
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # notebooks hold their outputs: make notebooks
 nitpicky = True
 nitpick_ignore = [("py:class", name) for name in NOT_IN_AN_INVENTORY] + [("py:exc", "MissingExtraError")]
 intersphinx_mapping = write_inventories(ROOT / "build/inventories")

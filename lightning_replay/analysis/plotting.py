@@ -20,8 +20,8 @@ _MOST_GROUPS, _LEAST_IN_A_GROUP = 50, 5
 _MOST_DECADES = 6  # of a colour scale; smaller values get its lowest colour
 
 
-def import_pyplot(picture: str) -> Any:
-    """Returns ``matplotlib.pyplot``, which draws into files unless a display was chosen before.
+def import_matplotlib(picture: str) -> Any:
+    """Returns ``matplotlib``.
 
     Raises ``MissingExtraError``, with the name of the ``picture``, without the extra ``plots``.
     """
@@ -29,10 +29,7 @@ def import_pyplot(picture: str) -> Any:
         import matplotlib
     except ModuleNotFoundError as error:
         raise missing_extra(picture, "matplotlib", "plots") from error
-    matplotlib.use("Agg", force=False)
-    from matplotlib import pyplot
-
-    return pyplot
+    return matplotlib
 
 
 def make_figure(
@@ -40,20 +37,22 @@ def make_figure(
 ) -> tuple[Any, Any]:
     """Returns a figure with a light grid and colour-blind-safe colours, and its ``Axes`` as array ``[rows, columns]``.
 
+    The figure draws into files alone: the display that ``pyplot`` uses, such as that of a notebook, stays as it is.
     Text of 10 points in a figure 7 inches wide is readable on a page that shows the picture 700 pixels wide.
 
     Args:
-        picture: see :func:`import_pyplot`.
+        picture: see :func:`import_matplotlib`.
         rows: of panels.
         columns: of panels.
         height: of the figure, in inches.
         width: of the figure, in inches.
-        options: further ones of ``pyplot.subplots``.
+        options: further ones of ``Figure.subplots``.
     """
-    pyplot = import_pyplot(picture)
-    figure, panels = pyplot.subplots(
-        rows, columns, figsize=(width, height), layout="constrained", squeeze=False, **options
-    )
+    import_matplotlib(picture)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
     styles = [line_style(number) for number in range(len(COLORS) * len(_LINES))]
     for axes in panels.flat:
         axes.set_prop_cycle(**{name: [style[name] for style in styles] for name in styles[0]})
@@ -147,8 +146,7 @@ def log_colors(values: ArrayLike) -> tuple[np.ndarray, Any]:
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
-    """Writes a figure in the format of the suffix, creates its folder if absent, and closes the figure."""
+    """Writes a figure in the format of the suffix, and creates its folder if absent."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=_DPI)
-    import_pyplot("the picture").close(figure)

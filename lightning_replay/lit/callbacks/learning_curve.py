@@ -17,7 +17,7 @@ from lightning_replay.analysis.plotting import (
     consecutive_groups,
     count_on,
     fill_band,
-    import_pyplot,
+    import_matplotlib,
     make_figure,
     save_figure,
 )
@@ -48,7 +48,7 @@ class Picture(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Imports matplotlib, so that it is missing before the training and not after it."""
-        import_pyplot(self._content)
+        import_matplotlib(self._content)
 
     def _file(self, trainer: L.Trainer) -> Path:
         return Path(self.path) if self.path else Path(trainer.log_dir or ".") / self._file_name

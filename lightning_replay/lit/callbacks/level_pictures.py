@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from lightning_replay.analysis.plotting import (
     consecutive_groups,
     count_on,
-    import_pyplot,
+    import_matplotlib,
     log_colors,
     make_figure,
     save_figure,
@@ -166,7 +166,7 @@ def draw_level_curriculum(history: Curriculum, path: Path) -> None:
     of = "" if len(groups) == len(history) else f", mean of about {round(len(history) / len(groups))} records"
     figure, panels = make_figure(_CURRICULUM)
     axes = panels[0, 0]
-    colors = import_pyplot(_CURRICULUM).get_cmap("viridis")(np.linspace(0.0, 1.0, len(difficulties)))
+    colors = import_matplotlib(_CURRICULUM).colormaps["viridis"](np.linspace(0.0, 1.0, len(difficulties)))
     labels = [f"{difficulty:g}" for difficulty in difficulties]
     if len(history) > 1:
         axes.stackplot(steps, areas, labels=labels, colors=colors)

@@ -34,7 +34,6 @@ def test_a_band_is_one_standard_error_around_the_mean() -> None:
     assert {y for x, y in edges.tolist() if x == 10} == {0.0}
     assert pyplot.matplotlib.colors.to_hex(band.get_facecolor()[0]) == line.get_color().lower() == COLORS[0].lower()
     assert line.get_label() == "three" and band_note(3) == "mean of 3 seeds, band: ± 1 standard error"
-    pyplot.close("all")
 
 
 def test_one_seed_has_no_band_and_nan_leaves_a_gap() -> None:
@@ -43,7 +42,6 @@ def test_one_seed_has_no_band_and_nan_leaves_a_gap() -> None:
     assert not panels[0, 0].collections and band_note(1) == "one seed"
     gap = draw_band(panels[0, 0], [1, 2], [[np.nan, 4.0], [1.0, 4.0]], "two", color="red")
     assert np.isnan(gap.get_ydata()).tolist() == [True, False] and gap.get_color() == "red"
-    pyplot.close("all")
 
 
 @pytest.mark.parametrize("curves", [np.zeros(3), np.zeros((2, 4)), np.zeros((0, 3))])
@@ -51,7 +49,6 @@ def test_curves_of_another_shape_are_refused(curves: np.ndarray) -> None:
     _, panels = make_figure("a test")
     with pytest.raises(ValueError, match=r"x \[3\]; give \[seeds, P\] of at least one seed"):
         draw_band(panels[0, 0], [1, 2, 3], curves, "wrong")
-    pyplot.close("all")
 
 
 def test_every_line_of_a_panel_looks_different() -> None:
@@ -59,7 +56,6 @@ def test_every_line_of_a_panel_looks_different() -> None:
     assert panels.shape == (1, 2)
     lines = [draw_band(panels[0, 1], [0, 1], [[0, number]], str(number)) for number in range(2 * len(COLORS))]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines)
-    pyplot.close("all")
 
 
 @pytest.mark.parametrize(
@@ -96,4 +92,12 @@ def test_counts_on_an_axis_are_short(tmp_path: Path) -> None:
     assert {"0", "300k", "1.2M", "1.5M"} <= {label.get_text() for label in panels[0, 0].get_xticklabels()}
     save_figure(figure, tmp_path / "new" / "picture.png")
     assert pyplot.imread(tmp_path / "new" / "picture.png").shape[:2] == (240, 840)
-    assert not pyplot.get_fignums()
+
+
+def test_the_display_of_a_notebook_stays_as_it_is(tmp_path: Path) -> None:
+    before = pyplot.get_backend()
+    pyplot.switch_backend("svg")
+    figure, _ = make_figure("a test")
+    save_figure(figure, tmp_path / "picture.png")
+    assert pyplot.get_backend() == "svg" and not pyplot.get_fignums()
+    pyplot.switch_backend(before)
