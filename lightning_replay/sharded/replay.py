@@ -133,8 +133,10 @@ class ShardedReplay(TrainingReplay):
         if connection is None:
             check_room(shard_options)
             given = (recipe, of_recipe, shard_options, limits, of_recipe["seed"], built_with)
-            connection = Connection.start(name or f"replay-{uuid.uuid4().hex}", wait_timeout_s, *given)
-        self._connection = connection
+            name = name or f"replay-{uuid.uuid4().hex}"
+            connection = Connection.start(name, wait_timeout_s, *given)
+        assert name is not None
+        self.name, self._connection = name, connection
         self._key = connection.call("key_for", built_with)
         self._rank: tuple[int, int] | None = None
         self._clocks: dict[str, int] = {}

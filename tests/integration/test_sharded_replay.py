@@ -15,6 +15,7 @@ import lightning as L
 import pytest
 import ray
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lightning_replay.lit import InspectBuffer, ReplayCheckpoint, ReplayDataModule
 from lightning_replay.sharded import ShardedReplay
@@ -184,16 +185,25 @@ def test_what_a_sharded_replay_does_not_offer_is_refused(shared_ray: None) -> No
     with ShardedReplay("uniform", 1, capacity=500, batch_size=32, num_cpus_per_shard=0.5) as own:
         data = ReplayDataModule("CartPole-v1", own, env_steps=81, warmup_steps=40)
 
+        class OfAnother(SingleDeviceStrategy):
+            def broadcast(self, obj: Any, src: int = 0) -> Any:
+                return "replay-of-the-first-process"
+
         class Two:
             world_size = 2
 
         data.trainer = Two()
+        another = ReplayDataModule("CartPole-v1", own, env_steps=80, warmup_steps=40)
+        another.trainer = Two()
+        another.trainer.strategy = OfAnother()
         alone = ReplayDataModule("CartPole-v1", own, env_steps=80, warmup_steps=40)
         trainer = L.Trainer(max_epochs=-1, logger=False, accelerator="cpu", devices=1, callbacks=[InspectBuffer()])
         with pytest.raises(TypeError, match="leave InspectBuffer out"):
             trainer.fit(RecordingDQN(), datamodule=alone)
         with pytest.raises(ValueError, match="env_steps is 81; 2 processes share it, give a multiple of 2"):
             data.setup("fit")
+        with pytest.raises(ValueError, match=r"each process has built a replay of its own.*Give all the same name"):
+            another.setup("fit")
 
 
 def test_after_stop_every_copy_is_refused(replay: ShardedReplay) -> None:

@@ -212,10 +212,10 @@ def test_a_replay_without_shards_and_trajectories_is_dealt_out(tmp_path: Path, n
     assert len(set(names.values())) == len({(number // 100, name) for number, name in names.items()}) == len(LENGTHS)
     stats = other.stats()
     assert stats["num_rows_inserted"] == 50 and stats["num_draws"] == 0 and stats["rate_limiter"]["balance"] == 0.0
-    other.extend(steps(6000, 2))
-    assert dict(Contents(shards_of(other)).columns[6000])["trajectory"] == 2**40  # as of a further process
     with pytest.raises(ValueError, match="rows have other columns than those stored"):
         other.extend(steps(6000, 2).exclude("observation"))
+    other.extend(steps(6000, 2))
+    assert dict(Contents(shards_of(other)).columns[6000])["trajectory"] >> 40 == 1  # as of a further process
     assert other.sample().shape == (8,)
 
 
