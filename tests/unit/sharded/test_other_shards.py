@@ -219,6 +219,16 @@ def test_a_replay_without_shards_and_trajectories_is_dealt_out(tmp_path: Path, n
     assert other.sample().shape == (8,)
 
 
+def test_rows_that_have_not_changed_are_linked(tmp_path: Path) -> None:
+    replay = built(2, capacity=40)
+    for first in (0, 20):  # more than 1 MiB for each shard, less is not linked
+        replay.extend(steps(first, 20, image=torch.full((20, 128, 128), float(first))))
+    replay.save(tmp_path / "first")
+    replay.save(tmp_path / "second", previous=tmp_path / "first")
+    files = [file for file in (tmp_path / "second").rglob("*") if file.is_file()]
+    assert sorted(file.parts[-3] for file in files if file.stat().st_nlink == 2) == ["shard-0", "shard-1"]
+
+
 def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
     for recipe, capacity in (("uniform", 120), ("prioritized", 200), ("surprise_retention", 120)):
         replay = built(2, recipe, capacity=capacity)
