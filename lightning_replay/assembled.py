@@ -195,6 +195,17 @@ class AssembledReplay(BufferHooks, LockedReplay):
             self._episodes.break_episodes(trajectories)
         self._sampler_hooks.break_episodes(trajectories)
 
+    def successors(self, index: Tensor) -> Tensor | None:
+        """Returns the slot of the next step of each row's episode, int64 ``[n]``, -1 where none is stored.
+
+        ``None`` where no returns over several steps are drawn, for which rows are linked.
+
+        Args:
+            index: slots, int64 ``[n]``.
+        """
+        links = None if self._episodes is None else self._episodes.links
+        return None if links is None else links.successor[index]
+
     @with_named_arguments
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules: environment steps collected and updates made, since the start of training.

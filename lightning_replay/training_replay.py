@@ -24,9 +24,11 @@ class TrainingReplay:
 
     Attributes:
         is_shared: whether several processes may fill it and draw from it, each with what :meth:`for_rank` returns.
+        name: of a shared one, the same in every process that has it.
     """
 
     is_shared: bool = False
+    name: str = ""
 
     @property
     def needs_consecutive_rows(self) -> bool:

@@ -49,6 +49,16 @@ class BufferType(ABCMeta):
         return ABCMeta.__hash__(cls)
 
 
+def env_steps_in(buffer: Any) -> int:
+    """Returns the environment steps that a replay buffer of DQN holds, however many agents act in each.
+
+    The length of RLlib's own buffers is that number, and the length of this library's that of all agents' rows.
+    """
+    if isinstance(type(buffer), BufferType):
+        return int(buffer.num_env_steps_stored)
+    return len(buffer)
+
+
 class Attached(Generic[T]):
     """An attribute of this library, by its name, on an Algorithm or an EnvRunner in its process."""
 

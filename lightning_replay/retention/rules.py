@@ -34,7 +34,7 @@ class RetentionRule:
     weighs_actions = False
     is_stochastic = False
     surprise_exponent: float | None = None
-    draw_discount = 1.0
+    draw_discount: float = 1.0
 
     def __init__(self) -> None:
         pass  # not that of object, which takes any arguments: recorded rules refuse them by name
@@ -69,6 +69,7 @@ class _Surprising(RetentionRule):
     """Rules with surprise, raised to an exponent that may be annealed."""
 
     takes_surprise = learns = True
+    draw_discount: float
     surprise_exponent: float
     exponent_step: float = 0.01  # smaller changes leave the stored priorities as they are
 

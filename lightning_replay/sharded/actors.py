@@ -49,7 +49,7 @@ class ShardActors:
 
     Attributes:
         handles: of the actors; empty before :meth:`start`.
-        epochs: int64 ``[S]``, how often each was started.
+        epochs: int64 ``[S]``, how often each was started; raise them where rows drawn before are gone.
         reports: the last one of each.
         failed_starts: how often in a row each could not be started.
         lost: what went with lost shards.

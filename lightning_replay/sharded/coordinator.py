@@ -17,15 +17,17 @@ from lightning_replay.replay import Replay
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.batch_index import NUM_KEYS
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
+from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import ShardOptions
 from lightning_replay.sharded.rank_shares import RankShares
 from lightning_replay.sharded.rate_limiter import RateLimiter
 from lightning_replay.sharded.recipe_options import options_of_shard
 from lightning_replay.sharded.remote_rows import DrawnRows
-from lightning_replay.sharded.restarts import folder_to_start_with
+from lightning_replay.sharded.restarts import folder_to_start_with, start_lost_shards
 from lightning_replay.sharded.row_ids import RowIds
 from lightning_replay.sharded.row_routing import Layout, check_layout, layout_from, plain_layout
-from lightning_replay.sharded.saves import Saved, read_shards, write_shards
+from lightning_replay.sharded.saved_replay import NAMES, SavedReplay, first_state
+from lightning_replay.sharded.saves import earlier_shards, write_shards
 from lightning_replay.sharded.shard import MODULE, ReplayShard
 from lightning_replay.sharded.stats import stats_of
 
@@ -70,7 +72,7 @@ class Coordinator:
         self._shards = ShardActors(ReplayShard, self._arguments_of, shard_options)
         self._draws = DividedDraws(self._shards, lambda module: Divider(self._template.sampler, seed=seed))
         self._limiter = RateLimiter(**limits)
-        self._last_save: Sequence[str] | None = None
+        self._last_save: Sequence[Folder] | None = None
         self._layout: Layout | None = None
         self._num_writers = self._num_draws = self._num_inserted = self._unsettled = 0
         self._clocks: dict[str, int] = {}
@@ -122,7 +124,7 @@ class Coordinator:
         """
         self._layout = check_layout(layout, self._layout)
         if not self._limiter.may_insert(self._num_inserted, pending=0):
-            return NotYet(self._limits_reached("inserted"))
+            return NotYet(self._limiter.reached("inserted"))
         answers = []
         for shard, reference, rows in parts:
             self._limiter.insert(rows, size=self._num_inserted)
@@ -150,7 +152,7 @@ class Coordinator:
             RuntimeError: no shard holds rows.
         """
         if self._limiter.samples_per_insert is not None and not self._limiter.may_sample(self._num_inserted):
-            return NotYet(self._limits_reached("drawn"))
+            return NotYet(self._limiter.reached("drawn"))
         batch = self._drawn(batch_size, clocks)
         self._limiter.sample()
         return DrawnRows.of(batch)
@@ -215,42 +217,50 @@ class Coordinator:
         counts = {"num_rows_inserted": self._num_inserted, "num_draws": self._num_draws}
         return {**stats_of(self._shards, self._draws), **counts, "rate_limiter": limits}
 
-    def save(self, folder: str, previous: str | None) -> None:
+    def save(self, folder: Folder, previous: Path | None) -> None:
         """Saves every shard and what decides the next draws."""
-        self._settle()
-        state = {
+        start_lost_shards(self._settle())
+        earlier = earlier_shards(previous, len(self._shards), lambda folder: SavedReplay.read(folder).shards)
+        self._last_save = write_shards(
+            self._shards, folder, NAMES, self._state, lambda shard: (earlier[shard],), {"recipe": self._recipe}
+        )
+
+    def load(self, folder: Folder) -> None:
+        """Replaces everything by a save of the same recipe and options; after an error nothing is changed.
+
+        Raises:
+            FileNotFoundError, DamagedFileError, ValueError: the save cannot be used here.
+        """
+        saved = SavedReplay.read(folder)
+        if saved.recipe not in (self._recipe, None):
+            raise ValueError(
+                f"{folder} holds a sharded replay {saved.recipe!r}, and this one is {self._recipe!r}. Build "
+                f"ShardedReplay({saved.recipe!r}, ...) to load it. Nothing was loaded"
+            )
+        start_lost_shards(self._shards)
+        folders, layout = saved.stage(self._shards, folder)
+        self._shards.call("take_over")
+        self._shards.epochs += 1  # TD errors of rows that were drawn before belong to none of these
+        self._restore(saved.state or first_state(sum(self._shards.rows.values()), layout))
+        self._last_save = folders
+
+    def _state(self) -> dict[str, Any]:
+        """Returns what decides the next draws beside the shards: tensors and plain values."""
+        return {
             "draws": self._draws.state_dict(),
             "limiter": self._limiter.state_dict(),
             "losses": self._shards.lost.state(),
             "counts": [self._num_writers, self._num_draws, self._num_inserted],
             "layout": plain_layout(self._layout),
         }
-        saved = Saved(self._recipe, len(self._shards), state)
-        self._last_save = write_shards(self._shards, Path(folder), saved, None if previous is None else Path(previous))
 
-    def load(self, folder: str) -> None:
-        """Replaces everything by a save of as many shards of the same recipe and options; else nothing is changed.
-
-        Raises:
-            FileNotFoundError, DamagedFileError, ValueError: the save cannot be used here.
-        """
-        saved, folders = read_shards(Path(folder))
-        if (saved.recipe, saved.num_shards) != (self._recipe, len(self._shards)):
-            raise ValueError(
-                f"{folder} holds a sharded replay {saved.recipe!r} of {saved.num_shards} shards, and this one is "
-                f"{self._recipe!r} of {len(self._shards)}. Build ShardedReplay({saved.recipe!r}, "
-                f"num_shards={saved.num_shards}, ...) to load it. Nothing was loaded"
-            )
-        self._shards.call("stage", lambda shard: (folders[shard],))
-        self._shards.call("take_over")
-        state = saved.state
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self._draws.load_state_dict(state["draws"])
         self._limiter.load_state_dict(state["limiter"])
         self._shards.lost.load(state["losses"])
         num_writers, self._num_draws, self._num_inserted = state["counts"]
         self._num_writers = max(self._num_writers, num_writers)
-        self._layout = layout_from(state["layout"])
-        self._last_save, self._clocks = folders, {}
+        self._layout, self._clocks = layout_from(state["layout"]), {}
         self._shares.clear()
 
     def draw_stamp(self) -> bytes:
@@ -282,15 +292,6 @@ class Coordinator:
         """Returns environment steps and updates of the next draw, or of one that others are returned before."""
         env_steps = self._clocks.get("env_steps", self._num_inserted)
         return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}
-
-    def _limits_reached(self, what: str) -> str:
-        limiter = self._limiter
-        stats = limiter.stats()
-        return (
-            f"no more rows may be {what}: {stats['num_rows_inserted_lifetime']:g} were inserted and "
-            f"{stats['num_rows_sampled_lifetime']:g} drawn, with samples_per_insert={limiter.samples_per_insert:g} and "
-            f"error_buffer={limiter.error_buffer:g}"
-        )
 
 
 def template(recipe: str, options: Mapping[str, Any], num_shards: int) -> Replay:

@@ -129,6 +129,13 @@ class RateLimiter:
             "balance": self._balance,
         }
 
+    def reached(self, what: str) -> str:
+        """Returns the reason why rows may not be ``what``, inserted or drawn, for an error."""
+        return (
+            f"no more rows may be {what}: {self._inserted} were inserted and {self._sampled} drawn, with "
+            f"samples_per_insert={self.samples_per_insert:g} and error_buffer={self.error_buffer:g}"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the counts."""
         return {

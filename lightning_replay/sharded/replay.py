@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import ray
 import torch
+from pyarrow.fs import FileSystem
 from ray.exceptions import RayError
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
@@ -25,6 +26,7 @@ from lightning_replay.replay import wrong_shape
 from lightning_replay.sharded.batch_index import numbers_of
 from lightning_replay.sharded.connection import Connection
 from lightning_replay.sharded.coordinator import template
+from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.sharded.priority_feedback import checked_feedback
 from lightning_replay.sharded.rate_limiter import RateLimiter
@@ -131,7 +133,10 @@ class ShardedReplay(TrainingReplay):
         if connection is None:
             check_room(shard_options)
             given = (recipe, of_recipe, shard_options, limits, of_recipe["seed"], built_with)
-            connection = Connection.start(name or f"replay-{uuid.uuid4().hex}", wait_timeout_s, *given)
+            name = name or f"replay-{uuid.uuid4().hex}"
+            connection = Connection.start(name, wait_timeout_s, *given)
+        assert name is not None
+        self.name: str = name
         self._connection = connection
         self._key = connection.call("key_for", built_with)
         self._rank: tuple[int, int] | None = None
@@ -392,27 +397,40 @@ class ShardedReplay(TrainingReplay):
         """
         return self._connection.call("stats")
 
-    def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
+    def save(
+        self, path: str | Path, *, previous: str | Path | None = None, filesystem: FileSystem | None = None
+    ) -> None:
         """Saves every shard into a folder in ``path``, and what decides the next draws; the manifest is written last.
 
         Args:
-            path: a directory that every node with a shard sees.
-            previous: an earlier save, whose unchanged files are linked.
+            path: a directory, or a URI such as ``s3://bucket/first``. Files of shards on nodes that do not see a
+                directory pass through the node of the process that built this replay.
+            previous: an earlier save in a directory, whose unchanged files are linked by one in another.
+            filesystem: of pyarrow, on which ``path`` is.
 
         Raises:
-            ValueError: a shard is on a node that does not see the folder; nothing is saved.
+            RuntimeError: a shard was lost meanwhile; a save that was there before is unchanged, as after any error.
+            ValueError: a file system of which each node has one of its own.
         """
-        before = None if previous is None else os.path.abspath(previous)
-        self._connection.call("save", os.path.abspath(path), before)
+        before = None if previous is None else Path(os.path.abspath(previous))
+        self._connection.call("save", _folder_at(path, filesystem), before)
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, *, filesystem: FileSystem | None = None) -> None:
         """Restores a save into this replay: the same rows, and the same next draws.
+
+        From a save of another number of shards, or of a :class:`~lightning_replay.Replay`, whole episodes with their
+        priorities, each rounded once more, are dealt out anew; a shard that gets more rows than it holds keeps the
+        newest. Each shard then reads one saved one after the other.
+
+        Args:
+            path, filesystem: as of :meth:`save`.
 
         Raises:
             FileNotFoundError, DamagedFileError: no save, or a damaged one.
-            ValueError: of another recipe, other options, or another number of shards. Nothing is loaded.
+            ValueError: of another recipe or other options; or, of another number of shards, rows that are kept by
+                importance. Nothing is loaded.
         """
-        self._connection.call("load", os.path.abspath(path))
+        self._connection.call("load", _folder_at(path, filesystem))
         self._draws_since_update = 0
         if self._rank is None:
             self._router = None
@@ -439,3 +457,9 @@ class ShardedReplay(TrainingReplay):
         copied = object.__new__(type(self))
         copied.__dict__ |= vars(self) | {"_router": None, "_rank": None, "_clocks": {}, "_draws_since_update": 0}
         return copied
+
+
+def _folder_at(path: str | Path, filesystem: FileSystem | None) -> Folder:
+    """Returns the folder at a path or URI; a path of this process is made absolute."""
+    is_local = filesystem is None and "://" not in str(path)
+    return Folder.at(os.path.abspath(path) if is_local else str(path), filesystem)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shard that was lost starts again with."""
+"""Shards that were lost: started again, and with what."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ def folder_to_start_with(shards: ShardActors, shard: int, last_save: Sequence[Fo
         logger.warning("shard %d could not be started with its save %s, and starts empty", shard, last_save[shard])
         return None
     return last_save[shard]
+
+
+def start_lost_shards(shards: ShardActors) -> None:
+    """Starts shards again that were lost since they last answered, and waits for them."""
+    for shard in range(len(shards)):
+        shards.send(shard, "report")
+    shards.settle()
+    shards.wait_for_starts()

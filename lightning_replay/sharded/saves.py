@@ -1,92 +1,142 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sharded replay on disk: a folder that each shard writes, and a manifest that names them, written last."""
+"""Shards on disk: a folder that each shard writes, a state beside them, and a manifest that names all, written last."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ray.exceptions import RayActorError
+
 from lightning_replay.saving import DamagedFileError, read_state, write_state
-from lightning_replay.saving.directory import read_manifest, replaced_save
-from lightning_replay.saving.replays import MANIFEST as MANIFEST_OF_REPLAY
-from lightning_replay.saving.replays import MANIFEST_OF_SHARDS as MANIFEST
+from lightning_replay.saving.directory import replaced_save
 from lightning_replay.saving.replays import SHARDS_VERSION
-from lightning_replay.saving.serialization import MALFORMED
 from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.folders import Folder
+from lightning_replay.sharded.served import folders_of_shards
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 _FORMAT = "lightning-replay-shards"
-_STATE = "draws"
+_DATA = "shards"
 
 
-class Saved(NamedTuple):
-    """What is saved beside the shards.
+class FileNames(NamedTuple):
+    """Names in a save of shards.
 
     Attributes:
-        recipe: its name.
-        num_shards: S.
-        state: of draws and counts: tensors and plain values.
+        manifest: of all.
+        of_shard: the manifest in the folder of each shard.
+        state: the folder of what is saved beside the shards.
     """
 
-    recipe: str
-    num_shards: int
-    state: dict[str, Any]
+    manifest: str
+    of_shard: str
+    state: str
 
 
-def write_shards(shards: ShardActors, folder: Path, saved: Saved, previous: Path | None) -> list[str]:
-    """Writes every shard into a folder of its own, then the manifest; returns the shards' folders.
+def write_shards(
+    shards: ShardActors,
+    folder: Folder,
+    names: FileNames,
+    state: Callable[[], Mapping[str, Any]],
+    arguments: Callable[[int], tuple[Any, ...]],
+    fields: Mapping[str, Any],
+) -> list[Folder]:
+    """Lets every shard write into a folder of its own, then writes the state and the manifest.
+
+    After an error, or when this process is killed, ``folder`` holds the save before; what the next save finds of this
+    one it removes.
 
     Args:
-        shards: of :class:`~lightning_replay.sharded.shard.ReplayShard`.
-        folder: replaced as a whole.
-        saved: what is written beside them.
-        previous: the folder of an earlier save, whose unchanged files are linked.
+        shards: with the methods ``sees(path)`` and ``save(folder, *arguments)``, which returns the bytes of all files
+            and of those written.
+        folder: to write into.
+        names: of the files.
+        state: returns what is saved beside the shards, once they have written: tensors and plain values.
+        arguments: of ``save``, by shard.
+        fields: of the manifest, beside ``format``, ``version``, ``num_shards`` and ``bytes``.
+
+    Returns:
+        The shards' folders.
 
     Raises:
-        ValueError: a shard is on a node that does not see the folder.
+        RuntimeError: a shard was lost meanwhile.
+        ValueError: this process does not find what shards have written.
     """
-    earlier = _earlier(previous, len(shards))
-    with replaced_save(folder, MANIFEST, folder="shards") as save:
-        paths = [save.data / f"shard-{shard}" for shard in range(len(shards))]
-        shards.call("save", lambda shard: (str(paths[shard]), earlier[shard]))
-        unseen = [shard for shard, path in enumerate(paths) if not (path / MANIFEST_OF_REPLAY).is_file()]
-        if unseen:
-            raise ValueError(
-                f"shards {unseen} have written into {folder} on their own nodes, and this node does not see it; "
-                "nothing was saved. Give a path on storage that every node has, such as a network file system"
-            )
-        write_state(save.data / _STATE, saved.state)
-        save.manifest |= {"format": _FORMAT, "version": SHARDS_VERSION}
-        save.manifest |= {"recipe": saved.recipe, "num_shards": saved.num_shards}
-    return [str(path) for path in paths]
-
-
-def read_shards(folder: Path) -> tuple[Saved, list[str]]:
-    """Returns what was saved beside the shards, and their folders.
-
-    Raises:
-        FileNotFoundError: no sharded replay was saved there.
-        DamagedFileError: a file is missing or damaged.
-        ValueError: a newer format.
-    """
-    if not (folder / MANIFEST).exists():
-        hint = ". A replay without shards is there" if (folder / MANIFEST_OF_REPLAY).exists() else ""
-        raise FileNotFoundError(f"no sharded replay was saved in {folder}: {MANIFEST} is missing{hint}")
-    manifest = read_manifest(folder / MANIFEST, SHARDS_VERSION)
-    try:
-        data, num_shards, recipe = folder / Path(manifest["data"]).name, manifest["num_shards"], manifest["recipe"]
-        paths = [str(data / f"shard-{shard}") for shard in range(num_shards)]
-    except MALFORMED as error:
-        raise DamagedFileError(f"{folder / MANIFEST} is damaged ({error}); load an earlier save") from error
-    return Saved(recipe, num_shards, read_state(data / _STATE)), paths
-
-
-def _earlier(previous: Path | None, count: int) -> list[str | None]:
-    """Returns the folders of an earlier save by shard, ``None`` where there is none of as many shards."""
-    if previous is not None:
+    count = len(shards)
+    with folder.to_write() as local, replaced_save(local, names.manifest, folder=_DATA) as save:
+        data, own = folder / save.data.name, names_of_shards(save.data.name, count)
+        seen = folders_of_shards(shards, folder, save.data.name)
+        parts = [one / name for one, name in zip(seen, own, strict=True)]
         try:
-            saved, folders = read_shards(previous)
-        except (OSError, ValueError, DamagedFileError):
+            sizes = shards.call("save", lambda shard: (parts[shard], *arguments(shard)))
+            _check_written(folder, [f"{name}/{names.of_shard}" for name in own])
+        except BaseException as error:
+            data.remove()
+            if isinstance(error, RayActorError):
+                raise RuntimeError(
+                    f"a shard was lost while it saved into {folder}; no checkpoint was made, and the replay saved "
+                    "there before is unchanged. Save again: the next draw or save starts the shard again"
+                ) from error
+            raise
+        write_state(save.data / names.state, state())
+        total = sum(size for size, _ in sizes)
+        save.manifest |= {"format": _FORMAT, "version": SHARDS_VERSION, "num_shards": count, "bytes": total, **fields}
+    logger.info("%d shards saved: %s bytes, %s of them written", count, f"{total:,}", f"{sum(n for _, n in sizes):,}")
+    return parts
+
+
+def names_of_shards(data: str, count: int) -> list[str]:
+    """Returns the folders of shards in a save, by the name of the folder of its data."""
+    return [f"{data}/shard-{shard}" for shard in range(count)]
+
+
+def read_shards_state(folder: Folder, data: str, names: FileNames) -> dict[str, Any]:
+    """Returns the state in a save.
+
+    Args:
+        folder: of the save.
+        data: the folder of its data in it.
+        names: of the files.
+
+    Raises:
+        DamagedFileError: a file is missing or damaged.
+    """
+    with (folder / data / names.state).to_read() as local:
+        try:
+            return read_state(local)
+        except FileNotFoundError as error:
+            raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
+
+
+def earlier_shards(previous: Path | None, count: int, read: Callable[[Folder], Sequence[str]]) -> list[Folder | None]:
+    """Returns the folders of an earlier save by shard, ``None`` where there is none of as many shards.
+
+    Args:
+        previous: its folder.
+        count: shards.
+        read: returns the names of the shards' folders in a save.
+    """
+    if previous is not None:
+        folder = Folder.at(previous)
+        try:
+            names = read(folder)
+        except (DamagedFileError, OSError, ValueError):
             return [None] * count
-        if saved.num_shards == count:
-            return [*folders]
+        if len(names) == count:
+            return [folder / name for name in names]
     return [None] * count
+
+
+def _check_written(folder: Folder, files: list[str]) -> None:
+    """Refuses file systems of which each node, or each process, has one of its own."""
+    infos = folder.filesystem.get_file_info([(folder / file).path for file in files])
+    unseen = [shard for shard, info in enumerate(infos) if not info.is_file]
+    if unseen:
+        raise ValueError(
+            f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint was "
+            "made. Give a path, a URI or a file system that is the same from every node"
+        )

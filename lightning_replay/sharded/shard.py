@@ -14,12 +14,15 @@ import torch
 from ray.exceptions import RayError
 
 from lightning_replay import recipes
+from lightning_replay.checkpoint.replay import save_replay
 from lightning_replay.draw_parts import DrawPart
 from lightning_replay.episodes.running import stored_trajectories
 from lightning_replay.replay import Replay
+from lightning_replay.sharded.dealing import DealtRows
+from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.recipe_options import options_of_shard, seed_of_shard
 from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
-from lightning_replay.sharded.row_routing import Columns, columns_of, is_of_writer
+from lightning_replay.sharded.row_routing import Columns, columns_of, is_of_writer, layout_of
 from lightning_replay.storage.packed import PackedStorage
 
 #: The name of the only replay of a shard, in reports and draws.
@@ -40,17 +43,16 @@ class ReplayShard:
     """
 
     def __init__(
-        self, recipe: str, options: Mapping[str, Any], number: int, num_shards: int, folder: str | None
+        self, recipe: str, options: Mapping[str, Any], number: int, num_shards: int, folder: Folder | None
     ) -> None:
-        # Batches are as large as the parts of them that are asked for.
-        own = {**options_of_shard(options, num_shards, number), "batch_size": 1}
-        self._build, self._number = lambda: recipes.by_name(recipe)(**own), number
-        self._replay: Replay = self._build()
+        self._recipe, self._options = recipe, options
+        self._number, self._num_shards = number, num_shards
+        self._replay = self._build(number, num_shards)
         self._staged: Replay | None = None
         self._counts: Counter[tuple[str, str]] = Counter()
         self._rows_not_fetched = 0
         if folder is not None:
-            self._replay.load(folder)
+            self._loaded(folder, self._replay)
 
     def report(self) -> Answer:
         """Returns what the shard holds."""
@@ -135,24 +137,67 @@ class ReplayShard:
         """Returns the statistics of the replay, by module."""
         return self._answer({MODULE: self._replay.stats()})
 
-    def save(self, folder: str, previous: str | None) -> Answer:
-        """Saves the replay into a folder."""
-        self._replay.save(folder, previous=previous)
+    def sees(self, folder: str) -> Answer:
+        """Returns whether this node has a folder at a path."""
+        return self._answer(Path(folder).is_dir())
+
+    def save(self, folder: Folder, previous: Folder | None) -> Answer:
+        """Saves the replay into a folder, by a temporary one of this node where that is on another file system.
+
+        Returns the bytes of all files, and of those written.
+        """
+        with folder.to_write() as local:
+            size = save_replay(self._replay, local, previous=None if previous is None else previous.local)
+        return self._answer(tuple(size))
+
+    def stage(self, folder: Folder) -> Answer:
+        """Reads a save of this shard without using it yet.
+
+        Raises:
+            DamagedFileError, ValueError: the save cannot be used here.
+        """
+        self._staged = None  # of a save that another shard could not read
+        self._staged = self._loaded(folder, self._build(self._number, self._num_shards))
         return self._answer()
 
-    def stage(self, folder: str) -> Answer:
-        """Reads a save without using it yet."""
+    def stage_dealt(self, folders: Sequence[Folder]) -> Answer:
+        """Reads this shard's part of a save of other shards, or of a replay without, and does not use it yet.
+
+        Args:
+            folders: of every shard saved, or of the replay.
+
+        Returns:
+            The layout of the rows; ``None`` if there are none.
+
+        Raises:
+            DamagedFileError, ValueError: as :meth:`stage`, or rows that cannot be dealt out.
+        """
         self._staged = None
-        staged = self._build()
-        staged.load(Path(folder))
+        dealt = DealtRows(self._number, self._num_shards)
+        for place, folder in enumerate(folders):
+            dealt.add(self._loaded(folder, self._build(place, len(folders))))
+        staged = self._build(self._number, self._num_shards)
+        rows = dealt.store(staged)
         self._staged = staged
-        return self._answer()
+        return self._answer(None if rows is None else layout_of(columns_of(rows)))
 
     def take_over(self) -> Answer:
         """Replaces what the shard holds by the save that was read."""
         assert self._staged is not None
         self._replay, self._staged = self._staged, None
         return self._answer()
+
+    def _build(self, number: int, num_shards: int) -> Replay:
+        """Returns an empty replay as that of a shard."""
+        # Batches are as large as the parts of them that are asked for.
+        own = {**options_of_shard(self._options, num_shards, number), "batch_size": 1}
+        return recipes.by_name(self._recipe)(**own)
+
+    @staticmethod
+    def _loaded(folder: Folder, replay: Replay) -> Replay:
+        with folder.to_read() as local:
+            replay.load(local)
+        return replay
 
     def _answer(self, value: Any = None) -> Answer:
         report = ShardReport(

@@ -15,7 +15,7 @@ def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
 
     * ``num_shards``, ``num_rows`` and ``bytes`` stored;
     * of each shard ``rows``, ``mass`` (what its rows are drawn in proportion to), ``alive`` and ``epochs`` (how often
-      it was started);
+      it was started; of a ``ShardedReplay`` saves that were loaded count as well);
     * ``draws_in_flight``, which the shards have made ahead;
     * ``rows_lost`` with shards, and steps that these had been sent;
     * ``td_errors_dropped`` because their shard was lost, ``late_updates_dropped`` because their row had left;

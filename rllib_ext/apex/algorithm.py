@@ -31,7 +31,7 @@ from lightning_replay.validation import ABOVE_ZERO, checked_count, checked_numbe
 from rllib_ext.apex.collection import Collected, Collection
 from rllib_ext.apex.exploration import set_epsilons
 from rllib_ext.apex.updates import update_learners
-from rllib_ext.rllib_compat import force_weights, probe_lost
+from rllib_ext.rllib_compat import env_steps_in, force_weights, probe_lost
 
 RATE_LIMITER = "rate_limiter"
 _SHARE_OF_FIRST_ROWS = 0.1
@@ -81,15 +81,16 @@ class ApexDQNConfig(DQNConfig):
             epsilon: ε of the environment that explores most, one number; see
                 :func:`~rllib_ext.apex.exploration.epsilons`.
             epsilon_exponent: α; the environment that explores least has ``epsilon ** (1 + epsilon_exponent)``.
-            samples_per_insert: rows drawn for each environment step, held by a
-                :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`: the loop draws nothing while too few steps
-                have come, and requests none while too many have. ``None`` leaves both sides as fast as they are.
+            samples_per_insert: rows drawn for each environment step, with several agents of each module, held by a
+                :class:`~lightning_replay.sharded.rate_limiter.RateLimiter` that counts environment steps: the loop
+                draws nothing while too few have come, and requests none while too many have. ``None`` leaves both sides
+                as fast as they are.
             error_buffer: rows by which draws may be ahead or behind. By default a tenth of the draws that
-                ``num_steps_sampled_before_learning_starts`` rows call for, and enough for one batch and all requests in
-                flight.
+                ``num_steps_sampled_before_learning_starts`` steps call for, and enough for one batch and all requests
+                in flight.
             broadcast_interval: updates after which EnvRunners get new weights.
-            options: of DQN. ``num_steps_sampled_before_learning_starts`` are rows in the buffer, and not steps of the
-                whole run; ``training_intensity`` is refused.
+            options: of DQN. ``num_steps_sampled_before_learning_starts`` are environment steps in the buffer, and not
+                those of the whole run; ``training_intensity`` is refused.
         """
         super().training(**options)
         given = {
@@ -225,15 +226,15 @@ class ApexDQN(DQN):
         """Adds the steps that have arrived, requests further ones, and updates the Learners once if it may draw."""
         limiter, buffer = self.rate_limiter, self.local_replay_buffer
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
-            collected = self._collect(may_sample=limiter.may_sample(len(buffer)))
+            collected = self._collect(may_sample=limiter.may_sample(env_steps_in(buffer)))
         if collected:
             self.metrics.aggregate([one.metrics for one in collected], key=ENV_RUNNER_RESULTS)
             with self.metrics.log_time((TIMERS, REPLAY_BUFFER_ADD_DATA_TIMER)):
                 for one in collected:
-                    size = len(buffer)
+                    size = env_steps_in(buffer)
                     buffer.add(one.episodes)
                     limiter.insert(one.num_env_steps, size)
-        size = len(buffer)  # once, because a buffer in several actors waits for their answers
+        size = env_steps_in(buffer)  # once, because a buffer in several actors waits for their answers
         if self.env_runner_group.num_remote_env_runners():
             self._collection.request(lambda pending: limiter.may_insert(size, pending))
         if limiter.may_sample(size):

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from pyarrow import fs
 
+from lightning_replay.sharded.folders import Folder
 from rllib_ext.checkpoint.files import check_fingerprints, fingerprints_of
-from rllib_ext.checkpoint.folders import Folder
 
 CheckFiles = Callable[[Mapping[str, Any] | None], None]
 

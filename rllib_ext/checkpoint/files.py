@@ -14,7 +14,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from rllib_ext.checkpoint.folders import Folder
+from lightning_replay.sharded.folders import Folder
 
 _OWN_FOLDERS = ("levels", "replay_buffer")
 _BLOCK_BYTES = 1 << 20

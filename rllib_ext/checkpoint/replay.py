@@ -15,6 +15,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
+from lightning_replay.sharded.folders import Folder
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.files import (
     MANIFEST_OF_SHARDS,
@@ -26,7 +27,6 @@ from rllib_ext.buffer.files import (
     write_buffer,
 )
 from rllib_ext.checkpoint.algorithm import CheckFiles
-from rllib_ext.checkpoint.folders import Folder
 
 logger: logging.Logger = logging.getLogger(__name__)
 

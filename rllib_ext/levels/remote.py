@@ -15,8 +15,8 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lightning_replay.saving import read_state, write_state
+from lightning_replay.sharded.folders import Folder
 from rllib_ext.checkpoint.algorithm import CheckFiles
-from rllib_ext.checkpoint.folders import Folder
 from rllib_ext.levels.server import LevelServer
 from rllib_ext.rllib_compat import Attached
 

@@ -31,8 +31,8 @@ from rllib_ext.sharded.templates import Templates
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
+    from lightning_replay.sharded.folders import Folder
     from lightning_replay.sharded.row_ids import RowIds
-    from rllib_ext.checkpoint.folders import Folder
     from rllib_ext.episodes.task_assignment import TaskAssignment
 
 

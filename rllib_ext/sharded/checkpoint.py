@@ -4,29 +4,24 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RayActorError
-
+from lightning_replay.sharded import saves
+from lightning_replay.sharded.folders import Folder
+from lightning_replay.sharded.restarts import start_lost_shards
+from lightning_replay.sharded.served import folders_of_shards
 from rllib_ext.buffer.files import MANIFEST as BUFFER_MANIFEST
 from rllib_ext.buffer.files import MANIFEST_OF_SHARDS as MANIFEST
-from rllib_ext.buffer.files import SHARDS_VERSION, WarmUp, read_buffer_manifest, read_shards_manifest
+from rllib_ext.buffer.files import WarmUp, read_buffer_manifest, read_shards_manifest
 from rllib_ext.checkpoint.algorithm import CheckFiles
-from rllib_ext.checkpoint.folders import Folder
 from rllib_ext.checkpoint.replay import ReplayPart
-from rllib_ext.sharded.served import folders_of_shards
 
 if TYPE_CHECKING:
     from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
-logger: logging.Logger = logging.getLogger(__name__)
-
-SHARDS = "shards"
-DRIVER = "driver"
-FORMAT = "lightning-replay-shards"
+NAMES = saves.FileNames(MANIFEST, BUFFER_MANIFEST, "driver")
 
 
 class ShardedReplayPart(ReplayPart):
@@ -43,26 +38,19 @@ class ShardedReplayPart(ReplayPart):
 
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
         """Writes the shards."""
-        _start_lost_shards(self._replay)
+        start_lost_shards(self._replay.shards)
         previous = self._last_save if self._incremental and folder.local is not None else None
         self._replay.last_save = write_shards(self._replay, folder, state, files, previous)
         self._last_save = folder.local or self._last_save
 
     def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
         """Lets the shards read a checkpoint beside what they hold; of another number of shards, or of none, too."""
-        from lightning_replay.saving import DamagedFileError, read_state
-
         manifest, names = read_manifest_of_shards(folder)
         check_files(manifest["algorithm"])
-        data, state = Path(manifest["data"]).name, None
-        if "num_shards" in manifest:
-            with (folder / data / DRIVER).to_read() as local:
-                try:
-                    state = read_state(local)
-                except FileNotFoundError as error:
-                    raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
+        data = Path(manifest["data"]).name
+        state = saves.read_shards_state(folder, data, NAMES) if "num_shards" in manifest else None
         replay = self._replay
-        _start_lost_shards(replay)
+        start_lost_shards(replay.shards)
         spaces = self._algorithm.spaces or {}
         seen = folders_of_shards(replay.shards, folder, data)
         parts = [[one / name if name else one for name in names] for one in seen]
@@ -80,14 +68,6 @@ class ShardedReplayPart(ReplayPart):
         self._go_on_from(warm_up)
 
 
-def _start_lost_shards(replay: ShardedEpisodeReplayBuffer) -> None:
-    """Starts shards again that were lost since the last draw, and waits for them."""
-    for shard in range(len(replay.shards)):
-        replay.shards.send(shard, "report")
-    replay.shards.settle()
-    replay.shards.wait_for_starts()
-
-
 def write_shards(
     replay: ShardedEpisodeReplayBuffer,
     folder: Folder,
@@ -95,10 +75,7 @@ def write_shards(
     files: Mapping[str, Any],
     previous: Path | None = None,
 ) -> list[Folder]:
-    """Lets every shard write into a folder of its own, then writes the driver's state and the manifest.
-
-    After an error, or when the driver is killed, ``folder`` holds the save before; what the next save finds of this one
-    it removes.
+    """Saves the shards and the driver's state, see :func:`~lightning_replay.sharded.saves.write_shards`.
 
     Args:
         replay, folder, warm_up: to write, and where to.
@@ -107,75 +84,15 @@ def write_shards(
 
     Returns:
         The shards' folders.
-
-    Raises:
-        RuntimeError: a shard was lost meanwhile.
-        ValueError: the driver does not find what shards have written.
     """
-    from lightning_replay.saving import write_state
-    from lightning_replay.saving.directory import replaced_save
-
-    count = len(replay.shards)
-    earlier = earlier_shards(previous, count)
-    with folder.to_write() as local, replaced_save(local, MANIFEST, folder=SHARDS) as save:
-        data, names = folder / save.data.name, names_of_shards(save.data.name, count)
-        seen = folders_of_shards(replay.shards, folder, save.data.name)
-        parts = [one / name for one, name in zip(seen, names, strict=True)]
-        try:
-            sizes = replay.shards.call("save", lambda shard: (parts[shard], warm_up, earlier[shard]))
-            _check_written(folder, names)
-        except BaseException as error:
-            data.remove()
-            if isinstance(error, RayActorError):
-                raise RuntimeError(
-                    f"a shard was lost while it saved into {folder}; no checkpoint was made, and the replay saved "
-                    "there before is unchanged. Save again: the next draw or save starts the shard again"
-                ) from error
-            raise
-        write_state(save.data / DRIVER, replay.driver_state(), of=type(replay).__name__)
-        total = sum(size for size, _ in sizes)
-        save.manifest |= {
-            "format": FORMAT,
-            "version": SHARDS_VERSION,
-            "num_shards": count,
-            "warm_up": warm_up._asdict(),
-            "bytes": total,
-            "algorithm": files,
-        }
-    logger.info("%d shards saved: %s bytes, %s of them written", count, f"{total:,}", sum(new for _, new in sizes))
+    earlier = saves.earlier_shards(previous, len(replay.shards), lambda folder: read_manifest_of_shards(folder)[1])
+    fields = {"warm_up": warm_up._asdict(), "algorithm": files}
+    parts = saves.write_shards(
+        replay.shards, folder, NAMES, replay.driver_state, lambda shard: (warm_up, earlier[shard]), fields
+    )
     if folder.local is not None:
         (folder.local / BUFFER_MANIFEST).unlink(missing_ok=True)  # of an earlier save here, which this one replaces
     return parts
-
-
-def _check_written(folder: Folder, names: list[str]) -> None:
-    """Refuses file systems of which each node, or each process, has one of its own."""
-    infos = folder.filesystem.get_file_info([(folder / name / BUFFER_MANIFEST).path for name in names])
-    unseen = [shard for shard, info in enumerate(infos) if not info.is_file]
-    if unseen:
-        raise ValueError(
-            f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint was "
-            "made. Give a path, a URI or a file system that is the same from every node"
-        )
-
-
-def names_of_shards(data: str, count: int) -> list[str]:
-    """Returns the folders of shards in a save, by the name of the folder of its data."""
-    return [f"{data}/shard-{shard}" for shard in range(count)]
-
-
-def earlier_shards(previous: Path | None, count: int) -> list[Folder | None]:
-    """Returns the folders of an earlier save by shard, ``None`` where there is none of as many shards."""
-    from lightning_replay.saving import DamagedFileError
-
-    if previous is None:
-        return [None] * count
-    folder = Folder.at(previous)
-    try:
-        _, names = read_manifest_of_shards(folder)
-    except (DamagedFileError, FileNotFoundError, ValueError):
-        return [None] * count
-    return [folder / name for name in names] if len(names) == count else [None] * count
 
 
 def read_manifest_of_shards(folder: Folder) -> tuple[dict[str, Any], list[str]]:
@@ -191,4 +108,4 @@ def read_manifest_of_shards(folder: Folder) -> tuple[dict[str, Any], list[str]]:
         if not (local / MANIFEST).exists() and (local / BUFFER_MANIFEST).exists():
             return read_buffer_manifest(local), [""]
         manifest = read_shards_manifest(local)
-    return manifest, names_of_shards(Path(manifest["data"]).name, manifest["num_shards"])
+    return manifest, saves.names_of_shards(Path(manifest["data"]).name, manifest["num_shards"])

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from lightning_replay.draw_parts import DrawPart
+    from lightning_replay.sharded.folders import Folder
     from rllib_ext.buffer.building import Returns
-    from rllib_ext.checkpoint.folders import Folder
 
 
 class EpisodeShard:

@@ -17,10 +17,10 @@ from rllib_ext.sharded.options import options_of_shard
 if TYPE_CHECKING:
     from lightning_replay.divided_draws import Divider
     from lightning_replay.draw_parts import GroupTotals
+    from lightning_replay.sharded.folders import Folder
     from lightning_replay.sharded.reports import ShardReport
     from rllib_ext.buffer.building import Returns
     from rllib_ext.buffer.module_replay import ModuleReplay
-    from rllib_ext.checkpoint.folders import Folder
 
 
 class Templates:

@@ -208,6 +208,12 @@ def test_several_agents_and_rllibs_own_buffer() -> None:
     assert [one.epsilon_schedule.get_current_value() for _, one in modules.items()] == [0.4, 0.4]
     result = trained(algorithm)
     assert all(np.isfinite(result["learners"][name]["qf_loss"]) for name in ("p0", "p1"))
+    counts, buffer = result["rate_limiter"], algorithm.local_replay_buffer
+    # Both sides count environment steps, in most of which both agents act.
+    inserted, rows = counts["num_rows_inserted_lifetime"], len(buffer)
+    assert inserted == result["env_runners"]["num_env_steps_sampled_lifetime"] == buffer.num_env_steps_stored
+    assert 1.2 * inserted < rows <= 2 * inserted
+    assert counts["num_rows_sampled_lifetime"] == 4 * (inserted - 40) - counts["balance"] > 0
     algorithm.stop()
 
     plain = ApexDQNConfig().environment("CartPole-v1").training(samples_per_insert=2.0, train_batch_size_per_learner=16)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ import lightning as L
 import pytest
 import ray
 import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lightning_replay.lit import InspectBuffer, ReplayCheckpoint, ReplayDataModule
 from lightning_replay.sharded import ShardedReplay
@@ -23,6 +26,8 @@ from tests.ranks import RecordingDQN
 from tests.unit.sharded.local_replay import steps
 
 pytestmark = pytest.mark.slow
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # other processes need not import Lightning
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +43,17 @@ def replay(shared_ray: None) -> Iterator[ShardedReplay]:
         wait_timeout_s=120,
     ) as replay:
         yield replay
+
+
+@pytest.fixture
+def empty_replay(replay: ShardedReplay, tmp_path_factory: pytest.TempPathFactory) -> ShardedReplay:
+    """The same after a save of nothing was loaded: starting others would take longer than most tests."""
+    nothing = tmp_path_factory.getbasetemp() / "nothing"
+    if not nothing.exists():
+        assert not len(replay)
+        replay.save(nothing)
+    replay.load(nothing)
+    return replay
 
 
 def handles_of(replay: ShardedReplay) -> list[Any]:
@@ -59,7 +75,8 @@ def fill_and_draw(replay: ShardedReplay) -> list[int]:
     return sorted(set(batch["trajectory"].tolist()))
 
 
-def test_other_processes_fill_it_draw_from_it_and_find_it_by_name(replay: ShardedReplay) -> None:
+def test_other_processes_fill_it_draw_from_it_and_find_it_by_name(empty_replay: ShardedReplay) -> None:
+    replay = empty_replay
     for number in range(4):
         replay.extend(steps(10 * number, 10, trajectory=number))
     assert ray.get(fill_and_draw.remote(replay)) == [0, 1, 2, 3, 2**40]
@@ -86,7 +103,7 @@ def test_ranks_wait_for_each_other(replay: ShardedReplay) -> None:
 
 def test_training_goes_on_when_a_shard_is_lost(replay: ShardedReplay, tmp_path: Path) -> None:
     replay.save(tmp_path)
-    rows = replay.stats()["rows"]
+    rows, epochs = (replay.stats()[name] for name in ("rows", "epochs"))
     batch = replay.sample(64)
     drawn = replay._connection.call("draw", 64, {})
     ray.kill(handles_of(replay)[0])
@@ -101,7 +118,7 @@ def test_training_goes_on_when_a_shard_is_lost(replay: ShardedReplay, tmp_path: 
     replay.update_priority(batch, torch.ones(64))
     replay.extend(steps(200, 5, trajectory=9))
     stats = replay.stats()
-    assert stats["rows_lost"] == rows[0] and stats["epochs"] == [2, 1]
+    assert stats["rows_lost"] == rows[0] and stats["epochs"] == [epochs[0] + 1, epochs[1]]
     assert stats["td_errors_dropped"] == (batch["index"] < 2**40).sum()
     replay.load(tmp_path)
     assert replay.stats()["rows"] == rows
@@ -133,15 +150,15 @@ def fitted(replay: ShardedReplay, folder: Path, env_steps: int, **options: Any) 
 
 
 def test_a_trainer_of_one_process_resumes_with_its_rows(
-    replay: ShardedReplay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_replay: ShardedReplay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECORDS", str(tmp_path))
-    with ShardedReplay("prioritized", 2, capacity=500, batch_size=32, seed=0, num_cpus_per_shard=0.5) as own:
-        (record,) = fitted(own, tmp_path, 80, devices=1)
-        assert record["clocks"] == (80, 10) and len(own) == 80 and own.stats()["num_draws"] == 10
-        own.extend(_collected(record))
-        (record,) = fitted(own, tmp_path, 120, devices=1)
-        assert record["clocks"] == (120, 20) and len(own) == 120 and own.stats()["num_draws"] == 20
+    own = empty_replay
+    (record,) = fitted(own, tmp_path, 80, devices=1)
+    assert record["clocks"] == (80, 10) and len(own) == 80 and own.stats()["num_draws"] == 10
+    own.extend(_collected(record))
+    (record,) = fitted(own, tmp_path, 120, devices=1)
+    assert record["clocks"] == (120, 20) and len(own) == 120 and own.stats()["num_draws"] == 20
 
 
 def _collected(record: dict[str, Any]) -> Any:
@@ -159,41 +176,49 @@ def _collected(record: dict[str, Any]) -> Any:
 
 
 def test_two_ranks_of_ddp_fill_one_replay_and_learn_the_same_weights(
-    shared_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_replay: ShardedReplay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECORDS", str(tmp_path))
-    with ShardedReplay("prioritized", 2, capacity=500, batch_size=32, seed=0, num_cpus_per_shard=0.5) as own:
-        for env_steps, updates in ((80, 10), (120, 20)):
-            records = fitted(own, tmp_path, env_steps, devices=2, strategy="ddp_spawn")
-            first, second = records
-            assert [one["clocks"] for one in records] == [(env_steps, updates)] * 2
-            assert [one["local_steps"] for one in records] == [env_steps // 2] * 2
-            assert [one["explored"] for one in records] == [env_steps - 40] * 2
-            assert len(own) == own.write_count == env_steps and own.stats()["num_draws"] == updates
-            torch.testing.assert_close(first["weights"], second["weights"], rtol=0, atol=0)
-            trajectories = set()
-            for one, other in zip(first["drawn"], second["drawn"], strict=True):
-                assert one.shape == other.shape == (3, 16) and not torch.equal(one, other)
-                trajectories |= {int(number) >> 40 for number in torch.cat([one, other], 1)[2]}
-            assert len(trajectories) == 2  # of both
-        (saved,) = (tmp_path / "checkpoints").glob("*.replay")
-        assert (saved / "replay_shards.json").exists()
+    multiprocessing.set_forkserver_preload(["tests.ranks"])  # "spawn" would import it four times
+    own = empty_replay
+    for env_steps, updates in ((80, 10), (120, 20)):
+        records = fitted(own, tmp_path, env_steps, devices=2, strategy=DDPStrategy(start_method="forkserver"))
+        first, second = records
+        assert [one["clocks"] for one in records] == [(env_steps, updates)] * 2
+        assert [one["local_steps"] for one in records] == [env_steps // 2] * 2
+        assert [one["explored"] for one in records] == [env_steps - 40] * 2
+        assert len(own) == own.write_count == env_steps and own.stats()["num_draws"] == updates
+        torch.testing.assert_close(first["weights"], second["weights"], rtol=0, atol=0)
+        trajectories = set()
+        for one, other in zip(first["drawn"], second["drawn"], strict=True):
+            assert one.shape == other.shape == (3, 16) and not torch.equal(one, other)
+            trajectories |= {int(number) >> 40 for number in torch.cat([one, other], 1)[2]}
+        assert len(trajectories) == 2  # of both
+    (saved,) = (tmp_path / "checkpoints").glob("*.replay")
+    assert (saved / "replay_shards.json").exists()
 
 
-def test_what_a_sharded_replay_does_not_offer_is_refused(shared_ray: None) -> None:
-    with ShardedReplay("uniform", 1, capacity=500, batch_size=32, num_cpus_per_shard=0.5) as own:
-        data = ReplayDataModule("CartPole-v1", own, env_steps=81, warmup_steps=40)
+def test_what_a_sharded_replay_does_not_offer_is_refused(replay: ShardedReplay) -> None:
+    class OfAnother(SingleDeviceStrategy):
+        def broadcast(self, obj: Any, src: int = 0) -> Any:
+            return "replay-of-the-first-process"
 
-        class Two:
-            world_size = 2
+    class Two:
+        world_size = 2
 
-        data.trainer = Two()
-        alone = ReplayDataModule("CartPole-v1", own, env_steps=80, warmup_steps=40)
-        trainer = L.Trainer(max_epochs=-1, logger=False, accelerator="cpu", devices=1, callbacks=[InspectBuffer()])
-        with pytest.raises(TypeError, match="leave InspectBuffer out"):
-            trainer.fit(RecordingDQN(), datamodule=alone)
-        with pytest.raises(ValueError, match="env_steps is 81; 2 processes share it, give a multiple of 2"):
-            data.setup("fit")
+    data = ReplayDataModule("CartPole-v1", replay, env_steps=81, warmup_steps=40)
+    data.trainer = Two()
+    another = ReplayDataModule("CartPole-v1", replay, env_steps=80, warmup_steps=40)
+    another.trainer = Two()
+    another.trainer.strategy = OfAnother()
+    alone = ReplayDataModule("CartPole-v1", replay, env_steps=80, warmup_steps=40)
+    trainer = L.Trainer(max_epochs=-1, logger=False, accelerator="cpu", devices=1, callbacks=[InspectBuffer()])
+    with pytest.raises(TypeError, match="leave InspectBuffer out"):
+        trainer.fit(RecordingDQN(), datamodule=alone)
+    with pytest.raises(ValueError, match="env_steps is 81; 2 processes share it, give a multiple of 2"):
+        data.setup("fit")
+    with pytest.raises(ValueError, match=r"each process has built a replay of its own.*Give all the same name"):
+        another.setup("fit")
 
 
 def test_after_stop_every_copy_is_refused(replay: ShardedReplay) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
+from lightning_replay.sharded.folders import Folder
 from rllib_ext.buffer.files import WarmUp
-from rllib_ext.checkpoint.folders import Folder
 from rllib_ext.sharded.shard import EpisodeShard
 from tests.unit.rllib.episodes import numbered
 

@@ -17,6 +17,7 @@ import gymnasium
 import lightning as L
 import torch
 from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -201,10 +202,21 @@ class ReplayDataModule(EnvStepDataModule):
             raise ValueError(
                 f"env_steps is {self.pace.env_steps}; {world_size} processes share it, give a multiple of {world_size}"
             )
+        self._check_is_one(self.trainer.strategy, self.replay.name)
         rank, self._world_size = self.trainer.global_rank, world_size
         self.replay = self.replay.for_rank(rank, world_size)
         self.collection.collect_share(self.replay, rank, world_size)
         self._draw_apart(rank)
+
+    @staticmethod
+    def _check_is_one(strategy: Strategy, name: str) -> None:
+        """Refuses processes of which each has built a replay of its own; the draws of one would wait for the others."""
+        of_first = strategy.broadcast(name)
+        if not strategy.reduce_boolean_decision(of_first == name):
+            raise ValueError(
+                "each process has built a replay of its own, of which none would get batches. Give all the same name, "
+                'ShardedReplay(..., name="..."), and connect them to one cluster, ray.init(address="auto")'
+            )
 
     def _draw_apart(self, rank: int) -> None:
         """Seeds exploration and noise of further processes; weights are those of the first."""
@@ -311,3 +323,5 @@ class ReplayDataModule(EnvStepDataModule):
         if self._sets_surprise:
             self.replay.set_initial_surprise(None)
             self._sets_surprise = False
+        if self._world_size > 1 and self.trainer is not None:
+            self.trainer.strategy.barrier()  # one process may end the replay after this, to which others still send

@@ -10,9 +10,9 @@ import ray
 from pyarrow import fs
 
 from lightning_replay.saving import DamagedFileError
-from rllib_ext.checkpoint.folders import LOCK_FILE, Folder
-from rllib_ext.sharded import served
-from rllib_ext.sharded.served import FolderServer, ServedFolder
+from lightning_replay.sharded import served
+from lightning_replay.sharded.folders import LOCK_FILE, Folder
+from lightning_replay.sharded.served import FolderServer, ServedFolder
 
 FILES = {"manifest.json": b"{}", "data/empty": b"", "data/rows": bytes(range(256)) * 9, "data/deep/one": b"1" * 1000}
 

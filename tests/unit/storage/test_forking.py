@@ -248,7 +248,7 @@ def test_forks_beside_threads_that_build_buffers_or_fork_end() -> None:
         while time.monotonic() < until:
             try:
                 process = Fork(lambda: PackedStorage(3).capacity)
-            except RuntimeError as error:  # from Python 3.12 on filelock, which torch imports, refuses two forks at once
+            except RuntimeError as error:  # of filelock, which torch imports: from Python 3.12 on one fork at a time
                 assert "filelock" in str(error)
                 continue
             endings.append(process.ending())

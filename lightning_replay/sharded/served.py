@@ -13,7 +13,7 @@ from pyarrow import fs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lightning_replay.sharded.actors import ShardActors
-from rllib_ext.checkpoint.folders import Folder
+from lightning_replay.sharded.folders import Folder
 
 PIECE_BYTES = 64 << 20  # in memory at once, of each shard
 

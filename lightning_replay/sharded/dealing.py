@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of saved replays dealt out to another number of shards: whole episodes, with their priorities."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightning_replay.episodes.links import TRAJECTORY_KEYS
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+    from torch import Tensor
+
+    from lightning_replay.replay import Replay
+
+_ROWS_AT_ONCE = 4096
+
+
+class DealtRows:
+    """The rows that one of several new shards gets of saved replays; the others get the others.
+
+    Each episode goes to the shard with the fewest rows so far. Call :meth:`add` with every saved replay, in the same
+    order for every shard, then :meth:`store`. Rows keep their priorities and their order within an episode; of rows of
+    different replays the age is compared by their place in the replay. Rows between which others have left, as out of
+    event tables, are dealt out as different episodes.
+
+    Episodes keep the numbers of their trajectories. Where an earlier one has the same, they get negative numbers, which
+    no process gives.
+
+    Args:
+        number: of the new shard.
+        num_shards: S.
+    """
+
+    def __init__(self, number: int, num_shards: int) -> None:
+        self._number, self._loads = number, [0] * num_shards
+        self._names: set[int] = set()
+        self._next_name = -1
+        self._rows: list[TensorDictBase] = []
+        self._priorities: list[Tensor] = []
+        self._places: list[np.ndarray] = []
+        self._largest = -1.0
+
+    def add(self, replay: Replay) -> None:
+        """Adds the rows of a replay, which may be discarded then.
+
+        Raises:
+            ValueError: returns that were formed before they were stored, or rows that are kept by importance.
+        """
+        import torch
+
+        from lightning_replay.declared import declared_sampler
+
+        check_dealable(replay)
+        slots = replay.oldest_first()
+        if not len(slots):
+            return
+        episode, given = episodes_of(replay, slots)
+        kept = torch.from_numpy(np.flatnonzero(assigned(episode, self._loads) == self._number))
+        names = self._named(episode, given)[kept.numpy()]
+        rows = replay.storage.get(slots[kept]).exclude("index", "generation")
+        key = next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), TRAJECTORY_KEYS[0])
+        column = rows.get(key, None)
+        rows.set(key, torch.from_numpy(names).reshape(len(kept) if column is None else column.shape))
+        self._rows.append(rows)
+        self._places.append(kept.numpy() / len(slots))
+        priority = declared_sampler(replay.sampler).base_sampler.priority_of(slots[kept])
+        if priority is not None:
+            self._priorities.append(priority)
+            self._largest = max(self._largest, replay.group_totals().largest_priority)
+
+    def renumber(self) -> int:
+        """Numbers the trajectories from 0 on; returns the next number."""
+        import torch
+
+        names = [rows["trajectory"].reshape(-1) for rows in self._rows]
+        if not names:
+            return 0
+        unique, numbers = torch.cat(names).unique(return_inverse=True)
+        for rows, part in zip(self._rows, numbers.split([len(one) for one in names]), strict=True):
+            rows.set("trajectory", part.reshape(rows["trajectory"].shape))
+        return len(unique)
+
+    def store(self, replay: Replay) -> TensorDictBase | None:
+        """Stores the rows in a new replay, the oldest first; where there are more than it holds, the newest stay.
+
+        Returns them all, TensorDict ``[N]``, ``None`` if there are none.
+        """
+        import torch
+
+        if not self._rows:
+            return None
+        order = torch.from_numpy(np.argsort(np.concatenate(self._places), kind="stable"))
+        rows = torch.cat(self._rows)[order]
+        # Without any feedback so far, new rows get the same priority as these.
+        priority = torch.cat(self._priorities)[order] if self._largest >= 0 else None
+        at_once = min(_ROWS_AT_ONCE, replay.capacity if replay.tables is None else int(replay.tables.capacity.min()))
+        for start in range(0, len(rows), at_once):
+            replay.extend(rows[start : start + at_once], update_priority=False)
+            if priority is not None:
+                slots, stored = replay.last_insertion
+                replay.sampler.update_priority(slots, priority[start : start + at_once][stored], storage=replay.storage)
+        if self._largest >= 0:
+            replay.raise_largest_priority(self._largest)
+        return rows
+
+    def _named(self, episode: np.ndarray, given: np.ndarray) -> np.ndarray:
+        """Returns the trajectory of each row, int64 ``[N]``: a number that no other episode has."""
+        _, first, inverse = np.unique(episode, return_index=True, return_inverse=True)
+        names = given[first]
+        for place in np.argsort(first).tolist():
+            name = int(names[place])
+            if name in self._names:
+                while self._next_name in self._names:
+                    self._next_name -= 1
+                names[place] = name = self._next_name
+            self._names.add(name)
+        return names[inverse]
+
+
+def assigned(episode: np.ndarray, loads: list[int]) -> np.ndarray:
+    """Returns the shard of each row, int64 ``[N]``: whole episodes, each to that with the fewest rows.
+
+    Args:
+        episode: number of each row's, int64 ``[N]``.
+        loads: rows of each shard so far, which are added to.
+
+    Example:
+        >>> loads = [0, 3]
+        >>> assigned(np.array([7, 7, 5, 9, 5, 9]), loads).tolist(), loads
+        ([0, 0, 0, 1, 0, 1], [4, 5])
+    """
+    _, first, inverse, lengths = np.unique(episode, return_index=True, return_inverse=True, return_counts=True)
+    shards = np.empty(len(first), dtype=np.int64)
+    for one in np.argsort(first).tolist():
+        shards[one] = loads.index(min(loads))
+        loads[shards[one]] += int(lengths[one])
+    return shards[inverse]
+
+
+def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the episode of each row, int64 ``[N]``, and the number of its trajectory, 0 without one.
+
+    Episodes are numbered here; consecutive rows of a trajectory are of one, unless it ended between them or the replay
+    does not link them.
+
+    Args:
+        replay: of the rows.
+        slots: int64 ``[N]``, oldest first.
+    """
+    from lightning_replay.episodes.tracker import read_trajectory
+    from lightning_replay.storage.packed import PackedStorage
+
+    storage, count = replay.storage, len(slots)
+    assert isinstance(storage, PackedStorage), "recipes have no other"
+    trajectory, done = read_trajectory(storage, slots), storage.column(("next", "done"), slots)
+    given = np.zeros(count, dtype=np.int64) if trajectory is None else trajectory.reshape(-1).cpu().long().numpy()
+    ended = np.zeros(count, dtype=bool) if done is None else done.reshape(count, -1).any(1).cpu().numpy()
+    order = np.argsort(given, kind="stable")
+    begins = (given[order][1:] != given[order][:-1]) | ended[order][:-1]
+    successor = replay.successors(slots)
+    if successor is not None:
+        begins |= successor.cpu().numpy()[order][:-1] != slots.cpu().numpy()[order][1:]
+    episode = np.empty(count, dtype=np.int64)
+    episode[order] = np.cumsum(np.concatenate(([False], begins)))
+    return episode, given
+
+
+def check_dealable(replay: Replay) -> None:
+    """Refuses replays whose rows another number of shards would not keep as these do.
+
+    Raises:
+        ValueError: as :meth:`DealtRows.add`.
+    """
+    from lightning_replay.declared import declared_writer
+    from lightning_replay.parts import ReplayTransform
+
+    transforms = [transform for transform in replay.transform if isinstance(transform, ReplayTransform)]
+    delaying = [type(transform).__name__ for transform in transforms if transform.delays_rows]
+    if delaying or declared_writer(replay.writer).may_refuse:
+        what = f"returns that {delaying[0]} formed before they were stored" if delaying else "rows kept by importance"
+        raise ValueError(
+            f"the save holds {what}, and its rows can be restored into as many shards as were saved alone. Give "
+            "num_shards the number of the save"
+        )
