@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning_replay.lit import InspectBuffer, ReplayCheckpoint, ReplayDataModule
 from lightning_replay.sharded import ShardedReplay
 from lightning_replay.sharded.remote_rows import DrawnRows, FetchedRows
-from tests.ranks import RecordingDQN
+from tests.ranks import RecordingDQN, RecordingSAC
 from tests.unit.sharded.local_replay import steps
 
 pytestmark = pytest.mark.slow
@@ -142,17 +142,14 @@ def fitted(replay: ShardedReplay, folder: Path, env_steps: int, **options: Any) 
     checkpoint = ReplayCheckpoint(folder / "checkpoints", monitor=None)
     trainer = L.Trainer(
         max_epochs=-1, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        callbacks=[checkpoint], **options,
+        default_root_dir=folder, callbacks=[checkpoint], **options,
     )  # fmt: skip
     resumed = "last" if (folder / "checkpoints" / "last.ckpt").exists() else None
     trainer.fit(RecordingDQN(), datamodule=data, ckpt_path=resumed)
     return [torch.load(folder / f"{rank}.pt") for rank in range(trainer.world_size)]
 
 
-def test_a_trainer_of_one_process_resumes_with_its_rows(
-    empty_replay: ShardedReplay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RECORDS", str(tmp_path))
+def test_a_trainer_of_one_process_resumes_with_its_rows(empty_replay: ShardedReplay, tmp_path: Path) -> None:
     own = empty_replay
     (record,) = fitted(own, tmp_path, 80, devices=1)
     assert record["clocks"] == (80, 10) and len(own) == 80 and own.stats()["num_draws"] == 10
@@ -176,10 +173,9 @@ def _collected(record: dict[str, Any]) -> Any:
 
 
 def test_two_ranks_of_ddp_fill_one_replay_and_learn_the_same_weights(
-    empty_replay: ShardedReplay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_replay: ShardedReplay, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("RECORDS", str(tmp_path))
-    multiprocessing.set_forkserver_preload(["tests.ranks"])  # "spawn" would import it four times
+    multiprocessing.set_forkserver_preload(["tests.ranks"])  # "spawn" would import it in each process
     own = empty_replay
     for env_steps, updates in ((80, 10), (120, 20)):
         records = fitted(own, tmp_path, env_steps, devices=2, strategy=DDPStrategy(start_method="forkserver"))
@@ -196,6 +192,21 @@ def test_two_ranks_of_ddp_fill_one_replay_and_learn_the_same_weights(
         assert len(trajectories) == 2  # of both
     (saved,) = (tmp_path / "checkpoints").glob("*.replay")
     assert (saved / "replay_shards.json").exists()
+
+
+def test_ranks_of_an_agent_with_several_optimizers_learn_the_same_weights(
+    empty_replay: ShardedReplay, tmp_path: Path
+) -> None:
+    data = ReplayDataModule("Pendulum-v1", empty_replay, env_steps=60, warmup_steps=40, updates_per_env_step=0.5)
+    trainer = L.Trainer(
+        max_epochs=-1, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        default_root_dir=tmp_path, enable_checkpointing=False, devices=2,
+        strategy=DDPStrategy(start_method="forkserver"),
+    )  # fmt: skip
+    trainer.fit(RecordingSAC(), datamodule=data)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert first["clocks"] == second["clocks"] == (60, 10) and len(empty_replay) == 60
+    torch.testing.assert_close(first["weights"], second["weights"], rtol=0, atol=0)
 
 
 def test_what_a_sharded_replay_does_not_offer_is_refused(replay: ShardedReplay) -> None:
