@@ -27,6 +27,7 @@ NOT_IN_AN_INVENTORY = (
     "ModuleReplay",
     "minigrid.envs.multiroom.MultiRoomEnv",
     "minigrid.envs.obstructedmaze_v1.ObstructedMaze_Full_V1",
+    "pyarrow._fs.FileSystem",
     "ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module.DefaultDQNTorchRLModule",
     "ray.rllib.utils.replay_buffers.prioritized_episode_buffer.PrioritizedEpisodeReplayBuffer",
     "tensordict._nestedkey.NestedKey",
