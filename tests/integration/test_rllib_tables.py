@@ -86,7 +86,7 @@ def build() -> Iterator[Callable[[AlgorithmConfig], Algorithm]]:
 
 
 def rows_of(episodes: list[Any], names: dict[str, int]) -> TensorDict:
-    """The steps of fragments one by one, as somebody without this library's door would write them down."""
+    """The steps of fragments one by one, as code without this library would write them."""
     rows = []
     for episode in episodes:
         observations, length = episode.get_observations(), len(episode)
@@ -227,11 +227,11 @@ def test_stages_reach_environments_in_other_processes_and_runners_that_come_back
             break
     assert set.union(*new.values()) == {"target"}  # not the first stage, with which EnvRunners are built
     algorithm.stop()
-    again = Algorithm.from_checkpoint(path)
+    again = build(config.copy(copy_frozen=False).env_runners(gym_env_vectorize_mode="sync"))  # others take seconds
+    again.restore_from_path(path)
     known = set(played(again.local_replay_buffer))
     again.train()
     new = {runner: tasks for runner, tasks in played(again.local_replay_buffer).items() if runner not in known}
-    again.stop()
     assert set.union(*new.values()) == {"target"}
 
 
