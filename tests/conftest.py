@@ -28,13 +28,14 @@ import pytest
 import torch
 
 from tests.ray_cpus import become_free
+from tests.startup import frames
 
 NUM_CPUS = 8
 OWN_RAY = ("test_rllib_cluster", "test_rllib_faults", "test_rllib_sharded_saves")
 STARTUP = str(Path(__file__).parent / "startup")  # sitecustomize.py of the processes that tests start
 
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
-inspect.stack.__defaults__ = (0,)  # as in tests/startup/sitecustomize.py
+inspect.stack = frames.stack  # as in tests/startup/sitecustomize.py
 gc.disable()  # what libraries and tests import stays to the end: looking for garbage in it took a third of the time
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)

@@ -20,7 +20,17 @@ from typing import Any, NoReturn
 ADDRESS = "TESTS_RAY_WORKERS"  # environment variable with the socket's path
 COMMAND = "default_worker.py"  # what Ray starts
 BYTES = 1 << 20  # of a command with its environment
-LIBRARIES = ("torch", "tensordict", "pandas", "pyarrow.dataset", "gymnasium", "cv2", "jsonschema", "tensorboardX")
+LIBRARIES = (
+    "torch",
+    "tensordict",
+    "pandas",
+    "pyarrow.dataset",
+    "gymnasium",
+    "cv2",
+    "jsonschema",
+    "tensorboardX",
+    "numba",
+)
 OF_RAY = ("ray.rllib.algorithms.dqn", "ray.tune", "torchrl.data")  # those that import Ray
 
 
@@ -88,6 +98,13 @@ def import_ray() -> None:
     ray.actor.ActorClassID = drawn
 
 
+def compile_once() -> None:
+    """Has Numba load what it needs before its first function, a third of a second."""
+    import numba
+
+    numba.njit(lambda: 0)()
+
+
 def serve(commands: socket.socket) -> NoReturn:
     """Forks for each command of one Ray until the other end of the socket is closed."""
     has_ray = False
@@ -119,6 +136,7 @@ def main() -> None:
     print("listens", flush=True)
     for library in LIBRARIES:
         importlib.import_module(library)
+    compile_once()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     session = ""
     commands: socket.socket | None = None

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Of every process that the tests start: garbage is collected less often, which takes a sixth off the imports.
 
-RLlib's connectors look up their caller with ``inspect.stack()``, which by default also searches all modules for the
-source lines of every frame: two fifths of what a test of RLlib takes. They are left out.
 Those of Ray are forked from one that has imported what they need, where the tests have started it.
 """
 
@@ -10,8 +8,10 @@ import gc
 import inspect
 import os
 
+import frames
+
 gc.set_threshold(50_000, 10, 10)
-inspect.stack.__defaults__ = (0,)  # lines of source
+inspect.stack = frames.stack
 if "TESTS_RAY_WORKERS" in os.environ:
     import ray_workers
 
