@@ -109,6 +109,7 @@ def arms_of(num_neighbors: int) -> dict[str, Settings]:
     }
 
 
+AT_BOTH_RATIOS = ("uniform", "neighbourhood mixup", "uniform, ratio 1", "neighbourhood mixup, ratio 1")
 COMPARISONS = (
     ("neighbourhood mixup", "uniform"),
     ("neighbourhood mixup", "uniform, ratio 1"),
@@ -158,8 +159,9 @@ def mujoco(
     evaluate_every: int = 1_000,
     env_kwargs: dict[str, Any] | None = None,
     seeds_together: int = 1,
+    arms: Sequence[str] | None = None,
 ) -> Experiment:
-    """All methods of the paper on one environment.
+    """The methods of the paper on one environment.
 
     Args:
         name: of the experiment.
@@ -174,7 +176,10 @@ def mujoco(
         env_kwargs: of the environment.
         seeds_together: in one unit; one seed of the long runs takes nearly an hour, and finished units can be moved to
             another machine.
+        arms: those that are run; all by default.
     """
+    every_arm = arms_of(num_neighbors)
+    chosen = tuple(every_arm if arms is None else arms)
     own = {"env": env, "env_steps": env_steps, "capacity": env_steps, "evaluate_every": evaluate_every}
     env_kwargs = env_kwargs or {}
     return Experiment(
@@ -189,16 +194,18 @@ def mujoco(
         "coefficients Beta(0.75, 0.75) as in the authors' command line; PER with α 0.6 and β 0.4, drawn and updated at "
         f"every update. Two evaluation episodes every {evaluate_every:,} steps. {why}",
         length="{env_steps:,} steps",
-        arms=arms_of(num_neighbors),
+        arms={arm: every_arm[arm] for arm in chosen},
         settings=SETTINGS | own | {"env_kwargs": env_kwargs},
         fast=FAST | {"capacity": 2_000, "env_kwargs": env_kwargs | FAST["env_kwargs"]},
         seeds=seeds,
         pilot_seeds=PILOT_SEEDS,
         measure=mean_of("return", "mean return over the run", digits=0),
         also=also,
-        comparisons=COMPARISONS,
-        headline=[("neighbourhood mixup", other) for other in ("uniform", "uniform, ratio 1", "CT", "PER")],
-        panels=PANELS,
+        comparisons=[pair for pair in COMPARISONS if set(pair) <= set(chosen)],
+        headline=[
+            ("neighbourhood mixup", other) for other in ("uniform", "uniform, ratio 1", "CT", "PER") if other in chosen
+        ],
+        panels=[panel for panel in PANELS if set(panel.arms) <= set(chosen)],
         xlabel="environment steps, the first 10,000 random",
         seeds_together=seeds_together,
         run=run,
@@ -262,6 +269,18 @@ EXPERIMENTS = (
         (last_of("return", 3, "mean return of the last three evaluations", digits=0),),
         evaluate_every=500,
         seeds_together=4,
+    ),
+    mujoco(
+        "nmer-50k",
+        "HalfCheetah-v5",
+        "6467 to 9340",
+        50_000,
+        range(340, 344),
+        f"A quarter of the paper's steps, for the four arms of the claim: 40,000 steps learned from, 800,000 updates "
+        f"at ratio 20. {TARGETS}",
+        [return_at(steps) for steps in (25_000, 50_000)],
+        seeds_together=4,
+        arms=AT_BOTH_RATIOS,
     ),
     mujoco(
         "nmer-half-cheetah",
