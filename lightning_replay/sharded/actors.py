@@ -281,8 +281,8 @@ class ShardActors:
         self.failed_starts[shard] += self._starting[shard]
         if self.failed_starts[shard] >= _MOST_FAILED_STARTS:
             raise RuntimeError(
-                f"shard {shard} was lost and could not be started again in {_MOST_FAILED_STARTS} attempts; the last "
-                "error is above. Restore a checkpoint on a cluster with room for it"
+                f"shard {shard} could not be started in {_MOST_FAILED_STARTS} attempts. If it ran before, its rows are "
+                f"lost: restore a checkpoint once the cause is removed. The last error was: {error}"
             ) from error
         logger.warning("shard %d was lost with %d rows, and is started again: %s", shard, rows, error)
         ray.kill(self.handles[shard])

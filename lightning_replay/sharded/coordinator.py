@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
-from lightning_replay import recipes
 from lightning_replay.divided_draws import Divider
-from lightning_replay.replay import Replay
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.batch_index import NUM_KEYS
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
@@ -21,7 +19,7 @@ from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import ShardOptions
 from lightning_replay.sharded.rank_shares import RankShares
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from lightning_replay.sharded.recipe_options import options_of_shard
+from lightning_replay.sharded.recipe_options import capacities, template
 from lightning_replay.sharded.remote_rows import DrawnRows
 from lightning_replay.sharded.restarts import folder_to_start_with, start_lost_shards
 from lightning_replay.sharded.row_ids import RowIds
@@ -32,6 +30,7 @@ from lightning_replay.sharded.shard import MODULE, ReplayShard
 from lightning_replay.sharded.stats import stats_of
 
 _UNSETTLED = 32  # inserts at most whose answers have not been read
+_REMEDY_FOR_RATIO = "Insert and draw in several processes, or in turn; or raise error_buffer or wait_timeout_s"
 _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes from 0
 
 
@@ -39,10 +38,11 @@ class NotYet(NamedTuple):
     """The answer to a draw or an insert that has to wait.
 
     Attributes:
-        reason: for the error if that takes too long.
+        reason, remedy: for the error if that takes too long.
     """
 
     reason: str
+    remedy: str
 
 
 class Coordinator:
@@ -92,10 +92,13 @@ class Coordinator:
         Raises:
             ValueError: it was built with other options.
         """
-        if built_with != self._built_with:
+        names = sorted({*built_with, *self._built_with})
+        other = [name for name in names if built_with.get(name) != self._built_with.get(name)]
+        if other:
+            ours, given = ({name: one.get(name) for name in other} for one in (self._built_with, built_with))
             raise ValueError(
-                f"a sharded replay of this name runs already, built with {self._built_with}; this one has "
-                f"{built_with}. Give both the same options, or another name"
+                f"a sharded replay of this name runs already, built with {ours}; this one has {given}. Give both the "
+                "same options, or another name"
             )
         return self._key
 
@@ -124,7 +127,7 @@ class Coordinator:
         """
         self._layout = check_layout(layout, self._layout)
         if not self._limiter.may_insert(self._num_inserted, pending=0):
-            return NotYet(self._limiter.reached("inserted"))
+            return NotYet(self._limiter.reached("inserted"), _REMEDY_FOR_RATIO)
         answers = []
         for shard, reference, rows in parts:
             self._limiter.insert(rows, size=self._num_inserted)
@@ -152,7 +155,7 @@ class Coordinator:
             RuntimeError: no shard holds rows.
         """
         if self._limiter.samples_per_insert is not None and not self._limiter.may_sample(self._num_inserted):
-            return NotYet(self._limiter.reached("drawn"))
+            return NotYet(self._limiter.reached("drawn"), _REMEDY_FOR_RATIO)
         batch = self._drawn(batch_size, clocks)
         self._limiter.sample()
         return DrawnRows.of(batch)
@@ -172,7 +175,10 @@ class Coordinator:
         share = self._shares.take(rank)
         if share is None:
             if missing := self._shares.missing(rank, world_size):
-                return NotYet(f"ranks {missing} of {world_size} have not asked for the next batch")
+                return NotYet(
+                    f"ranks {missing} of {world_size} have not requested the next batch",
+                    "Every rank must make the same number of draws; look for one that has ended or hangs",
+                )
             drawn = self.draw(self._batch_size, clocks)
             if isinstance(drawn, NotYet):
                 return drawn
@@ -221,8 +227,9 @@ class Coordinator:
         """Saves every shard and what decides the next draws."""
         start_lost_shards(self._settle())
         earlier = earlier_shards(previous, len(self._shards), lambda folder: SavedReplay.read(folder).shards)
+        fields = {"recipe": self._recipe, "capacities": capacities(self._options)}
         self._last_save = write_shards(
-            self._shards, folder, NAMES, self._state, lambda shard: (earlier[shard],), {"recipe": self._recipe}
+            self._shards, folder, NAMES, self._state, lambda shard: (earlier[shard],), fields
         )
 
     def load(self, folder: Folder) -> None:
@@ -232,11 +239,7 @@ class Coordinator:
             FileNotFoundError, DamagedFileError, ValueError: the save cannot be used here.
         """
         saved = SavedReplay.read(folder)
-        if saved.recipe not in (self._recipe, None):
-            raise ValueError(
-                f"{folder} holds a sharded replay {saved.recipe!r}, and this one is {self._recipe!r}. Build "
-                f"ShardedReplay({saved.recipe!r}, ...) to load it. Nothing was loaded"
-            )
+        saved.check(folder, self._recipe, capacities(self._options))
         start_lost_shards(self._shards)
         folders, layout = saved.stage(self._shards, folder)
         self._shards.call("take_over")
@@ -292,8 +295,3 @@ class Coordinator:
         """Returns environment steps and updates of the next draw, or of one that others are returned before."""
         env_steps = self._clocks.get("env_steps", self._num_inserted)
         return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}
-
-
-def template(recipe: str, options: Mapping[str, Any], num_shards: int) -> Replay:
-    """Returns a replay as those of the shards, but without rows, whose sampler divides draws."""
-    return recipes.by_name(recipe)(**options_of_shard(options, num_shards))

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from lightning_replay import recipes
+from lightning_replay.argument_names import accepted_names, refuse_unknown
 from lightning_replay.events import EventTable
-from lightning_replay.validation import checked_count, checked_seed
+from lightning_replay.validation import check_kind, checked_count, checked_seed
+
+if TYPE_CHECKING:
+    from lightning_replay.replay import Replay
 
 _CAPACITIES = ("capacity", "capacity_per_task", "frame_capacity")
 _ROWS_OF_TEMPLATE = 1024
@@ -28,7 +33,9 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
 
     Raises:
         ValueError: more shards than rows.
+        TypeError: a ``memmap`` that is no path.
     """
+    check_kind("memmap", options.get("memmap"), str | os.PathLike | None, "a directory, or None")
     parts = num_shards if number is not None else 1
     divided = {name: _part(name, value, num_shards, parts) for name, value in options.items()}
     if number is None:
@@ -45,6 +52,35 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
         divided["seed"] = seed_of_shard(seed, number)
     divided.pop("min_size", None)  # of all shards together, which the one that divides draws compares
     return divided
+
+
+def check_names(recipe: str, given: Iterable[str], beside: Iterable[str]) -> None:
+    """Refuses options that neither a recipe nor its sharded replay has.
+
+    Args:
+        recipe: name.
+        given: names of options.
+        beside: names of those of the sharded replay, for the error.
+
+    Raises:
+        ValueError: an unknown recipe.
+        TypeError: an unknown option.
+    """
+    of_recipe = accepted_names(recipes.by_name(recipe)) or []
+    unknown = [name for name in given if name not in of_recipe]
+    refuse_unknown(
+        f"ShardedReplay({recipe!r})", unknown, [*beside, *(name for name in of_recipe if name != "prefetch")]
+    )
+
+
+def capacities(options: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the capacities among the options of a recipe, by name."""
+    return {name: int(options[name]) for name in _CAPACITIES if options.get(name) is not None}
+
+
+def template(recipe: str, options: Mapping[str, Any], num_shards: int) -> Replay:
+    """Returns a replay as those of the shards, but without rows, whose sampler divides draws."""
+    return recipes.by_name(recipe)(**options_of_shard(options, num_shards))
 
 
 def seed_of_shard(seed: int, number: int) -> int:

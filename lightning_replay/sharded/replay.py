@@ -25,11 +25,11 @@ from lightning_replay.divided_draws import Divider
 from lightning_replay.replay import wrong_shape
 from lightning_replay.sharded.batch_index import numbers_of
 from lightning_replay.sharded.connection import Connection
-from lightning_replay.sharded.coordinator import template
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.options import check_room, split_options
+from lightning_replay.sharded.options import SHARD_OPTIONS, check_room, split_options
 from lightning_replay.sharded.priority_feedback import checked_feedback
 from lightning_replay.sharded.rate_limiter import RateLimiter
+from lightning_replay.sharded.recipe_options import check_names, template
 from lightning_replay.sharded.remote_rows import DrawnRows, FetchedRows
 from lightning_replay.sharded.row_ids import RowIds
 from lightning_replay.sharded.row_routing import RowRouter, columns_of, layout_of
@@ -110,25 +110,20 @@ class ShardedReplay(TrainingReplay):
         check_kind("name", name, str | None, "a name, or None")
         if of_recipe.get("prefetch"):
             raise ValueError("prefetch is of a replay in one process; use num_prefetch, or leave it out")
+        limits: dict[str, Any] = {"samples_per_insert": samples_per_insert, "error_buffer": error_buffer}
         seed = checked_seed(of_recipe.get("seed"))
         of_recipe["seed"] = int(torch.randint(2**31, ())) if seed is None else seed
+        check_names(recipe, of_recipe, beside=["name", *limits, "wait_timeout_s", *SHARD_OPTIONS])
         self._template_values(recipe, of_recipe, num_shards)
-        limits: dict[str, Any] = {
-            "samples_per_insert": samples_per_insert,
-            "error_buffer": error_buffer,
-            "batch_size": self.batch_size,
-        }
+        limits["batch_size"] = self.batch_size
         RateLimiter(**limits)  # which checks them
         self._holds_batch_size = samples_per_insert is not None
         wait_timeout_s = checked_number("wait_timeout_s", wait_timeout_s, ABOVE_ZERO)
         if not ray.is_initialized():
             raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
-        built_with = {
-            "recipe": recipe,
-            "num_shards": num_shards,
-            "capacity": self.capacity,
-            "batch_size": self.batch_size,
-        }
+        # Schedules, tables and the like are not compared, and the first seed holds.
+        plain = {key: one for key, one in of_recipe.items() if key != "seed" and isinstance(one, str | int | float)}
+        built_with = {"recipe": recipe, "num_shards": num_shards, **plain, **limits}
         connection = None if name is None else Connection.find(name, wait_timeout_s)
         if connection is None:
             check_room(shard_options)
@@ -296,7 +291,7 @@ class ShardedReplay(TrainingReplay):
         Raises:
             RuntimeError: the replay is empty or has stopped.
             ValueError: a ``batch_size`` that cannot be given here.
-            TimeoutError: inserts are behind, or other ranks have not asked for the batch.
+            TimeoutError: inserts are behind, or other ranks have not requested the batch.
         """
         own = self.batch_size if self._rank is None else self.batch_size // self._rank[1]
         if batch_size is not None and batch_size != own:
@@ -461,5 +456,6 @@ class ShardedReplay(TrainingReplay):
 
 def _folder_at(path: str | Path, filesystem: FileSystem | None) -> Folder:
     """Returns the folder at a path or URI; a path of this process is made absolute."""
+    check_kind("filesystem", filesystem, FileSystem | None, "a file system of pyarrow, or None")
     is_local = filesystem is None and "://" not in str(path)
     return Folder.at(os.path.abspath(path) if is_local else str(path), filesystem)
