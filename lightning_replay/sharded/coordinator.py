@@ -46,7 +46,7 @@ class NotYet(NamedTuple):
 
 
 class Coordinator:
-    """Owns the shards of one replay; rows pass it by.
+    """Owns the shards of one replay and divides its draws and inserts; no row passes through it.
 
     Args:
         recipe, options: of the whole.
@@ -108,7 +108,7 @@ class Coordinator:
         return self._num_writers - 1
 
     def enter_rank(self, rank: int, world_size: int) -> int:
-        """Lets a rank share draws, of which the others then begin a new one; returns its number as a writer."""
+        """Registers a rank for shared draws, which discards shares not taken yet; returns its number as a writer."""
         self._shares.enter(world_size)
         return _FIRST_RANK + rank
 
@@ -139,7 +139,7 @@ class Coordinator:
         return answers
 
     def refused(self) -> None:
-        """Forgets the columns of first rows that a shard has refused."""
+        """Accepts other columns again after a shard has refused the first rows."""
         self._settle()
         if not sum(self._shards.rows.values()):
             self._layout = None
@@ -166,7 +166,7 @@ class Coordinator:
         return DrawnRows.of(batch)
 
     def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        """Returns a rank's rows of the next batch, which is drawn once every rank has asked for it.
+        """Returns a rank's rows of the next batch, which is drawn once every rank has requested it.
 
         Raises:
             ValueError: another number of ranks than entered last.

@@ -38,7 +38,7 @@ from lightning_replay.storage.transition_check import TransitionCheck, with_done
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_number, checked_seed
 
-_MOST_REDRAWS = 10  # in a row, in which every shard asked was lost
+_MOST_REDRAWS = 10  # in a row, in which shards that drew were lost
 
 
 class ShardedReplay(TrainingReplay):
@@ -195,8 +195,8 @@ class ShardedReplay(TrainingReplay):
         """Returns this replay for one of several processes that train together, such as the ranks of DDP.
 
         Each :meth:`sample` of a rank returns its ``batch_size / world_size`` rows of one batch, drawn for all once
-        every rank has asked for it: weights, shares of event tables and the task of a curriculum are those of one draw,
-        and TD errors that a rank has given before it asks are in it. Call it in every rank before the first of them
+        every rank has requested it: weights, shares of event tables and the task of a curriculum are those of one draw,
+        and TD errors that a rank has given before its request are in it. Call it in every rank before the first of them
         draws; it starts all of them anew.
 
         Args:

@@ -72,7 +72,7 @@ class Answer(NamedTuple):
     """The answer of a shard.
 
     Attributes:
-        value: what was asked for.
+        value: result of the method.
         report: what it holds afterwards.
     """
 

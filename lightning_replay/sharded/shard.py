@@ -189,7 +189,7 @@ class ReplayShard:
 
     def _build(self, number: int, num_shards: int) -> Replay:
         """Returns an empty replay as that of a shard."""
-        # Batches are as large as the parts of them that are asked for.
+        # Batches are as large as the part that each draw gives this shard.
         own = {**options_of_shard(self._options, num_shards, number), "batch_size": 1}
         return recipes.by_name(self._recipe)(**own)
 

@@ -53,7 +53,7 @@ def test_a_curriculum_draws_one_task_for_all_ranks_and_takes_progress() -> None:
     tasks = []
     for _ in range(20):
         shares = [None, None]
-        coordinator_of(replay)._shares.missing(0, 2)  # rank 0 has asked
+        coordinator_of(replay)._shares.missing(0, 2)  # rank 0 has requested its share
         shares[1] = ranks[1].sample()
         shares[0] = ranks[0].sample()
         (task,) = set(torch.cat([one["task"] for one in shares]).tolist())
