@@ -21,9 +21,9 @@ from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.rllib_compat import algorithm_name, num_actors, settings_of_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from rllib_ext.sharded.episode_routing import num_shards_in
 from rllib_ext.sharded.options import check_shard_layout, options_of_shard
 from rllib_ext.sharded.resources import counting_shards
-from rllib_ext.sharded.routing import num_shards_in
 
 if TYPE_CHECKING:
     from lightning_replay.table_replay import CurriculumReplay

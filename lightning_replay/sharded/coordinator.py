@@ -16,11 +16,10 @@ from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.batch_index import NUM_KEYS
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.options import ShardOptions
 from lightning_replay.sharded.rank_shares import RankShares
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from lightning_replay.sharded.recipe_options import capacities, template
 from lightning_replay.sharded.remote_rows import DrawnRows
+from lightning_replay.sharded.replay_options import ReplayOptions
 from lightning_replay.sharded.restarts import folder_to_start_with, start_lost_shards
 from lightning_replay.sharded.row_ids import RowIds
 from lightning_replay.sharded.row_routing import Layout, check_layout, layout_from, plain_layout
@@ -49,29 +48,17 @@ class Coordinator:
     """Owns the shards of one replay and divides its draws and inserts; no row passes through it.
 
     Args:
-        recipe, options: of the whole.
-        shard_options: of the shards.
-        limits: of the :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`.
-        seed: of draws.
-        built_with: what a replay of the same name must be built with.
+        options: of the replay.
     """
 
-    def __init__(
-        self,
-        recipe: str,
-        options: Mapping[str, Any],
-        shard_options: ShardOptions,
-        limits: Mapping[str, Any],
-        seed: int,
-        built_with: Mapping[str, Any],
-    ) -> None:
-        self._built_with, self._key = built_with, secrets.randbelow(NUM_KEYS)
-        self._recipe, self._options = recipe, dict(options)
-        self._template = template(recipe, options, shard_options.num_shards)
+    def __init__(self, options: ReplayOptions) -> None:
+        self._options, self._key = options, secrets.randbelow(NUM_KEYS)
+        self._template = options.template()
         self._batch_size = self._template.batch_size
-        self._shards = ShardActors(ReplayShard, self._arguments_of, shard_options)
+        self._shards = ShardActors(ReplayShard, self._arguments_of, options.shards)
+        seed = options.of_recipe["seed"]
         self._draws = DividedDraws(self._shards, lambda module: Divider(self._template.sampler, seed=seed))
-        self._limiter = RateLimiter(**limits)
+        self._limiter = RateLimiter(**options.limits, batch_size=self._batch_size)
         self._last_save: Sequence[Folder] | None = None
         self._layout: Layout | None = None
         self._num_writers = self._num_draws = self._num_inserted = self._unsettled = 0
@@ -86,20 +73,16 @@ class Coordinator:
         """
         self._shards.start()
 
-    def key_for(self, built_with: Mapping[str, Any]) -> int:
+    def key_for(self, options: ReplayOptions) -> int:
         """Returns the key of the replay, which its batches carry.
+
+        Args:
+            options: of a replay of the same name in another process.
 
         Raises:
             ValueError: it was built with other options.
         """
-        names = sorted({*built_with, *self._built_with})
-        other = [name for name in names if built_with.get(name) != self._built_with.get(name)]
-        if other:
-            ours, given = ({name: one.get(name) for name in other} for one in (self._built_with, built_with))
-            raise ValueError(
-                f"a sharded replay of this name runs already, built with {ours}; this one has {given}. Give both the "
-                "same options, or another name"
-            )
+        options.check_same(self._options)
         return self._key
 
     def new_writer(self) -> int:
@@ -227,7 +210,7 @@ class Coordinator:
         """Saves every shard and what decides the next draws."""
         start_lost_shards(self._settle())
         earlier = earlier_shards(previous, len(self._shards), lambda folder: SavedReplay.read(folder).shards)
-        fields = {"recipe": self._recipe, "capacities": capacities(self._options)}
+        fields = {"recipe": self._options.recipe, "capacities": self._options.capacities}
         self._last_save = write_shards(
             self._shards, folder, NAMES, self._state, lambda shard: (earlier[shard],), fields
         )
@@ -239,7 +222,7 @@ class Coordinator:
             FileNotFoundError, DamagedFileError, ValueError: the save cannot be used here.
         """
         saved = SavedReplay.read(folder)
-        saved.check(folder, self._recipe, capacities(self._options))
+        saved.check(folder, self._options.recipe, self._options.capacities)
         start_lost_shards(self._shards)
         folders, layout = saved.stage(self._shards, folder)
         self._shards.call("take_over")
@@ -276,7 +259,7 @@ class Coordinator:
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
         folder = folder_to_start_with(self._shards, shard, self._last_save)
-        return self._recipe, self._options, shard, len(self._shards), folder
+        return self._options.recipe, self._options.of_recipe, shard, len(self._shards), folder
 
     def _settle(self) -> ShardActors:
         self._shards.settle()

@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from lightning_replay import recipes
-from lightning_replay.argument_names import accepted_names, refuse_unknown
 from lightning_replay.events import EventTable
 from lightning_replay.validation import check_kind, checked_count, checked_seed
 
-if TYPE_CHECKING:
-    from lightning_replay.replay import Replay
-
-_CAPACITIES = ("capacity", "capacity_per_task", "frame_capacity")
+#: Options of recipes that are divided by the number of shards.
+CAPACITIES = ("capacity", "capacity_per_task", "frame_capacity")
 _ROWS_OF_TEMPLATE = 1024
 _BETWEEN_SEEDS = 15_485_863  # a prime, so that shards draw independently of each other and of lengths of returns
 
@@ -54,42 +50,13 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
     return divided
 
 
-def check_names(recipe: str, given: Iterable[str], beside: Iterable[str]) -> None:
-    """Refuses options that neither a recipe nor its sharded replay has.
-
-    Args:
-        recipe: name.
-        given: names of options.
-        beside: names of those of the sharded replay, for the error.
-
-    Raises:
-        ValueError: an unknown recipe.
-        TypeError: an unknown option.
-    """
-    of_recipe = accepted_names(recipes.by_name(recipe)) or []
-    unknown = [name for name in given if name not in of_recipe]
-    refuse_unknown(
-        f"ShardedReplay({recipe!r})", unknown, [*beside, *(name for name in of_recipe if name != "prefetch")]
-    )
-
-
-def capacities(options: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the capacities among the options of a recipe, by name."""
-    return {name: int(options[name]) for name in _CAPACITIES if options.get(name) is not None}
-
-
-def template(recipe: str, options: Mapping[str, Any], num_shards: int) -> Replay:
-    """Returns a replay as those of the shards, but without rows, whose sampler divides draws."""
-    return recipes.by_name(recipe)(**options_of_shard(options, num_shards))
-
-
 def seed_of_shard(seed: int, number: int) -> int:
     """Returns the seed of one shard, from that of all."""
     return (seed + (number + 1) * _BETWEEN_SEEDS) % 2**63
 
 
 def _part(name: str, value: Any, num_shards: int, parts: int) -> Any:
-    if name not in _CAPACITIES or value is None:
+    if name not in CAPACITIES or value is None:
         return value
     capacity = checked_count(name, value, of="rows")
     if capacity < num_shards:

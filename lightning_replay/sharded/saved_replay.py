@@ -17,7 +17,7 @@ from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.reports import Losses
 from lightning_replay.sharded.row_routing import Layout, plain_layout
 from lightning_replay.sharded.saves import FileNames, names_of_shards, read_shards_state
-from lightning_replay.sharded.served import folders_of_shards
+from lightning_replay.sharded.served_folders import folders_of_shards
 
 NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, "draws")
 
@@ -107,7 +107,7 @@ class SavedReplay(NamedTuple):
             own = [part[shard] for shard, part in enumerate(parts)]
             shards.call("stage", lambda shard: (own[shard],))
             return own, None
-        layouts = shards.call("stage_dealt", lambda shard: (parts[shard],))
+        layouts = shards.call("stage_resharded", lambda shard: (parts[shard],))
         return None, next((layout for layout in layouts if layout is not None), None)
 
 

@@ -24,9 +24,9 @@ from rllib_ext.learner.batch_layouts import Piece
 from rllib_ext.learner.remote_blocks import RemoteBlock, Span
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
+from rllib_ext.sharded.episode_routing import EpisodeReference, EpisodeRouter
 from rllib_ext.sharded.metrics import ShardMetrics
 from rllib_ext.sharded.options import check_shard_layout
-from rllib_ext.sharded.routing import EpisodeReference, EpisodeRouter
 from rllib_ext.sharded.shard import EpisodeShard
 from rllib_ext.sharded.templates import Templates
 

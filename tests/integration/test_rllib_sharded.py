@@ -20,7 +20,7 @@ from ray.rllib.core.learner.training_data import TrainingData
 import rllib_ext
 from rllib_ext.learner.remote_blocks import BlockReader
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.routing import EpisodeReference
+from rllib_ext.sharded.episode_routing import EpisodeReference
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained
 from .shard_contents import homes, lose, observations, on_shards, read, stored, watch

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_replays")]  # Ray
         ({"recipe": 3}, TypeError, "recipe"),
         ({"memmap": True}, TypeError, "memmap is True; it must be a directory, or None"),
         ({"num_shard": 3}, TypeError, "no argument 'num_shard'. Did you mean 'num_shards'"),
-        ({"nonsense": 3}, TypeError, "accepted are name, samples_per_insert, .*restart_shards, .*capacity, "),
+        ({"nonsense": 3}, TypeError, "accepted are name, .*samples_per_insert, .*restart_shards, .*capacity, "),
     ],
 )
 def test_bad_options_are_refused_before_anything_starts(options: dict[str, Any], error: type, message: str) -> None:
@@ -109,9 +111,11 @@ def test_a_save_of_another_capacity_is_refused_with_both(tmp_path: Path) -> None
 
 def test_a_replay_of_the_same_name_has_the_same_options() -> None:
     coordinator = coordinator_of(built(priority_exponent=0.5, samples_per_insert=1.0, error_buffer=9.0))
-    built_with = coordinator._built_with
-    assert coordinator.key_for({**built_with}) == coordinator._key
-    for name, value in (("priority_exponent", 0.6), ("capacity", 99), ("samples_per_insert", None)):
-        with pytest.raises(ValueError, match=rf"built with \{{'{name}': {built_with[name]}\}}; this one has .*{value}"):
-            coordinator.key_for({**built_with, name: value})
-    assert "seed" not in built_with
+    options = coordinator._options
+    assert coordinator.key_for(copy.deepcopy(options)) == coordinator._key
+    for name, ours, value in (("priority_exponent", 0.5, 0.6), ("capacity", 100, 99), ("n_steps", None, 3)):
+        other = dataclasses.replace(options, of_recipe=options.of_recipe | {name: value, "seed": 77})
+        with pytest.raises(ValueError, match=rf"built with {{'{name}': {ours}}}; this one has {{'{name}': {value}}}"):
+            coordinator.key_for(other)
+    with pytest.raises(ValueError, match="'samples_per_insert': 1.0}; this one"):
+        coordinator.key_for(dataclasses.replace(options, limits=options.limits | {"samples_per_insert": 2.0}))
