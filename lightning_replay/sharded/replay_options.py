@@ -23,7 +23,7 @@ _OF_REPLAY = ("name", "wait_timeout_s")
 
 @dataclasses.dataclass(frozen=True)
 class ReplayOptions:
-    """What a sharded replay is built with; :meth:`checked` makes it from what a user gives.
+    """Options that a sharded replay is built with; :meth:`checked` makes them from the arguments of a user.
 
     Attributes:
         recipe: name.
@@ -84,7 +84,6 @@ class ReplayOptions:
             )
 
     def _compared(self) -> dict[str, Any]:
-        plain = {
-            key: one for key, one in self.of_recipe.items() if key != "seed" and isinstance(one, str | int | float)
-        }
+        plain = {name: value for name, value in self.of_recipe.items() if isinstance(value, str | int | float)}
+        plain.pop("seed", None)
         return {**plain, **self.limits, "recipe": self.recipe, "num_shards": self.shards.num_shards}

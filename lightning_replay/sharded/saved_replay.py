@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a :class:`~lightning_replay.sharded.replay.ShardedReplay` can be loaded from: shards, or one replay."""
+"""Saves that a :class:`~lightning_replay.sharded.replay.ShardedReplay` loads: of shards, or of one replay."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shards of a replay hold, and what was lost with some of them."""
+"""Statistics of the shards of a replay, and of what was lost with some of them."""
 
 from __future__ import annotations
 
