@@ -29,7 +29,7 @@ class Division:
     """A batch divided over S replays.
 
     Attributes:
-        parts: what each replay is asked for; of length 0 for those that no row comes from.
+        parts: of each replay; of length 0 for those that no row comes from.
         totals: of each replay when the draw was divided; ``None`` where it could not be drawn from.
         shares: float64 ``[G]``, how likely a row of the batch is of each group.
     """
@@ -115,7 +115,7 @@ class Divider(Seeded):
 
         Args:
             division: of the batch.
-            replies: of each shard, in order; ``None`` where it was asked for no rows, or has not answered: its rows are
+            replies: of each shard, in order; ``None`` where it was sent no part, or has not answered: its rows are
                 missing from the batch then.
 
         Returns:
@@ -185,7 +185,7 @@ class SamplerOfPart(Drawing):
     def __init__(self, hooks: SamplerHooks, part: DrawPart) -> None:
         check_kind("part", part, DrawPart, "what Divider.divide returned for this replay")
         if not len(part):
-            raise ValueError("the part has no rows; ask a replay of which none are drawn for its group_totals() alone")
+            raise ValueError("the part has no rows; call group_totals() alone of a replay of which none are drawn")
         hooks.check_divisible()
         self._hooks, self._part = hooks, part
 

@@ -64,7 +64,7 @@ class GroupTotals:
 
 @dataclass(frozen=True, eq=False)
 class DrawPart:
-    """The rows of a batch that one replay is asked for; made by :class:`~lightning_replay.divided_draws.Divider`.
+    """The rows of a batch that one replay draws; made by :class:`~lightning_replay.divided_draws.Divider`.
 
     Attributes:
         groups: int64 ``[n]``, the group of each row.

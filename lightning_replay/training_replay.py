@@ -99,11 +99,11 @@ class TrainingReplay:
 
     def progress(self, task: str, value: float) -> None:
         """Passes the progress of a task to the scheduler of a curriculum."""
-        raise NotImplementedError
+        raise NotImplementedError("this replay has no curriculum, whose tasks make progress")
 
     def actor_tasks(self, num_actors: int) -> list[int]:
         """Returns the next tasks of actors, as indices into :attr:`tasks`."""
-        raise NotImplementedError
+        raise NotImplementedError("this replay has no curriculum, whose tasks actors play")
 
     def set_initial_surprise(self, measure: Any) -> None:
         """Sets a function, TensorDict ``[N]`` to ``[N]``, or removes it with ``None``."""

@@ -20,7 +20,7 @@ from rllib_ext.levels.checks import check_evaluated
 from rllib_ext.preparation import prepare_levels, prepare_replay
 from rllib_ext.search_spaces import accepted, samples_of
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.options import refuse_shard_options
+from rllib_ext.sharded.options import without_shard_options
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
@@ -69,7 +69,7 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     """
     given = {"recipe": recipe, **options}
     if given.get("num_shards") is None:
-        refuse_shard_options(given)
+        given = without_shard_options(given)
     try:
         samples = samples_of(given)
     except ValueError:

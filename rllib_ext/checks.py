@@ -21,9 +21,9 @@ from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.rllib_compat import algorithm_name, num_actors, settings_of_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.options import options_of_shard
+from rllib_ext.sharded.episode_routing import num_shards_in
+from rllib_ext.sharded.options import check_shard_layout, options_of_shard
 from rllib_ext.sharded.resources import counting_shards
-from rllib_ext.sharded.routing import num_shards_in
 
 if TYPE_CHECKING:
     from lightning_replay.table_replay import CurriculumReplay
@@ -145,6 +145,7 @@ def trial_buffer(recipe: str | None = None, **options: Any) -> RecipeEpisodeRepl
     """
     if options.get("num_shards") is not None:
         shards, options = split_options(options)
+        check_shard_layout(options.get("layout"))
         options = options_of_shard(options, shards.num_shards, 0)
     # With a seed, because without one it would draw its own from torch's global generator.
     trial = {**options, "seed": 0 if options.get("seed") is None else options["seed"]}
@@ -200,7 +201,7 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
     holders = ""
     if num_shards_in(settings_of_buffer(config)):
         shards, _ = split_options(replay_options(config))
-        holders = f", {shards.num_shards} shards"
+        holders = f", {shards.num_shards} shards (num_cpus_per_shard={shards.num_cpus_per_shard:g})"
     if ray.is_initialized():
         present = ray.cluster_resources().get("CPU", 0)
         remedy = "start Ray with more, ray.init(num_cpus=...), or a larger cluster; or use fewer"

@@ -29,8 +29,8 @@ from rllib_ext.levels.building import checked_levels
 from rllib_ext.levels.checks import check_discount
 from rllib_ext.rllib_compat import num_actors
 from rllib_ext.search_spaces import accepted, has_search_space, sampled_configs
+from rllib_ext.sharded.episode_routing import num_shards_in, push_episodes
 from rllib_ext.sharded.resources import counting_shards
-from rllib_ext.sharded.routing import num_shards_in, push_episodes
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector

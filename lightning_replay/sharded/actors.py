@@ -185,9 +185,9 @@ class ShardActors:
                 ready.update(ray.wait(references, num_returns=len(references), timeout=timeout)[0])
         errors: list[Exception] = []
         for shard, answers in enumerate(awaited):
-            errors += self._take(shard, ready)
+            errors += self._take_answers(shard, ready)
             if not ready.issuperset(answers) and not self._starting[shard]:
-                self._is_late(shard, answers[-1])
+                self._mark_late(shard, answers[-1])
         if errors:
             for other in errors[1:]:
                 errors[0].add_note(f"Another shard has raised: {other}")
@@ -209,7 +209,7 @@ class ShardActors:
         ray.wait(references, num_returns=len(references))
         answers = ray.get(references)
         for shard, answer in enumerate(answers):
-            self._keep(shard, answer.report)
+            self._keep_report(shard, answer.report)
         return [answer.value for answer in answers]
 
     def totals(self, module_id: str) -> list[GroupTotals | None]:
@@ -243,7 +243,7 @@ class ShardActors:
         last = until.get(shard)
         return pending[: pending.index(last) + 1] if last in pending else []
 
-    def _take(self, shard: int, ready: set[ray.ObjectRef[Any]]) -> list[Exception]:
+    def _take_answers(self, shard: int, ready: set[ray.ObjectRef[Any]]) -> list[Exception]:
         """Takes the answers of a shard that have come, in order, and keeps the last report; returns errors."""
         pending = self._pending[shard]
         errors: list[Exception] = []
@@ -252,7 +252,7 @@ class ShardActors:
             try:
                 answer: Answer | None = ray.get(call.answer)
             except (RayActorError, ObjectLostError) as error:  # an answer that was on the lost node
-                self._is_lost(shard, error)
+                self._restart(shard, error)
                 return errors
             except Exception as error:
                 errors.append(error)
@@ -264,15 +264,15 @@ class ShardActors:
                 call.then(answer.value)
                 if self._starting[shard]:  # the counts of a save that it began with are among those lost
                     self.lost.counts.subtract(answer.report.counts)
-                self._keep(shard, answer.report)
+                self._keep_report(shard, answer.report)
                 self._starting[shard], self.failed_starts[shard] = False, 0
         return errors
 
-    def _keep(self, shard: int, report: ShardReport) -> None:
+    def _keep_report(self, shard: int, report: ShardReport) -> None:
         self.reports[shard] = report
         self._on_report(report)
 
-    def _is_lost(self, shard: int, error: RayError) -> None:
+    def _restart(self, shard: int, error: RayError) -> None:
         lost, report, self.reports[shard] = self.lost, self.reports[shard], ShardReport()
         rows = report.num_rows + sum(call.steps for call in self._pending[shard])
         lost.rows += rows
@@ -281,14 +281,14 @@ class ShardActors:
         self.failed_starts[shard] += self._starting[shard]
         if self.failed_starts[shard] >= _MOST_FAILED_STARTS:
             raise RuntimeError(
-                f"shard {shard} was lost and could not be started again in {_MOST_FAILED_STARTS} attempts; the last "
-                "error is above. Restore a checkpoint on a cluster with room for it"
+                f"shard {shard} could not be started in {_MOST_FAILED_STARTS} attempts. If it ran before, its rows are "
+                f"lost: restore a checkpoint once the cause is removed. The last error was: {error}"
             ) from error
         logger.warning("shard %d was lost with %d rows, and is started again: %s", shard, rows, error)
         ray.kill(self.handles[shard])
         self._start(shard)
 
-    def _is_late(self, shard: int, awaited: ray.ObjectRef[Any]) -> None:
+    def _mark_late(self, shard: int, awaited: ray.ObjectRef[Any]) -> None:
         self._late_with[shard] = awaited
         logger.warning(
             "shard %d has not answered for %g s (shard_timeout_s); draws go on without its %d rows until it does",

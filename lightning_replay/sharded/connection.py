@@ -88,7 +88,7 @@ class Connection:
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"{result.reason}, and this has not changed for {self._wait_timeout_s:g} s (wait_timeout_s). "
-                    "Insert and draw in several processes, or in turn; or raise error_buffer or wait_timeout_s"
+                    f"{result.remedy}"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -11,18 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
-from lightning_replay import recipes
 from lightning_replay.divided_draws import Divider
-from lightning_replay.replay import Replay
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.batch_index import NUM_KEYS
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.options import ShardOptions
 from lightning_replay.sharded.rank_shares import RankShares
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from lightning_replay.sharded.recipe_options import options_of_shard
 from lightning_replay.sharded.remote_rows import DrawnRows
+from lightning_replay.sharded.replay_options import ReplayOptions
 from lightning_replay.sharded.restarts import folder_to_start_with, start_lost_shards
 from lightning_replay.sharded.row_ids import RowIds
 from lightning_replay.sharded.row_routing import Layout, check_layout, layout_from, plain_layout
@@ -32,6 +29,7 @@ from lightning_replay.sharded.shard import MODULE, ReplayShard
 from lightning_replay.sharded.stats import stats_of
 
 _UNSETTLED = 32  # inserts at most whose answers have not been read
+_REMEDY_FOR_RATIO = "Insert and draw in several processes, or in turn; or raise error_buffer or wait_timeout_s"
 _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes from 0
 
 
@@ -39,39 +37,28 @@ class NotYet(NamedTuple):
     """The answer to a draw or an insert that has to wait.
 
     Attributes:
-        reason: for the error if that takes too long.
+        reason, remedy: for the error if that takes too long.
     """
 
     reason: str
+    remedy: str
 
 
 class Coordinator:
-    """Owns the shards of one replay; rows pass it by.
+    """Owns the shards of one replay and divides its draws and inserts; no row passes through it.
 
     Args:
-        recipe, options: of the whole.
-        shard_options: of the shards.
-        limits: of the :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`.
-        seed: of draws.
-        built_with: what a replay of the same name must be built with.
+        options: of the replay.
     """
 
-    def __init__(
-        self,
-        recipe: str,
-        options: Mapping[str, Any],
-        shard_options: ShardOptions,
-        limits: Mapping[str, Any],
-        seed: int,
-        built_with: Mapping[str, Any],
-    ) -> None:
-        self._built_with, self._key = built_with, secrets.randbelow(NUM_KEYS)
-        self._recipe, self._options = recipe, dict(options)
-        self._template = template(recipe, options, shard_options.num_shards)
+    def __init__(self, options: ReplayOptions) -> None:
+        self._options, self._key = options, secrets.randbelow(NUM_KEYS)
+        self._template = options.template()
         self._batch_size = self._template.batch_size
-        self._shards = ShardActors(ReplayShard, self._arguments_of, shard_options)
+        self._shards = ShardActors(ReplayShard, self._arguments_of, options.shards)
+        seed = options.of_recipe["seed"]
         self._draws = DividedDraws(self._shards, lambda module: Divider(self._template.sampler, seed=seed))
-        self._limiter = RateLimiter(**limits)
+        self._limiter = RateLimiter(**options.limits, batch_size=self._batch_size)
         self._last_save: Sequence[Folder] | None = None
         self._layout: Layout | None = None
         self._num_writers = self._num_draws = self._num_inserted = self._unsettled = 0
@@ -86,17 +73,16 @@ class Coordinator:
         """
         self._shards.start()
 
-    def key_for(self, built_with: Mapping[str, Any]) -> int:
+    def key_for(self, options: ReplayOptions) -> int:
         """Returns the key of the replay, which its batches carry.
+
+        Args:
+            options: of a replay of the same name in another process.
 
         Raises:
             ValueError: it was built with other options.
         """
-        if built_with != self._built_with:
-            raise ValueError(
-                f"a sharded replay of this name runs already, built with {self._built_with}; this one has "
-                f"{built_with}. Give both the same options, or another name"
-            )
+        options.check_same(self._options)
         return self._key
 
     def new_writer(self) -> int:
@@ -105,7 +91,7 @@ class Coordinator:
         return self._num_writers - 1
 
     def enter_rank(self, rank: int, world_size: int) -> int:
-        """Lets a rank share draws, of which the others then begin a new one; returns its number as a writer."""
+        """Registers a rank for shared draws, which discards shares not taken yet; returns its number as a writer."""
         self._shares.enter(world_size)
         return _FIRST_RANK + rank
 
@@ -124,7 +110,7 @@ class Coordinator:
         """
         self._layout = check_layout(layout, self._layout)
         if not self._limiter.may_insert(self._num_inserted, pending=0):
-            return NotYet(self._limiter.reached("inserted"))
+            return NotYet(self._limiter.reached("inserted"), _REMEDY_FOR_RATIO)
         answers = []
         for shard, reference, rows in parts:
             self._limiter.insert(rows, size=self._num_inserted)
@@ -136,7 +122,7 @@ class Coordinator:
         return answers
 
     def refused(self) -> None:
-        """Forgets the columns of first rows that a shard has refused."""
+        """Accepts other columns again after a shard has refused the first rows."""
         self._settle()
         if not sum(self._shards.rows.values()):
             self._layout = None
@@ -152,7 +138,7 @@ class Coordinator:
             RuntimeError: no shard holds rows.
         """
         if self._limiter.samples_per_insert is not None and not self._limiter.may_sample(self._num_inserted):
-            return NotYet(self._limiter.reached("drawn"))
+            return NotYet(self._limiter.reached("drawn"), _REMEDY_FOR_RATIO)
         batch = self._drawn(batch_size, clocks)
         self._limiter.sample()
         return DrawnRows.of(batch)
@@ -163,7 +149,7 @@ class Coordinator:
         return DrawnRows.of(batch)
 
     def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        """Returns a rank's rows of the next batch, which is drawn once every rank has asked for it.
+        """Returns a rank's rows of the next batch, which is drawn once every rank has requested it.
 
         Raises:
             ValueError: another number of ranks than entered last.
@@ -172,7 +158,10 @@ class Coordinator:
         share = self._shares.take(rank)
         if share is None:
             if missing := self._shares.missing(rank, world_size):
-                return NotYet(f"ranks {missing} of {world_size} have not asked for the next batch")
+                return NotYet(
+                    f"ranks {missing} of {world_size} have not requested the next batch",
+                    "Every rank must make the same number of draws; look for one that has ended or hangs",
+                )
             drawn = self.draw(self._batch_size, clocks)
             if isinstance(drawn, NotYet):
                 return drawn
@@ -221,8 +210,9 @@ class Coordinator:
         """Saves every shard and what decides the next draws."""
         start_lost_shards(self._settle())
         earlier = earlier_shards(previous, len(self._shards), lambda folder: SavedReplay.read(folder).shards)
+        fields = {"recipe": self._options.recipe, "capacities": self._options.capacities}
         self._last_save = write_shards(
-            self._shards, folder, NAMES, self._state, lambda shard: (earlier[shard],), {"recipe": self._recipe}
+            self._shards, folder, NAMES, self._state, lambda shard: (earlier[shard],), fields
         )
 
     def load(self, folder: Folder) -> None:
@@ -232,11 +222,7 @@ class Coordinator:
             FileNotFoundError, DamagedFileError, ValueError: the save cannot be used here.
         """
         saved = SavedReplay.read(folder)
-        if saved.recipe not in (self._recipe, None):
-            raise ValueError(
-                f"{folder} holds a sharded replay {saved.recipe!r}, and this one is {self._recipe!r}. Build "
-                f"ShardedReplay({saved.recipe!r}, ...) to load it. Nothing was loaded"
-            )
+        saved.check(folder, self._options.recipe, self._options.capacities)
         start_lost_shards(self._shards)
         folders, layout = saved.stage(self._shards, folder)
         self._shards.call("take_over")
@@ -273,7 +259,7 @@ class Coordinator:
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
         folder = folder_to_start_with(self._shards, shard, self._last_save)
-        return self._recipe, self._options, shard, len(self._shards), folder
+        return self._options.recipe, self._options.of_recipe, shard, len(self._shards), folder
 
     def _settle(self) -> ShardActors:
         self._shards.settle()
@@ -292,8 +278,3 @@ class Coordinator:
         """Returns environment steps and updates of the next draw, or of one that others are returned before."""
         env_steps = self._clocks.get("env_steps", self._num_inserted)
         return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}
-
-
-def template(recipe: str, options: Mapping[str, Any], num_shards: int) -> Replay:
-    """Returns a replay as those of the shards, but without rows, whose sampler divides draws."""
-    return recipes.by_name(recipe)(**options_of_shard(options, num_shards))

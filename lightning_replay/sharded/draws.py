@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from lightning_replay.divided_draws import Divider, Division
 
-_MOST_EMPTY_DRAWS = 10  # in a row, in which every shard asked was lost
+_MOST_EMPTY_DRAWS = 10  # in a row, in which every shard that was sent a part was lost
 
 
 class RemoteBatch(NamedTuple):
     """A batch whose rows are in the object store.
 
     Attributes:
-        parts: of each shard that was asked and has answered, in order.
+        parts: of each shard that was sent a part and has answered, in order.
         ids: of the rows, those of one part after those of the other.
         columns: ``[B]`` each, which depend on all shards, such as ``priority_weight``; none without weights.
     """
@@ -51,7 +51,7 @@ class _InFlight(NamedTuple):
     request: tuple[Any, ...]
     divisions: dict[str, Division]  # by module
     epochs: np.ndarray  # of the shards when it was sent, int64 [S]
-    asked: dict[int, ray.ObjectRef[Any]]  # answers by shard
+    answers: dict[int, ray.ObjectRef[Any]]  # by shard
     parts: dict[int, dict[str, RemotePart]]  # those that have come, by shard
 
 
@@ -101,7 +101,7 @@ class DividedDraws:
 
         Returns the oldest draw in flight, once its shards have answered, and sends others until there are
         ``num_prefetch``; they are discarded where they were sent for other arguments. A shard that is lost, or late,
-        after it was asked gives no rows: the batch is shorter.
+        after the draw was sent gives no rows: the batch is shorter.
 
         Args:
             batch_size: rows, of each module.
@@ -119,12 +119,12 @@ class DividedDraws:
                 self._wait_for_rows()
                 self._send(prepare, clocks(0), batch_size, *request)
             oldest = self._in_flight.popleft()
-            self._actors.settle(oldest.asked)
+            self._actors.settle(oldest.answers)
             drawn = self._weighed(oldest, clocks(0))
             if drawn:
                 self._send_ahead(prepare, clocks, batch_size, *request)
                 return drawn
-        raise RuntimeError(f"every shard that was asked for rows was lost or late, {_MOST_EMPTY_DRAWS} times in a row")
+        raise RuntimeError(f"every shard that was to draw rows was lost or late, {_MOST_EMPTY_DRAWS} times in a row")
 
     def discard(self) -> None:
         """Forgets the draws in flight."""
@@ -148,7 +148,7 @@ class DividedDraws:
             parts = {name: one.parts[shard] for name, one in divisions.items() if len(one.parts[shard])}
             if parts:
                 then = functools.partial(draw.parts.__setitem__, shard)
-                draw.asked[shard] = actors.send(shard, "draw", parts, clocks, *request[1:], then=then)
+                draw.answers[shard] = actors.send(shard, "draw", parts, clocks, *request[1:], then=then)
         self._in_flight.append(draw)
 
     def _send_ahead(
@@ -167,7 +167,7 @@ class DividedDraws:
         The weights are those of its own number among the draws, however many were divided since.
         """
         current = self._actors.epochs == draw.epochs
-        answers = {shard: draw.parts[shard] for shard in draw.asked if shard in draw.parts and current[shard]}
+        answers = {shard: draw.parts[shard] for shard in draw.answers if shard in draw.parts and current[shard]}
         batches = {}
         for name, division in draw.divisions.items():
             parts = {shard: answer[name] for shard, answer in answers.items() if name in answer}

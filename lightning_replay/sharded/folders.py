@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pyarrow import fs
+
+from lightning_replay.validation import check_kind
 
 LOCK_FILE = ".lock"  # of lightning_replay.saving, which is imported where a buffer is
 _MANIFESTS = ".json"
@@ -38,6 +41,17 @@ class Folder:
         if filesystem is None and path is not None:
             filesystem, path = fs.FileSystem.from_uri(str(path))
         return cls(filesystem or fs.LocalFileSystem(), Path(str(path)).as_posix())
+
+    @classmethod
+    def of_user(cls, path: str | Path, filesystem: fs.FileSystem | None = None) -> Folder:
+        """Returns the folder at a path or URI that was given here, where a relative path is one of this process.
+
+        Raises:
+            TypeError: a ``filesystem`` of another kind.
+        """
+        check_kind("filesystem", filesystem, fs.FileSystem | None, "a file system of pyarrow, or None")
+        is_local = filesystem is None and "://" not in str(path)
+        return cls.at(os.path.abspath(path) if is_local else str(path), filesystem)
 
     @property
     def local(self) -> Path | None:

@@ -18,7 +18,7 @@ from lightning_replay.sharded.row_ids import RowIds
 
 
 class Feedback(NamedTuple):
-    """What is sent home for B rows.
+    """TD errors and signals for B rows, and the identities of the rows.
 
     Attributes:
         ids: of the rows.

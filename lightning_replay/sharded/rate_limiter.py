@@ -64,8 +64,8 @@ class RateLimiter:
         needed = max(self.batch_size, samples_per_insert * self.insert_size)
         if self.error_buffer < needed:
             raise ValueError(
-                f"error_buffer is {self.error_buffer:g}; a draw takes {self.batch_size} rows, and the "
-                f"{self.insert_size} rows of a request call for {samples_per_insert * self.insert_size:g} draws at "
+                f"error_buffer is {self.error_buffer:g}; a draw takes {self.batch_size} rows, and an insert of "
+                f"{self.insert_size} calls for {samples_per_insert * self.insert_size:g} drawn rows at "
                 f"samples_per_insert={samples_per_insert:g}. Give at least {needed:g}"
             )
 

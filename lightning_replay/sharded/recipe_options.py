@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_replay.events import EventTable
-from lightning_replay.validation import checked_count, checked_seed
+from lightning_replay.validation import check_kind, checked_count, checked_seed
 
-_CAPACITIES = ("capacity", "capacity_per_task", "frame_capacity")
+#: Options of recipes that are divided by the number of shards.
+CAPACITIES = ("capacity", "capacity_per_task", "frame_capacity")
 _ROWS_OF_TEMPLATE = 1024
 _BETWEEN_SEEDS = 15_485_863  # a prime, so that shards draw independently of each other and of lengths of returns
 
@@ -28,7 +29,9 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
 
     Raises:
         ValueError: more shards than rows.
+        TypeError: a ``memmap`` that is no path.
     """
+    check_kind("memmap", options.get("memmap"), str | os.PathLike | None, "a directory, or None")
     parts = num_shards if number is not None else 1
     divided = {name: _part(name, value, num_shards, parts) for name, value in options.items()}
     if number is None:
@@ -53,7 +56,7 @@ def seed_of_shard(seed: int, number: int) -> int:
 
 
 def _part(name: str, value: Any, num_shards: int, parts: int) -> Any:
-    if name not in _CAPACITIES or value is None:
+    if name not in CAPACITIES or value is None:
         return value
     capacity = checked_count(name, value, of="rows")
     if capacity < num_shards:

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import ray
 import torch
-from ray.exceptions import RayError
 from tensordict import TensorDict
 
 from lightning_replay.sharded.batch_index import numbers_of
 from lightning_replay.sharded.draws import RemoteBatch
+from lightning_replay.sharded.fetching import fetched
 from lightning_replay.sharded.row_ids import RowIds
 from lightning_replay.sharded.row_routing import Columns
+
+if TYPE_CHECKING:
+    import ray
 
 
 class Block(NamedTuple):
@@ -82,10 +84,7 @@ class FetchedRows:
     def fetch(self, drawn: DrawnRows) -> None:
         """Adds the rows of a draw, except those that were lost with their shard."""
         is_here = np.ones(len(drawn), dtype=bool)
-        try:
-            found: list[Columns | None] = ray.get([block.reference for block in drawn.blocks])
-        except RayError:  # of at least one
-            found = [_fetched(block.reference) for block in drawn.blocks]
+        found: list[Columns | None] = fetched([block.reference for block in drawn.blocks])
         first = 0
         for (_, start, stop), columns in zip(drawn.blocks, found, strict=True):
             if columns is None:
@@ -106,11 +105,3 @@ class FetchedRows:
                 column = np.concatenate([part[key] for part in parts])
                 batch.set(key if len(key) > 1 else key[0], torch.from_numpy(column))
         return batch
-
-
-def _fetched(reference: ray.ObjectRef[Any]) -> Columns | None:
-    try:
-        columns: Columns = ray.get(reference)
-    except RayError:
-        return None
-    return columns

@@ -25,20 +25,20 @@ from lightning_replay.divided_draws import Divider
 from lightning_replay.replay import wrong_shape
 from lightning_replay.sharded.batch_index import numbers_of
 from lightning_replay.sharded.connection import Connection
-from lightning_replay.sharded.coordinator import template
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.options import check_room, split_options
+from lightning_replay.sharded.options import check_room
 from lightning_replay.sharded.priority_feedback import checked_feedback
 from lightning_replay.sharded.rate_limiter import RateLimiter
 from lightning_replay.sharded.remote_rows import DrawnRows, FetchedRows
+from lightning_replay.sharded.replay_options import ReplayOptions
 from lightning_replay.sharded.row_ids import RowIds
 from lightning_replay.sharded.row_routing import RowRouter, columns_of, layout_of
 from lightning_replay.storage.rows_of_columns import rows_of_columns
 from lightning_replay.storage.transition_check import TransitionCheck, with_done
 from lightning_replay.training_replay import TrainingReplay
-from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_number, checked_seed
+from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_number
 
-_MOST_REDRAWS = 10  # in a row, in which every shard asked was lost
+_MOST_REDRAWS = 10  # in a row, in which shards that drew were lost
 
 
 class ShardedReplay(TrainingReplay):
@@ -105,52 +105,37 @@ class ShardedReplay(TrainingReplay):
         wait_timeout_s: float = 300.0,
         **options: Any,
     ) -> None:
-        shard_options, of_recipe = split_options({**options, "num_shards": num_shards})
-        check_kind("recipe", recipe, str, "the name of a recipe, such as 'prioritized'")
         check_kind("name", name, str | None, "a name, or None")
-        if of_recipe.get("prefetch"):
-            raise ValueError("prefetch is of a replay in one process; use num_prefetch, or leave it out")
-        seed = checked_seed(of_recipe.get("seed"))
-        of_recipe["seed"] = int(torch.randint(2**31, ())) if seed is None else seed
-        self._template_values(recipe, of_recipe, num_shards)
-        limits: dict[str, Any] = {
-            "samples_per_insert": samples_per_insert,
-            "error_buffer": error_buffer,
-            "batch_size": self.batch_size,
-        }
-        RateLimiter(**limits)  # which checks them
-        self._holds_batch_size = samples_per_insert is not None
+        limits = {"samples_per_insert": samples_per_insert, "error_buffer": error_buffer}
+        given = ReplayOptions.checked(recipe, {**options, "num_shards": num_shards}, limits)
+        self._read_template(given)
         wait_timeout_s = checked_number("wait_timeout_s", wait_timeout_s, ABOVE_ZERO)
         if not ray.is_initialized():
             raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
-        built_with = {
-            "recipe": recipe,
-            "num_shards": num_shards,
-            "capacity": self.capacity,
-            "batch_size": self.batch_size,
-        }
         connection = None if name is None else Connection.find(name, wait_timeout_s)
         if connection is None:
-            check_room(shard_options)
-            given = (recipe, of_recipe, shard_options, limits, of_recipe["seed"], built_with)
+            check_room(given.shards)
             name = name or f"replay-{uuid.uuid4().hex}"
-            connection = Connection.start(name, wait_timeout_s, *given)
+            connection = Connection.start(name, wait_timeout_s, given)
         assert name is not None
         self.name: str = name
         self._connection = connection
-        self._key = connection.call("key_for", built_with)
+        self._key = connection.call("key_for", given)
         self._rank: tuple[int, int] | None = None
         self._clocks: dict[str, int] = {}
         self._draws_since_update = 0
         self._router: RowRouter | None = None
-        self._check = TransitionCheck(of_recipe.get("check_finite", True))
+        self._check = TransitionCheck(given.of_recipe.get("check_finite", True))
 
-    def _template_values(self, recipe: str, options: Mapping[str, Any], num_shards: int) -> None:
+    def _read_template(self, given: ReplayOptions) -> None:
         """Reads what every process needs off a replay without rows; refuses bad options here, not in an actor."""
-        built = template(recipe, options, num_shards)
+        built = given.template()
         Divider(built.sampler)
-        self._num_shards = num_shards
-        self._capacity = options.get("capacity", options.get("capacity_per_task", 0) * max(1, len(built.tasks)))
+        RateLimiter(**given.limits, batch_size=built.batch_size)
+        self._holds_batch_size = given.limits["samples_per_insert"] is not None
+        self._num_shards = given.shards.num_shards
+        tables = max(1, len(built.tasks))
+        self._capacity = given.capacities.get("capacity", given.capacities.get("capacity_per_task", 0) * tables)
         self._tasks, self._returns, self._sampler_name = built.tasks, built.returns, built.sampler_name
         self._takes_feedback = built.takes_feedback
         self.is_prioritized: bool = built.is_prioritized
@@ -200,8 +185,8 @@ class ShardedReplay(TrainingReplay):
         """Returns this replay for one of several processes that train together, such as the ranks of DDP.
 
         Each :meth:`sample` of a rank returns its ``batch_size / world_size`` rows of one batch, drawn for all once
-        every rank has asked for it: weights, shares of event tables and the task of a curriculum are those of one draw,
-        and TD errors that a rank has given before it asks are in it. Call it in every rank before the first of them
+        every rank has requested it: weights, shares of event tables and the task of a curriculum are those of one draw,
+        and TD errors that a rank has given before its request are in it. Call it in every rank before the first of them
         draws; it starts all of them anew.
 
         Args:
@@ -296,7 +281,7 @@ class ShardedReplay(TrainingReplay):
         Raises:
             RuntimeError: the replay is empty or has stopped.
             ValueError: a ``batch_size`` that cannot be given here.
-            TimeoutError: inserts are behind, or other ranks have not asked for the batch.
+            TimeoutError: inserts are behind, or other ranks have not requested the batch.
         """
         own = self.batch_size if self._rank is None else self.batch_size // self._rank[1]
         if batch_size is not None and batch_size != own:
@@ -413,7 +398,7 @@ class ShardedReplay(TrainingReplay):
             ValueError: a file system of which each node has one of its own.
         """
         before = None if previous is None else Path(os.path.abspath(previous))
-        self._connection.call("save", _folder_at(path, filesystem), before)
+        self._connection.call("save", Folder.of_user(path, filesystem), before)
 
     def load(self, path: str | Path, *, filesystem: FileSystem | None = None) -> None:
         """Restores a save into this replay: the same rows, and the same next draws.
@@ -430,7 +415,7 @@ class ShardedReplay(TrainingReplay):
             ValueError: of another recipe or other options; or, of another number of shards, rows that are kept by
                 importance. Nothing is loaded.
         """
-        self._connection.call("load", _folder_at(path, filesystem))
+        self._connection.call("load", Folder.of_user(path, filesystem))
         self._draws_since_update = 0
         if self._rank is None:
             self._router = None
@@ -457,9 +442,3 @@ class ShardedReplay(TrainingReplay):
         copied = object.__new__(type(self))
         copied.__dict__ |= vars(self) | {"_router": None, "_rank": None, "_clocks": {}, "_draws_since_update": 0}
         return copied
-
-
-def _folder_at(path: str | Path, filesystem: FileSystem | None) -> Folder:
-    """Returns the folder at a path or URI; a path of this process is made absolute."""
-    is_local = filesystem is None and "://" not in str(path)
-    return Folder.at(os.path.abspath(path) if is_local else str(path), filesystem)

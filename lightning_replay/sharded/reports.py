@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shard returns with every answer: what it holds, in few numbers."""
+"""Answers of shards: the result of a method, and a report of what the shard holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Counts = Counter[tuple[str, str]]
 
 @dataclass
 class ShardReport:
-    """What a shard holds.
+    """Contents of a shard in few numbers.
 
     Attributes:
         totals: of each module's replay, by which draws are divided.
@@ -45,7 +45,7 @@ class ShardReport:
 
 @dataclass
 class Losses:
-    """What went with lost shards.
+    """Rows, TD errors and counts that went with lost shards.
 
     Attributes:
         rows: that they held, and steps that they had been sent.
@@ -72,8 +72,8 @@ class Answer(NamedTuple):
     """The answer of a shard.
 
     Attributes:
-        value: what was asked for.
-        report: what it holds afterwards.
+        value: result of the method.
+        report: of what the shard holds afterwards.
     """
 
     value: Any

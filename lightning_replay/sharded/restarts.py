@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards that were lost: started again, and with what."""
+"""Restarts of lost shards, empty or with a save."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which shard the rows of an episode go to."""
+"""Choice of a shard for each episode."""
 
 from __future__ import annotations
 

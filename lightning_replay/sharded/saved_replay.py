@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a :class:`~lightning_replay.sharded.replay.ShardedReplay` can be loaded from: shards, or one replay."""
+"""Saves that a :class:`~lightning_replay.sharded.replay.ShardedReplay` loads: of shards, or of one replay."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.reports import Losses
 from lightning_replay.sharded.row_routing import Layout, plain_layout
 from lightning_replay.sharded.saves import FileNames, names_of_shards, read_shards_state
-from lightning_replay.sharded.served import folders_of_shards
+from lightning_replay.sharded.served_folders import folders_of_shards
 
 NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, "draws")
 
@@ -28,12 +29,14 @@ class SavedReplay(NamedTuple):
         data: the folder of its data.
         shards: the folders of shards in the save; of a replay without, which is the save itself, one without a name.
         recipe: its name; ``None`` of a replay without shards.
+        capacities: of all shards together, by option; ``None`` of a replay without, and in saves of earlier versions.
         state: saved beside the shards; ``None`` of a replay without.
     """
 
     data: str
     shards: list[str]
     recipe: str | None
+    capacities: dict[str, int] | None
     state: dict[str, Any] | None
 
     @classmethod
@@ -52,7 +55,7 @@ class SavedReplay(NamedTuple):
                         f"no replay was saved in {folder}: there is neither {MANIFEST_OF_SHARDS} nor "
                         f"{MANIFEST_OF_REPLAY}"
                     )
-                return cls(Path(replay_manifest(local)["data"]).name, [""], None, None)
+                return cls(Path(replay_manifest(local)["data"]).name, [""], None, None, None)
             manifest = read_manifest(local / MANIFEST_OF_SHARDS, SHARDS_VERSION)
         try:
             data, recipe = Path(manifest["data"]).name, manifest["recipe"]
@@ -61,7 +64,28 @@ class SavedReplay(NamedTuple):
             raise DamagedFileError(
                 f"{folder / MANIFEST_OF_SHARDS} is damaged ({error}); load an earlier save"
             ) from error
-        return cls(data, shards, recipe, read_shards_state(folder, data, NAMES))
+        return cls(data, shards, recipe, manifest.get("capacities"), read_shards_state(folder, data, NAMES))
+
+    def check(self, folder: Folder, recipe: str, capacities: Mapping[str, int]) -> None:
+        """Refuses a save of shards for a replay of another recipe or other capacities.
+
+        Args:
+            folder: of the save.
+            recipe, capacities: of the replay.
+
+        Raises:
+            ValueError: with both.
+        """
+        if self.recipe not in (recipe, None):
+            raise ValueError(
+                f"{folder} holds a sharded replay {self.recipe!r}, and this one is {recipe!r}. Build "
+                f"ShardedReplay({self.recipe!r}, ...) to load it. Nothing was loaded"
+            )
+        if self.capacities not in (capacities, None):
+            raise ValueError(
+                f"{folder} holds a sharded replay of {self.capacities}, and this one is of {capacities}. Build one "
+                "with those of the save to load it. Nothing was loaded"
+            )
 
     def stage(self, shards: ShardActors, folder: Folder) -> tuple[list[Folder] | None, Layout | None]:
         """Lets shards read the save without using it yet; of other shards than there are, episodes are dealt out anew.
@@ -83,7 +107,7 @@ class SavedReplay(NamedTuple):
             own = [part[shard] for shard, part in enumerate(parts)]
             shards.call("stage", lambda shard: (own[shard],))
             return own, None
-        layouts = shards.call("stage_dealt", lambda shard: (parts[shard],))
+        layouts = shards.call("stage_resharded", lambda shard: (parts[shard],))
         return None, next((layout for layout in layouts if layout is not None), None)
 
 

@@ -15,7 +15,7 @@ from lightning_replay.saving.directory import replaced_save
 from lightning_replay.saving.replays import SHARDS_VERSION
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.served import folders_of_shards
+from lightning_replay.sharded.served_folders import folders_of_shards
 
 logger: logging.Logger = logging.getLogger(__name__)
 

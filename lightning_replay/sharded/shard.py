@@ -18,10 +18,10 @@ from lightning_replay.checkpoint.replay import save_replay
 from lightning_replay.draw_parts import DrawPart
 from lightning_replay.episodes.running import stored_trajectories
 from lightning_replay.replay import Replay
-from lightning_replay.sharded.dealing import DealtRows
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.recipe_options import options_of_shard, seed_of_shard
 from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
+from lightning_replay.sharded.resharding import ReshardedRows
 from lightning_replay.sharded.row_routing import Columns, columns_of, is_of_writer, layout_of
 from lightning_replay.storage.packed import PackedStorage
 
@@ -160,7 +160,7 @@ class ReplayShard:
         self._staged = self._loaded(folder, self._build(self._number, self._num_shards))
         return self._answer()
 
-    def stage_dealt(self, folders: Sequence[Folder]) -> Answer:
+    def stage_resharded(self, folders: Sequence[Folder]) -> Answer:
         """Reads this shard's part of a save of other shards, or of a replay without, and does not use it yet.
 
         Args:
@@ -170,14 +170,14 @@ class ReplayShard:
             The layout of the rows; ``None`` if there are none.
 
         Raises:
-            DamagedFileError, ValueError: as :meth:`stage`, or rows that cannot be dealt out.
+            DamagedFileError, ValueError: as :meth:`stage`, or rows that cannot be dealt out anew.
         """
         self._staged = None
-        dealt = DealtRows(self._number, self._num_shards)
+        resharded = ReshardedRows(self._number, self._num_shards)
         for place, folder in enumerate(folders):
-            dealt.add(self._loaded(folder, self._build(place, len(folders))))
+            resharded.add(self._loaded(folder, self._build(place, len(folders))))
         staged = self._build(self._number, self._num_shards)
-        rows = dealt.store(staged)
+        rows = resharded.store(staged)
         self._staged = staged
         return self._answer(None if rows is None else layout_of(columns_of(rows)))
 
@@ -189,7 +189,7 @@ class ReplayShard:
 
     def _build(self, number: int, num_shards: int) -> Replay:
         """Returns an empty replay as that of a shard."""
-        # Batches are as large as the parts of them that are asked for.
+        # Batches are as large as the part that each draw gives this shard.
         own = {**options_of_shard(self._options, num_shards, number), "batch_size": 1}
         return recipes.by_name(self._recipe)(**own)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shards of a replay hold, and what was lost with some of them."""
+"""Statistics of the shards of a replay, and of what was lost with some of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
-    """Waits for everything sent, and returns
+    """Returns what the shards hold and what was lost, after everything sent has been answered.
 
     * ``num_shards``, ``num_rows`` and ``bytes`` stored;
     * of each shard ``rows``, ``mass`` (what its rows are drawn in proportion to), ``alive`` and ``epochs`` (how often

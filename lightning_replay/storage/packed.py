@@ -536,7 +536,8 @@ class PackedStorage(ForkableStorage):
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
             raise RuntimeError(
-                "PackedStorage cannot be shared between processes; use TorchRL's LazyMemmapStorage for that, or keep "
+                "PackedStorage cannot be shared between processes; for several, as the ranks of a trainer, use "
+                "lightning_replay.sharded.ShardedReplay or TorchRL's LazyMemmapStorage, or keep "
                 "the buffer in one process"
             )
         state = super().__getstate__()

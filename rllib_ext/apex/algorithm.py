@@ -145,20 +145,23 @@ class ApexDQNConfig(DQNConfig):
     def new_rate_limiter(self) -> RateLimiter:
         """Returns the limiter that these options describe."""
         first_rows = max(self.num_steps_sampled_before_learning_starts, 1)
-        insert_size = self.rows_per_request
         error_buffer = self.error_buffer
         if error_buffer is None:
-            requests = max(self.num_env_runners, 1) * self.max_requests_in_flight_per_env_runner
-            ratio = checked_number("samples_per_insert", self.samples_per_insert or ABOVE_ZERO, ABOVE_ZERO)
-            in_flight = math.ceil(ratio * insert_size * requests)
-            error_buffer = max(_SHARE_OF_FIRST_ROWS * ratio * first_rows, self.total_train_batch_size + in_flight)
+            error_buffer = 0.0 if self.samples_per_insert is None else self._default_error_buffer(first_rows)
         return RateLimiter(
             self.samples_per_insert,
             min_size_to_sample=first_rows,
             error_buffer=error_buffer,
             batch_size=self.total_train_batch_size,
-            insert_size=insert_size,
+            insert_size=self.rows_per_request,
         )
+
+    def _default_error_buffer(self, first_rows: int) -> float:
+        """Returns a tenth of the draws of the first rows, at least a batch and the draws of all requests in flight."""
+        ratio = checked_number("samples_per_insert", self.samples_per_insert, ABOVE_ZERO)
+        requests = max(self.num_env_runners, 1) * self.max_requests_in_flight_per_env_runner
+        in_flight = math.ceil(ratio * self.rows_per_request * requests)
+        return max(_SHARE_OF_FIRST_ROWS * ratio * first_rows, self.total_train_batch_size + in_flight)
 
     @property
     def rows_per_request(self) -> int:

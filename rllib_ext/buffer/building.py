@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_replay.argument_names import hint_for
+from lightning_replay.sharded.options import SHARD_OPTIONS
 from rllib_ext.buffer.frame_stacks import image_column
 from rllib_ext.class_paths import built, call, imported
 
@@ -26,7 +27,6 @@ _SET_BY_RLLIB = {
     "n_steps": ".training(n_step=...)",
     "discount": ".training(gamma=...)",
     "batch_size": ".training(train_batch_size_per_learner=...)",
-    "prefetch": "nothing: RLlib learns from a batch before it draws the next",
 }
 CAPACITIES = ("capacity", "capacity_per_task")
 # A lost EnvRunner leaves episodes that never end, so that more and more of them seem to run.
@@ -54,6 +54,11 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     for name in options:
         if name in _SET_BY_RLLIB:
             raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
+    if "prefetch" in options:
+        raise ValueError(
+            "prefetch is not an option of replay_config: RLlib learns from a batch before it draws the next. Leave it "
+            "out; with num_shards, num_prefetch draws ahead"
+        )
     return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
 
 
@@ -109,7 +114,7 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
             f"recipe {recipe!r} chooses {', '.join(parts)} itself. Leave the recipe out to put a buffer together "
             f"from parts: replay_config(sampler=..., capacity=...)"
         )
-    accepted = [name for name in inspect.signature(function).parameters if name not in _SET_BY_RLLIB]
+    accepted = [name for name in inspect.signature(function).parameters if name not in {*_SET_BY_RLLIB, "prefetch"}]
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
     if isinstance(options.get("scheduler"), str):
         options = {**options, "scheduler": {"class_path": options["scheduler"]}}
@@ -206,9 +211,10 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
 def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str]) -> None:
     unknown = [name for name in options if name not in accepted and options[name] is not None]
     if unknown:
-        hint = hint_for(unknown[0], accepted) or (
-            f"; accepted are {', '.join(accepted)}, "
-            "and for the whole buffer layout, num_learners, modules, info_keys and progress."
+        of_buffer = ["layout", "num_learners", "modules", "info_keys", "progress"]
+        hint = hint_for(unknown[0], [*accepted, *of_buffer, *SHARD_OPTIONS]) or (
+            f"; accepted are {', '.join(accepted)}, for the whole buffer {', '.join(of_buffer)}, and for one that is "
+            f"divided over Ray actors {', '.join(SHARD_OPTIONS)}"
         )
         raise ValueError(f"{owner} has no option {', '.join(map(repr, unknown))}{hint}")
     capacity = next(name for name in CAPACITIES if name in accepted)

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import MutableSequence, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import ray
 import tree
-from ray.exceptions import OwnerDiedError
 
+from lightning_replay.sharded.fetching import fetched
 from rllib_ext.learner.blocks import FlaggedBlock
+
+if TYPE_CHECKING:
+    import ray
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -87,16 +89,17 @@ class BlockReader:
         if not remote:
             return
         references = list(dict.fromkeys(span.reference for block in remote for span in block.spans))
-        fetched = dict(zip(references, _fetched(references), strict=True))
+        blocks = dict(zip(references, fetched(references), strict=True))
         for place, block in enumerate(episodes):
             if isinstance(block, RemoteBlock):
-                episodes[place] = self._block(block, fetched)
+                episodes[place] = self._block(block, blocks)
 
-    def _block(self, remote: RemoteBlock, fetched: dict[ray.ObjectRef[Any], FlaggedBlock | None]) -> FlaggedBlock:
+    def _block(self, remote: RemoteBlock, blocks: dict[ray.ObjectRef[Any], FlaggedBlock | None]) -> FlaggedBlock:
+        """Returns the rows of a remote block from those fetched; ``None`` is one that was lost."""
         parts: list[Any] = []
         weights = remote.weights
         for reference, start, stop in remote.spans:
-            block = fetched[reference]
+            block = blocks[reference]
             parts.append(None if block is None else block.slice(slice(start, stop)))
         found = [part for part in parts if part is not None]
         if found:
@@ -112,6 +115,7 @@ class BlockReader:
         return FlaggedBlock(remote.id_, columns, outputs, terminated, truncated, remote.module_id)
 
     def _filled(self, remote: RemoteBlock, parts: list[Any]) -> tuple[list[Any], np.ndarray]:
+        """Returns parts without gaps, each lost row replaced, and the weights, float32 ``[n]``."""
         row = self._rows.get(remote.module_id)
         if row is None:
             raise RuntimeError(
@@ -136,19 +140,3 @@ def _joined(parts: Sequence[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
     return tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
-
-
-def _fetched(references: list[ray.ObjectRef[Any]]) -> list[FlaggedBlock | None]:
-    """Returns the objects, ``None`` for those that were lost with their owner."""
-    try:
-        return list(ray.get(references))
-    except OwnerDiedError:
-        return [_fetched_or_none(reference) for reference in references]
-
-
-def _fetched_or_none(reference: ray.ObjectRef[Any]) -> FlaggedBlock | None:
-    try:
-        block: FlaggedBlock = ray.get(reference)
-    except OwnerDiedError:
-        return None
-    return block

@@ -18,14 +18,15 @@ from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
 from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.sharded.restarts import folder_to_start_with
 from lightning_replay.sharded.stats import stats_of
-from lightning_replay.validation import checked_choice, checked_count
+from lightning_replay.validation import checked_count
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.learner.batch_layouts import Piece
 from rllib_ext.learner.remote_blocks import RemoteBlock, Span
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
+from rllib_ext.sharded.episode_routing import EpisodeReference, EpisodeRouter
 from rllib_ext.sharded.metrics import ShardMetrics
-from rllib_ext.sharded.routing import EpisodeReference, EpisodeRouter
+from rllib_ext.sharded.options import check_shard_layout
 from rllib_ext.sharded.shard import EpisodeShard
 from rllib_ext.sharded.templates import Templates
 
@@ -77,7 +78,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         **options: Any,
     ) -> None:
         del metrics_num_episodes_for_smoothing
-        checked_choice("layout", layout, (None, "flagged"))
+        check_shard_layout(layout)
         self.recipe: str | None = recipe
         self.num_learners: int = checked_count("num_learners", num_learners, 0, of="Learners")
         shard_options, of_buffer = split_options(options)
@@ -96,6 +97,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self._num_draws = 0
         self._expected: dict[str, RowIds] = {}
         self._owner: Any = None
+        self._has_stopped = False
 
     def __reduce__(self) -> Any:
         raise TypeError("a sharded buffer belongs to the driver that built it; send its actors, buffer.shards.handles")
@@ -105,8 +107,13 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
         Raises:
             ValueError: no room for the shards, or another algorithm has this buffer.
-            RuntimeError: shards have not started in time.
+            RuntimeError: shards have not started in time, or have ended with their algorithm.
         """
+        if self._has_stopped:
+            raise RuntimeError(
+                "this sharded replay has ended with its algorithm, algo.stop(). Build another algorithm, and restore a "
+                "checkpoint into it"
+            )
         if owner is not None and self._owner is not None and owner is not self._owner:
             raise ValueError(
                 "this sharded replay belongs to another algorithm: TD errors of one would reach rows that the other "
@@ -124,6 +131,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def stop(self) -> None:
         """Ends the processes of the shards, and what they hold."""
+        self._has_stopped = True
         self.shards.stop()
 
     def __len__(self) -> int:
@@ -166,6 +174,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         gamma: float = 0.99,
         beta: float | None = None,
         batch_length_T: int | None = None,
+        sample_episodes: bool = False,
         **ignored: Any,
     ) -> list[RemoteBlock]:
         """Draws a train batch, whose rows stay in the object store.
@@ -175,15 +184,21 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
             n_step, gamma: rewards summed into one return, and its discount.
             beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
             batch_length_T: 0 or ``None``: sequences for recurrent modules are not drawn from shards.
+            sample_episodes: given by RLlib's algorithms.
             ignored: RLlib's further arguments.
 
         Returns:
             A block for each module, cut where several Learners learn from several modules.
 
         Raises:
-            RuntimeError: no shard holds rows.
+            RuntimeError: no shard holds rows, or an algorithm that was not prepared by :func:`rllib_ext.configure`.
             ValueError: sequences, or returns other than those stored.
         """
+        if sample_episodes and self._owner is None:
+            raise RuntimeError(
+                "num_shards is given, and the algorithm was not prepared for it, so that its Learners do not fetch the "
+                "rows. Call config = rllib_ext.configure(config) last, before build_algo()"
+            )
         if batch_length_T:
             raise ValueError(
                 f"batch_length_T is {batch_length_T}: a recurrent module learns from sequences, which are not drawn "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_replay.sharded import saves
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.restarts import start_lost_shards
-from lightning_replay.sharded.served import folders_of_shards
+from lightning_replay.sharded.served_folders import folders_of_shards
 from rllib_ext.buffer.files import MANIFEST as BUFFER_MANIFEST
 from rllib_ext.buffer.files import MANIFEST_OF_SHARDS as MANIFEST
 from rllib_ext.buffer.files import WarmUp, read_buffer_manifest, read_shards_manifest

@@ -12,7 +12,7 @@ from ray.rllib.utils import metrics as keys
 
 from lightning_replay.declared import declared_sampler
 from rllib_ext.buffer.metrics import CounterLog
-from rllib_ext.sharded.joining import joined_stats
+from rllib_ext.sharded.joined_stats import joined_stats
 
 if TYPE_CHECKING:
     from lightning_replay.sharded.actors import ShardActors
@@ -27,8 +27,8 @@ class ShardMetrics:
     """Counters under RLlib's usual keys, see :class:`~rllib_ext.buffer.metrics.BufferMetrics`, and under ``shards``.
 
     ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``. Current
-    values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.joining.joined_stats` from those
-    that each shard sends at every tenth of its draws.
+    values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.joined_stats.joined_stats` from
+    those that each shard sends at every tenth of its draws.
 
     Args:
         templates: of the replays; their samplers have the schedules and schedulers of all shards.

@@ -11,11 +11,29 @@ from lightning_replay.sharded.options import SHARD_OPTIONS
 from rllib_ext.buffer.event_tables import built_tables
 
 
-def refuse_shard_options(options: Mapping[str, Any]) -> None:
-    """Refuses options of shards where there are none."""
+def without_shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a buffer without shards.
+
+    Raises:
+        ValueError: an option of shards that is not ``None``.
+    """
     given = [name for name in SHARD_OPTIONS if options.get(name) is not None]
     if given:
         raise ValueError(f"{', '.join(given)} is for a replay of several shards. Add num_shards=4, or leave it out")
+    return {name: value for name, value in options.items() if name not in SHARD_OPTIONS}
+
+
+def check_shard_layout(layout: str | None) -> None:
+    """Refuses layouts in which rows of shards cannot travel.
+
+    Raises:
+        ValueError: another layout than ``flagged``.
+    """
+    if layout not in (None, "flagged"):
+        raise ValueError(
+            f"layout is {layout!r}, and Learners fetch the rows of shards in blocks, layout='flagged'. Leave layout "
+            "out, or num_shards"
+        )
 
 
 def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:

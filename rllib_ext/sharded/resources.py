@@ -13,7 +13,7 @@ from ray.tune import PlacementGroupFactory
 
 from lightning_replay.sharded.options import split_options
 from rllib_ext.rllib_compat import settings_of_buffer
-from rllib_ext.sharded.routing import num_shards_in
+from rllib_ext.sharded.episode_routing import num_shards_in
 
 
 class CountsShards:

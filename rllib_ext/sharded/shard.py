@@ -14,7 +14,7 @@ from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, write_buffer
 from rllib_ext.rllib_compat import DRAWS_PER_REPORT
-from rllib_ext.sharded.dealing import deal_saved
+from rllib_ext.sharded.episode_resharding import reshard_saved
 from rllib_ext.sharded.options import options_of_shard
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class EpisodeShard:
             def build(place: int) -> RecipeEpisodeReplayBuffer:
                 return self._built(place, len(folders))
 
-            saved = deal_saved(self._buffer, build, folders, self._number, self._num_shards)
+            saved = reshard_saved(self._buffer, build, folders, self._number, self._num_shards)
         check_spaces(saved.modules, spaces)
         self._staged = saved
         return self._answer(max((one["draws"] for one in saved.state["modules"].values()), default=0))

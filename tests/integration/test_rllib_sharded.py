@@ -20,7 +20,7 @@ from ray.rllib.core.learner.training_data import TrainingData
 import rllib_ext
 from rllib_ext.learner.remote_blocks import BlockReader
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.routing import EpisodeReference
+from rllib_ext.sharded.episode_routing import EpisodeReference
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained
 from .shard_contents import homes, lose, observations, on_shards, read, stored, watch
@@ -212,6 +212,15 @@ def test_a_lost_shard_starts_again_and_training_goes_on(
     assert again["num_rows"] + again["rows_lost"] == result["env_runners"]["num_env_steps_sampled_lifetime"]
 
 
+def draw_until_started(replay: ShardedEpisodeReplayBuffer, epoch: int) -> None:
+    """Draws, by which lost shards are noticed, until the first shard was started so often and all are there."""
+    for _ in range(40):
+        replay.sample(num_items=BATCH)
+        if replay.shards.epochs[0] == epoch and all(replay.shards.alive):
+            break
+        replay.shards.wait_for_starts()
+
+
 def test_a_lost_shard_starts_again_with_its_last_save(
     algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, tmp_path: Path
 ) -> None:
@@ -219,11 +228,7 @@ def test_a_lost_shard_starts_again_with_its_last_save(
     algorithm.save_to_path(tmp_path / "checkpoint")
     before, added = on_shards(replay, stored), replay.get_added_timesteps()
     ray.kill(replay.shards.handles[0])
-    for _ in range(40):
-        replay.sample(num_items=BATCH)
-        if replay.shards.epochs[0] == 2 and all(replay.shards.alive):
-            break
-        replay.shards.wait_for_starts()
+    draw_until_started(replay, epoch=2)
     assert on_shards(replay, stored) == before
     assert replay.get_added_timesteps() == added  # the steps of the save are counted once
     algorithm.train()
@@ -237,11 +242,7 @@ def test_a_lost_shard_starts_empty_where_its_last_save_was_deleted(
     shutil.rmtree(algorithm.save_to_path(tmp_path / "checkpoint"))
     before = on_shards(replay, stored)
     ray.kill(replay.shards.handles[0])
-    for _ in range(40):
-        replay.sample(num_items=BATCH)
-        if replay.shards.epochs[0] == 4 and all(replay.shards.alive):
-            break
-        replay.shards.wait_for_starts()
+    draw_until_started(replay, epoch=4)
     assert on_shards(replay, stored) == [([], [], []), before[1]]
     assert "shard 0 could not be started with its save" in caplog.text and "starts empty" in caplog.text
     algorithm.train()

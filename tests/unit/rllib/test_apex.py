@@ -78,7 +78,7 @@ def test_without_a_ratio_only_the_first_rows_are_waited_for() -> None:
         ({"samples_per_insert": float("nan")}, "samples_per_insert is nan"),
         ({"samples_per_insert": 1.0, "error_buffer": -1.0}, "error_buffer is -1.0"),
         ({"samples_per_insert": 1.0, "batch_size": 8, "error_buffer": 7}, "error_buffer is 7; a draw takes 8 rows"),
-        ({"samples_per_insert": 2.0, "insert_size": 50, "error_buffer": 99}, "the 50 rows of a request call for 100"),
+        ({"samples_per_insert": 2.0, "insert_size": 50, "error_buffer": 99}, "an insert of 50 calls for 100 drawn"),
         ({"min_size_to_sample": 0}, "min_size_to_sample is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"insert_size": 0}, "insert_size is 0"),

@@ -54,18 +54,18 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
 def test_unknown_options_are_refused_by_name() -> None:
     message = (
         "recipe 'uniform' has no option 'alpha', 'beta'; accepted are capacity, device, memmap, frame_stack, "
-        "image_key, frame_capacity, check_finite, seed, and for"
+        "image_key, frame_capacity, check_finite, seed, for the whole buffer layout, "
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         rllib_ext.replay_config("uniform", capacity=100, alpha=0.6, beta=0.4)
 
 
 @pytest.mark.parametrize(
-    ("option", "said_by"),
-    [("n_steps", "n_step="), ("discount", "gamma="), ("batch_size", "train_batch_size"), ("prefetch", "nothing")],
+    ("option", "remedy"),
+    [("n_steps", "n_step="), ("discount", "gamma="), ("batch_size", "train_batch_size"), ("prefetch", "num_prefetch")],
 )
-def test_what_rllib_says_is_not_an_option(option: str, said_by: str) -> None:
-    with pytest.raises(ValueError, match=rf"{option} is not an option of replay_config.*{said_by}"):
+def test_what_is_set_in_rllib_is_not_an_option(option: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=rf"{option} is not an option of replay_config.*{remedy}"):
         rllib_ext.replay_config("uniform", capacity=100, **{option: 3})
 
 

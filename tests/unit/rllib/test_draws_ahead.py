@@ -29,7 +29,7 @@ def drawn(replay: ShardedEpisodeReplayBuffer, num_items: int = 16) -> tuple[list
 
 
 def clocks_of(replay: ShardedEpisodeReplayBuffer) -> list[int]:
-    """The updates of each draw that the first shard will be asked for."""
+    """The updates of each draw that is sent to the first shard from now on."""
     seen: list[int] = []
     shard = replay.shards.handles[0].shard
     draw = shard.draw

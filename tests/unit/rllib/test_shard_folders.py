@@ -10,9 +10,9 @@ import ray
 from pyarrow import fs
 
 from lightning_replay.saving import DamagedFileError
-from lightning_replay.sharded import served
+from lightning_replay.sharded import served_folders
 from lightning_replay.sharded.folders import LOCK_FILE, Folder
-from lightning_replay.sharded.served import FolderServer, ServedFolder
+from lightning_replay.sharded.served_folders import FolderServer, ServedFolder
 
 FILES = {"manifest.json": b"{}", "data/empty": b"", "data/rows": bytes(range(256)) * 9, "data/deep/one": b"1" * 1000}
 
@@ -59,7 +59,7 @@ def test_errors_name_the_folder_and_not_its_copy(tmp_path: Path) -> None:
 def test_a_folder_of_another_node_is_copied_in_pieces(
     shared_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(served_folders, "PIECE_BYTES", 1000)
     server = ray.remote(num_cpus=0)(FolderServer).remote()
     folder = ServedFolder(fs.LocalFileSystem(), (tmp_path / "part").as_posix(), server)
     assert folder.local is None and not folder.exists() and not (folder / "data").exists()

@@ -57,6 +57,25 @@ def shards_of(replay: ShardedReplay) -> list[Any]:
     return [handle.shard._replay for handle in coordinator_of(replay)._shards.handles]
 
 
+def built(recipe: str = "prioritized", num_shards: int = 2, **options: Any) -> ShardedReplay:
+    """Returns an empty one of 100 rows, two shards and batches of 8."""
+    given: dict[str, Any] = {"capacity": 100, "batch_size": 8, "seed": 3, "wait_timeout_s": 0.05} | options
+    return ShardedReplay(recipe, num_shards, **given)
+
+
+def filled(**options: Any) -> ShardedReplay:
+    """Returns one of 40 rows in three episodes."""
+    replay = built(**options)
+    for first, count in ((0, 4), (4, 30), (34, 6)):
+        replay.extend(steps(first, count))
+    return replay
+
+
+def numbers(replay: ShardedReplay) -> list[list[int]]:
+    """The actions stored in each shard, oldest first."""
+    return [one.storage.get(one.oldest_first())["action"].tolist() if len(one) else [] for one in shards_of(replay)]
+
+
 def steps(first: int, count: int, trajectory: int | None = None, *, ends: bool = True, **columns: Any) -> TensorDict:
     """Rows numbered from ``first`` in ``action``; each pays its number, and the last one may end the episode."""
     number = torch.arange(first, first + count)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which shard the steps of an episode go to, decided where they are collected."""
+"""Choice of a shard for the steps of each episode, made in the EnvRunner that collects them."""
 
 from __future__ import annotations
 

@@ -14,16 +14,11 @@ from lightning_replay import recipes
 from lightning_replay.events import EventTable
 from lightning_replay.sharded import ShardedReplay
 from tests.event_steps import IsTrue, event_steps
-from tests.unit.sharded.local_replay import coordinator_of, shards_of, started_here, steps
+from tests.unit.sharded.local_replay import coordinator_of, shards_of, steps
 
-pytestmark = pytest.mark.slow  # Ray starts once
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_replays")]  # Ray starts once
 
 LENGTHS = (5, 3, 8, 1, 7, 2, 6, 4, 9, 5)
-
-
-@pytest.fixture(autouse=True)
-def _here(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    started_here(monkeypatch)
 
 
 def built(num_shards: int, recipe: str = "prioritized", **options: Any) -> ShardedReplay:

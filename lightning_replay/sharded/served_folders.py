@@ -89,7 +89,7 @@ def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Fo
     pass through an actor on this node.
 
     Args:
-        shards: that are asked.
+        shards: of the replay.
         folder: of a save.
         data: a folder in it whose name is found nowhere else.
     """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lightning_replay.sharded.dealing import DealtRows
+from lightning_replay.sharded.resharding import ReshardedRows
 from rllib_ext.buffer.files import SavedBuffer, read_buffer
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rllib_ext.buffer.module_replay import ModuleReplay
 
 
-def deal_saved(
+def reshard_saved(
     buffer: RecipeEpisodeReplayBuffer,
     build: Callable[[int], RecipeEpisodeReplayBuffer],
     folders: Sequence[Folder],
@@ -26,8 +26,8 @@ def deal_saved(
 ) -> SavedBuffer:
     """Reads the episodes of a save that one of ``num_shards`` new shards gets; the others get the others.
 
-    :class:`~lightning_replay.sharded.dealing.DealtRows` decides which. One folder at a time is held in memory, beside
-    the rows that stay here.
+    :class:`~lightning_replay.sharded.resharding.ReshardedRows` decides which. One folder at a time is held in
+    memory, beside the rows that stay here.
 
     Args:
         buffer: of the new shard, which is not changed.
@@ -38,7 +38,7 @@ def deal_saved(
 
     Raises:
         DamagedFileError, ValueError, MemoryError: as :func:`~rllib_ext.buffer.files.read_buffer`.
-        ValueError: as :meth:`~lightning_replay.sharded.dealing.DealtRows.add`.
+        ValueError: as :meth:`~lightning_replay.sharded.resharding.ReshardedRows.add`.
     """
     collected: dict[str, _Collected] = {}
     states = []
@@ -48,7 +48,7 @@ def deal_saved(
         states.append(saved.state)
         for name, module in saved.modules.items():
             if name not in collected:
-                collected[name] = _Collected(DealtRows(number, num_shards))
+                collected[name] = _Collected(ReshardedRows(number, num_shards))
             collected[name].add(module, saved.state["modules"][name])
     several_agents = any(state["several_agents"] for state in states)
     modules = {}
@@ -63,7 +63,7 @@ def deal_saved(
 class _Collected:
     """Rows and states of one module for one new shard."""
 
-    rows: DealtRows
+    rows: ReshardedRows
     states: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, module: ModuleReplay, state: dict[str, Any]) -> None:

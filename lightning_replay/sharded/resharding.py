@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of saved replays dealt out to another number of shards: whole episodes, with their priorities."""
+"""Resharding: rows of saved replays dealt out to another number of shards, whole episodes with their priorities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 4096
 
 
-class DealtRows:
+class ReshardedRows:
     """The rows that one of several new shards gets of saved replays; the others get the others.
 
     Each episode goes to the shard with the fewest rows so far. Call :meth:`add` with every saved replay, in the same
@@ -53,7 +53,7 @@ class DealtRows:
 
         from lightning_replay.declared import declared_sampler
 
-        check_dealable(replay)
+        check_can_reshard(replay)
         slots = replay.oldest_first()
         if not len(slots):
             return
@@ -168,11 +168,11 @@ def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return episode, given
 
 
-def check_dealable(replay: Replay) -> None:
+def check_can_reshard(replay: Replay) -> None:
     """Refuses replays whose rows another number of shards would not keep as these do.
 
     Raises:
-        ValueError: as :meth:`DealtRows.add`.
+        ValueError: as :meth:`ReshardedRows.add`.
     """
     from lightning_replay.declared import declared_writer
     from lightning_replay.parts import ReplayTransform
