@@ -6,6 +6,7 @@ is the same on the site and in a checkout.
 """
 
 import importlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
-pygments_style, pygments_dark_style = "friendly", "monokai"
+pygments_style, pygments_dark_style = "default", "monokai"  # both with readable comments
 
 
 class Listing(Parser):
@@ -117,6 +118,13 @@ def _exists(name: str) -> bool:
     return False
 
 
+def without_addresses(
+    app: Sphinx, what: str, name: str, found: Any, options: Any, arguments: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """Shortens the default ``NotProvided`` of RLlib's configurations, whose text is the path of its class."""
+    return arguments and re.sub(r"<[\w.]+\._NotProvided object>", "NotProvided", arguments), result
+
+
 def outside_the_contents(app: Sphinx, doctree: nodes.document) -> None:
     """Keeps files of code and pages of experiments, which pages link to, out of the contents at the side."""
     if not app.env.docname.startswith("docs/"):
@@ -128,4 +136,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_source_parser(Listing)
     app.connect("doctree-read", outside_the_contents)
     app.connect("missing-reference", without_link)
+    app.connect("autodoc-process-signature", without_addresses)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

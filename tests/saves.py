@@ -33,9 +33,9 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name.split("-")[0] for path in folder.iterdir() if path.name != LOCK_FILE)
 
 
-def stored(recipe=recipes.uniform) -> Replay:
+def stored(recipe=recipes.uniform, **options) -> Replay:
     """200 rows; the next one goes to slot 10."""
-    replay = recipe(capacity=200, batch_size=8)
+    replay = recipe(capacity=200, batch_size=8, **options)
     replay.extend(numbered_steps(0, 210))
     return replay
 

@@ -14,7 +14,8 @@ __all__ = ["STYLE", "cells", "concentration", "histogram", "lanes", "lines", "sh
 WIDTH, HEIGHT = 380, 210
 WIDE = 720  # of lanes, which have a line of the page for themselves
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 10, 42
-_LANE = 22
+_LANE, _LANE_NAME = 40, 22  # height with and of the name, which is larger on narrow screens
+_LANE_LEFT, _LONGEST_NAME = 20, 50
 _MOST_TICKS = 4
 _POINTS = 60  # of a curve of shares
 
@@ -123,25 +124,27 @@ def concentration(probability: np.ndarray, chosen: str, things: str) -> str:
 
 
 def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, title: str) -> str:
-    """Returns a lane for each name: parts between ``edges``, ``[P + 1]``, stronger the higher their value in [0, 1]."""
+    """Returns a lane for each name: parts between ``edges``, ``[P + 1]``, stronger the higher their value in [0, 1].
+
+    Names are above their lanes, so that the lanes have the width of a narrow screen, too.
+    """
     height = _TOP + _LANE * len(values)
-    left = 112
-    size = {"left": left, "width": WIDE, "height": height + _BOTTOM}
+    size = {"left": _LANE_LEFT, "width": WIDE, "height": height + _BOTTOM}
     frame = _Frame((float(edges[0]), float(edges[-1])), (0.0, 1.0), xlabel, "", **size)
     parts = [frame.axes(has_y=False)]
     for number, (name, lane) in enumerate(values.items()):
         y = _TOP + number * _LANE
-        shown = name if len(name) <= 16 else f"{name[:15]}…"
-        parts.append(f'<text x="{left - 6}" y="{y + 14}" text-anchor="end">{escape(shown)}</text>')
+        shown = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+        parts.append(f'<text x="{_LANE_LEFT}" y="{y + _LANE_NAME - 5}">{escape(shown)}</text>')
         for start, stop, value in zip(edges[:-1], edges[1:], lane, strict=True):
             if value > 0:
                 x, width = frame.x(start), frame.x(stop) - frame.x(start)
                 tip = f"{escape(name)}, {short(start)} to {short(stop)}: {value:.0%}"
                 opacity = 0.15 + 0.85 * min(float(value), 1.0)  # what is there at all can be seen
-                parts.append(
-                    f'<rect class="fill0" x="{x:.1f}" y="{y + 3}" width="{max(width, 0.7):.2f}" height="{_LANE - 6}" '
-                    f'fill-opacity="{opacity:.2f}"><title>{tip}</title></rect>'
+                place = (
+                    f'x="{x:.1f}" y="{y + _LANE_NAME}" width="{max(width, 0.7):.2f}" height="{_LANE - _LANE_NAME - 2}"'
                 )
+                parts.append(f'<rect class="fill0" {place} fill-opacity="{opacity:.2f}"><title>{tip}</title></rect>')
     return _svg(parts, title, height + _BOTTOM, WIDE)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,14 +46,21 @@ def main(arguments: Sequence[str]) -> None:
     try:
         for buffer in read_buffers(given.path):
             subjects.append(Subject(_name(buffer, given.path), buffer.contents, buffer.size))
-            print(text_about(subjects[-1]), flush=True)
+            _print(text_about(subjects[-1]))
     except (DamagedFileError, OSError, ValueError) as error:
         print(f"lightning-replay inspect: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     if given.output is not None:
         given.output.parent.mkdir(parents=True, exist_ok=True)
         given.output.write_text(page_of(f"Buffer {given.path.name or given.path}", str(given.path.resolve()), subjects))
-        print(f"pictures: {given.output}")
+        _print(f"pictures: {given.output}")
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, such as head, has enough; the page is written all the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _name(buffer: SavedBuffer, path: Path) -> str:

@@ -29,7 +29,11 @@ def cards_of(contents: LevelContents) -> list[Card]:
     if probability is not None:
         # one level may have nearly all of it
         clipped = np.log10(probability.clip(min=probability.max() * 10.0**-_MOST_DECADES))
-        maps.append(Card("Replay probability by level", *_heat_map(contents, clipped, "logarithm of the probability")))
+        maps.append(
+            Card(
+                "Replay probability by level", *_heat_map(contents, clipped, "logarithm of the probability to base 10")
+            )
+        )
         maps.append(_concentration(contents, probability))
     edges, is_log = edges_of(contents.score)
     counts, _ = np.histogram(contents.score, edges)

@@ -97,7 +97,9 @@ def tiles_of(subject: Subject) -> list[tuple[str, str]]:
             "effective_levels": "effective number of levels",
         }
         return [*tiles, *((name, short(figures[key])) for key, name in named.items() if key in figures), *size]
-    tiles = [("transitions", f"{len(contents):,}"), (f"full, of {contents.capacity:,}", f"{figures['fill']:.1%}")]
+    # Tables share slots, so that the storage has more of them than a full buffer uses.
+    full = "slots in use, of" if contents.tables else "full, of"
+    tiles = [("transitions", f"{len(contents):,}"), (f"{full} {contents.capacity:,}", f"{figures['fill']:.1%}")]
     if "age_mean" in figures:
         tiles.append((f"mean age, at most {short(figures['age_max'])}", short(figures["age_mean"])))
     if "effective_share" in figures:

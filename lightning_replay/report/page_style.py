@@ -23,7 +23,7 @@ section p { color: var(--muted); font-size: 13px; margin: 8px 0 0; }
 .tile b { display: block; font-size: 20px; font-weight: 600; } .tile span { color: var(--muted); font-size: 13px; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 345px), 1fr)); gap: 12px;
   grid-auto-flow: dense; }
-section { min-width: 0; } section.wide { grid-column: 1 / -1; } .wide svg { max-width: 900px; min-width: 620px; }
+section { min-width: 0; } section.wide { grid-column: 1 / -1; } .wide svg { max-width: 900px; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top;
   white-space: nowrap; }
@@ -42,5 +42,5 @@ dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
   border: 2px solid transparent; border-radius: 3px; } .strip .highest img { border-color: var(--series1); }
 .strip figcaption { font-size: 11px; color: var(--muted); text-align: center; }
 @media (max-width: 520px) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: 6px; }
-  .legend { white-space: normal; } }
+  .legend { white-space: normal; } .wide svg text { font-size: 18px; } }
 """

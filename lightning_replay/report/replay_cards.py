@@ -225,7 +225,7 @@ def _timeline(contents: ReplayContents) -> Card | None:
         )
     kept = {name: values for name, values in shares.items() if values.any()}
     picture = lanes(edges, kept, _GIVEN, "Timeline of the stored rows")
-    return Card("Timeline", f'<div class="scroll">{picture}</div>', escape(" ".join(notes)), is_wide=True)
+    return Card("Timeline", picture, escape(" ".join(notes)), is_wide=True)
 
 
 def _relative(written: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -438,7 +438,7 @@ class PackedStorage(ForkableStorage):
         ] or [f"device: first {self._given_device}, now {data.get(next(iter(given))).device}"]
         return ValueError(
             "transitions must have the columns of the first ones stored; nothing was written. "
-            f"Different: {'; '.join(different)}. Convert them, or start a new buffer"
+            f"Different: {'; '.join(different)}. Convert them, leave columns out (exclude), or start a new buffer"
         )
 
     def state_dict(self) -> dict[str, Any]:

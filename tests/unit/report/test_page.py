@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -16,11 +17,12 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import recipes, save_replay
+from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.lit.cli import main
-from lightning_replay.report.charts import cells, histogram, lanes, lines, short
+from lightning_replay.report.charts import WIDE, cells, histogram, lanes, lines, short
 from lightning_replay.report.images import as_rgb, png_of
 from lightning_replay.report.live import look_at
-from lightning_replay.report.page import Subject, page_of
+from lightning_replay.report.page import Subject, page_of, tiles_of
 from lightning_replay.report.pictures import heat_map
 from tests.saves import flip_a_byte, stored
 
@@ -35,6 +37,14 @@ def test_the_heights_of_bars_are_in_proportion() -> None:
     first, second = numbers(picture, "height")  # nothing of 0
     assert (first, second) == pytest.approx((158.0, 79.0), abs=0.1)  # of the height between the axes
     assert "<title>2 to 3: 0.5</title>" in picture
+
+
+def test_lanes_have_the_width_of_the_chart_and_their_names_above() -> None:
+    picture = lanes(np.array([0, 1, 2]), {"an event with a long name": np.array([1.0, 1.0])}, "x", "title")
+    names = re.findall(r'<text x="20" y="(\d+)">an event with a long name</text>', picture)
+    first, second = re.findall(r'<rect class="fill0" x="([0-9.]+)" y="(\d+)" width="([0-9.]+)"', picture)
+    assert int(names[0]) < int(first[1]) == int(second[1])
+    assert float(first[0]) == 20.0 and float(second[0]) + float(second[2]) == pytest.approx(WIDE - 20)
 
 
 def test_charts_of_single_and_equal_values_are_drawn() -> None:
@@ -110,6 +120,28 @@ def test_the_command_prints_a_summary(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "200 transitions" in printed and "rows given: 210" in printed and "observation float32 [3]" in printed
     main(["inspect", str(tmp_path / "save"), "--output", str(tmp_path / "new" / "page.html")])
     assert (tmp_path / "new" / "page.html").exists()
+
+
+def test_the_page_is_written_where_nobody_reads_the_summary(tmp_path: Path) -> None:
+    """As with ``| head -0``."""
+    stored(recipes.prioritized).save(tmp_path / "save")
+    command = [sys.executable, "-m", "lightning_replay", "inspect", "save", "--output", "page.html"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (ran.returncode, ran.stderr) == (0, "") and (tmp_path / "page.html").exists()
+
+
+def test_event_tables_count_slots_and_others_rows() -> None:
+    """The slots of event tables are more than the capacity that was asked for."""
+    tables = [EventTable("goal", reward_at_least(1.0), history_length=2, capacity=5)]
+    named = [
+        dict(tiles_of(Subject("", look_at(stored(recipe, **options)))))
+        for recipe, options in ((recipes.event_tables, {"tables": tables}), (recipes.uniform, {}))
+    ]
+    assert any(name.startswith("slots in use, of") for name in named[0])
+    assert "full, of 200" in named[1]
 
 
 @pytest.mark.parametrize("wrong", ["missing", "damaged", "folder"])
