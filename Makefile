@@ -12,7 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test docs notebooks attack lint typecheck bench bench-torchrl experiments matrix lock clean
+.PHONY: demo test docs notebooks attack lint typecheck mypy public-types bench bench-torchrl experiments matrix lock clean
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed, none was found: make PYTHON=/path/to/python" >&2; exit 1; fi
@@ -31,11 +31,16 @@ lint: .venv/.stamp  ## ruff: rules and layout
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: .venv/.stamp  ## mypy on both packages, and whether pyright knows the type of every public name
+typecheck: mypy public-types  ## types of both packages
+
+mypy: .venv/.stamp
 	$(BIN)/mypy
+
+public-types: .venv/.stamp  ## whether pyright finds a type for every public name
 	$(BIN)/python -m tests.public_types
 
-test: lint typecheck  ## lint, types, then every test; two processes, each with all tests of a file
+test: .venv/.stamp  ## lint, types, then every test; two processes, each with all tests of a file
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint typecheck
 	$(SINGLE_THREAD) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 docs: .venv/.stamp  ## the site, into build/docs; a warning is an error
