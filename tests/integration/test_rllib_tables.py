@@ -152,7 +152,7 @@ def curriculum(scheduler: Any, **options: Any) -> AlgorithmConfig:
 
 
 def played(buffer: Any) -> dict[tuple[int, int], set[str]]:
-    """Tasks by EnvRunner and process, from the rows; asserts that the task of each row is the one its environment played."""
+    """Tasks by EnvRunner and process, from the rows; asserts that rows have the task that was played."""
     by_runner = defaultdict(set)
     for name in buffer.replay.tables.names:
         rows = buffer.replay.table(name)
