@@ -22,7 +22,7 @@ def no_findings(report: Report) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_histories(variant: Variant) -> None:
-    report = histories.attack(seed=1, count=20, variants=[variant])
+    report = histories.attack(seed=1, count=12, variants=[variant])
     no_findings(report)
     assert report.figures["refused calls"] > 2
 
