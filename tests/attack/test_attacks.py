@@ -57,7 +57,7 @@ def test_a_checkpoint_of_rllib(shared_ray: None) -> None:
 
 @pytest.mark.parametrize("kind", [overlaps.Rows, overlaps.Scores])
 def test_overlaps(kind: type[overlaps.Contents]) -> None:
-    report = overlaps.attack(kind, seconds=1.0)
+    report = overlaps.attack(kind, seconds=2.0)
     no_findings(report)
     assert report.figures["different saves loaded"] > 1
 
