@@ -26,7 +26,16 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
     "Neighbourhood mixup": (
         "TD3 after 200,000 steps, uniform to mixup: HalfCheetah 6,467 to 9,340, Walker2d 2,236 to 4,611, Ant 2,005 to "
         "4,347",
-        ("nmer-short", "nmer-15k", "nmer-50k", "nmer-half-cheetah", "nmer-walker2d", "nmer-ant"),
+        (
+            "nmer-short",
+            "nmer-15k",
+            "nmer-50k",
+            "nmer-walker2d-25k",
+            "nmer-ant-25k",
+            "nmer-half-cheetah",
+            "nmer-walker2d",
+            "nmer-ant",
+        ),
     ),
     "Event tables": (
         "faster and with less variance than uniform, PER and reverse sweep; SAC on LunarLander in about half of the "

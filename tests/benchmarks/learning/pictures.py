@@ -20,14 +20,17 @@ TITLE_WIDTH = 36  # letters for each column of panels
 def draw_panels(experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]], path: Path) -> None:
     """Draws the panels of an experiment, two side by side, as a small PNG file.
 
-    An arm has the same line in all panels. The legend, below them, names the number of seeds.
+    An arm has the same line in all panels. The legend, below them, names the number of seeds. Panels of arms that
+    were not run are left out; without any panel no file is written.
 
     Args:
         experiment: names the panels.
         runs: by arm and seed.
         path: of the picture.
     """
-    panels = experiment.panels
+    panels = [panel for panel in experiment.panels if any(runs[arm] for arm in panel.arms or experiment.arms)]
+    if not panels:
+        return
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure, grid = make_figure(

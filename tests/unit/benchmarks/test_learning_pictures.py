@@ -65,6 +65,15 @@ def test_arms_of_different_numbers_of_seeds_name_theirs(tmp_path: Path, saved_fi
     assert figure.legends[0].get_title().get_text() == "mean over seeds, band: ± 1 standard error"
 
 
+def test_panels_of_arms_that_were_not_run_are_left_out(tmp_path: Path, saved_figures: list[Any]) -> None:
+    runs = {"one": {0: run_of(0.0, 0.5)}, "two": {}}
+    draw_panels(EXPERIMENT, runs, tmp_path / "a.png")
+    draw_panels(dataclasses.replace(EXPERIMENT, panels=EXPERIMENT.panels[1:]), runs, tmp_path / "none.png")
+    (figure,) = saved_figures
+    assert [axes.get_title() for axes in figure.axes] == ["both"]
+    assert not (tmp_path / "none.png").exists()
+
+
 def test_means_of_blocks_leave_a_rest_out() -> None:
     runs = {0: run_of(1.0, 3.0, 5.0, 7.0, 9.0), 1: run_of(0.0, 0.0, 2.0, 2.0, 9.0)}
     at, means = curves_of(runs, "success", block=2)
