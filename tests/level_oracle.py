@@ -18,7 +18,7 @@ class Episode:
 
 @dataclass
 class LevelOracle:
-    """Follows the choices of a buffer and says what scores, timestamps and probabilities must then be."""
+    """Follows the choices of a buffer and computes what scores, timestamps and probabilities must then be."""
 
     capacity: int
     temperature: float

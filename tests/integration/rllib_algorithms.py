@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small real algorithms and a numbered environment for the tests of the RLlib door."""
+"""Small real algorithms and a numbered environment for the tests of the RLlib integration."""
 
 from __future__ import annotations
 

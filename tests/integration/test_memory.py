@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A full buffer takes the memory it says, measured in a process of its own."""
+"""A full buffer takes the memory that it reports, measured in a process of its own."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_after_a_lost_learner_the_buffer_goes_into_a_new_algorithm(build: Any, t
         algorithm.train()
     assert before <= check_rows(buffer)  # what the EnvRunners sent before the update is there
     check_draws(buffer)
-    with pytest.raises(IndexError):  # RLlib 2.60 asks the first healthy Learner for its state; there is none any more
+    with pytest.raises(IndexError):  # RLlib 2.60 fetches the state of the first healthy Learner; there is none
         algorithm.save_to_path(tmp_path / "without a learner")
     buffer.replay.save(tmp_path / "rows")
     state = buffer.get_state()

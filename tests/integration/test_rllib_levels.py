@@ -280,7 +280,7 @@ def test_pieces_of_an_episode_come_together_from_two_learners(build: Any, monkey
     assert watched.cuts > 0  # some episodes went to both
     scores = scores_of(algorithm)
     assert scores.keys() == watched.scores.keys()
-    for level_id, those in watched.scores.items():  # which of two is the later one, the Learners' pace says
+    for level_id, those in watched.scores.items():  # which of two is the later one depends on the Learners' pace
         assert any(scores[level_id] == pytest.approx(one, rel=1e-4) for one in those)
     assert_lossless(result)
 

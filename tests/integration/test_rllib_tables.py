@@ -63,7 +63,7 @@ class Levels(TaskChoice, gym.Env):
 
 
 class WithoutTasks(Levels):
-    """Knows none of the tasks but the target."""
+    """Accepts no task but the target."""
 
     TASKS = ("target",)
 

@@ -15,7 +15,7 @@ READY = np.ones(4, dtype=bool)
 
 
 def play(scheduler: Exp3, pays: np.ndarray, rounds: int, seed: int) -> np.ndarray:
-    """Draws a task each round and tells whether it paid; float ``[rounds]``."""
+    """Rewards, 0 or 1, of a task drawn each round; float ``[rounds]``."""
     generator = np.random.default_rng(seed)
     paid = np.zeros(rounds)
     for number in range(rounds):

@@ -152,7 +152,7 @@ def test_the_ratio_pays_off_up_to_the_clip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value_clip", "squares"), [(None, (4.0, 1.0)), (0.2, (4.0, 3.24))])
 def test_the_value_is_clipped_at_the_recorded_one(tmp_path: Path, value_clip, squares) -> None:
-    # the network says 0 where 1 was recorded: clipped 0.8; targets 2 and -1
+    # the network's value is 0 where 1 was recorded: clipped 0.8; targets 2 and -1
     ended = torch.ones(2, 1, dtype=torch.bool)
     rollout = make_rollout(2, 1, reward=torch.tensor([[2.0], [-1.0]]), terminated=ended)
     rollout["state_value"].fill_(1.0)

@@ -96,7 +96,7 @@ def fit(agent: Rainbow, batches: list[TensorDict], directory: Path, look=lambda 
 # The projection of C51 on the atoms -1, 0, 1, and by the loops of the paper's algorithm 1.
 
 
-# What a loss says of one transition: tables as networks, observations choose their rows.
+# The loss of one transition: tables as networks, observations choose their rows.
 
 
 class Table(nn.Module):

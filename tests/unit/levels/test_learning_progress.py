@@ -96,7 +96,7 @@ def test_the_boltzmann_variant_is_put_together_by_hand():
 
 
 class GivenScores:
-    """Scores of episodes: what the test says, one after the other."""
+    """Scores of episodes, given by the test, one after the other."""
 
     initial_score = 1.0
 

@@ -45,7 +45,7 @@ class Stairs(gymnasium.Env):
 
 
 class Doors(gymnasium.Env):
-    """Three doors, of which level l pays 1 for number ``l % 3``, four times; the observation says which."""
+    """Three doors, of which level l pays 1 for number ``l % 3``, four times; the observation has the level."""
 
     def __init__(self) -> None:
         self.observation_space = gymnasium.spaces.Box(0.0, 4.0, (4,), np.float32)
@@ -78,7 +78,7 @@ class Deaf(Stairs):
 
 
 def value_of(observation: torch.Tensor, weight: torch.Tensor | float) -> torch.Tensor:
-    """What :class:`Valuer` says of observations ``[..., 2]``: ``weight * (level + step / 100)``."""
+    """Values that :class:`Valuer` returns for observations ``[..., 2]``: ``weight * (level + step / 100)``."""
     return weight * (observation[..., :1] + observation[..., 1:] / 100)
 
 

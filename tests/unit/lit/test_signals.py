@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent's training step says of a batch reaches the replay, and the replay asks the agent about candidates."""
+"""Outputs of an agent's training step reach the replay, and the agent computes the surprise of candidates."""
 
 from __future__ import annotations
 

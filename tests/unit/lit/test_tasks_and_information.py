@@ -311,7 +311,7 @@ def test_progress_needs_tasks() -> None:
 
 
 def test_stages_advance_through_the_returns_of_the_episodes(tmp_path: Path) -> None:
-    # "easy" returns 3 and "middle" 6, both at or above the 2.4 of 3 that a stage asks for
+    # "easy" returns 3 and "middle" 6, both at or above the 2.4 of 3 that a stage requires
     scheduler = EasyToHard(order=["easy", "middle", "target"], advance_at=0.8)
     replay = curriculum(scheduler=scheduler)
     data = ReplayDataModule(

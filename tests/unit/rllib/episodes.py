@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes whose every number says where it belongs."""
+"""Episodes in which each number encodes its place."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 AGENTS = ("a", "b", "c")
-# What the environment says of one agent in one step.
+# What the environment returns for one agent in one step.
 SILENT, OBSERVED, TERMINATED, TRUNCATED, TERMINATED_SILENTLY = range(5)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes of a recurrent module whose every number says where it belongs."""
+"""Episodes of a recurrent module in which each number encodes its place."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def filled(recipe: str = "uniform", capacity: int = 100, **options: Any) -> Reci
 
 
 def drawn(buffer: RecipeEpisodeReplayBuffer, steps: int, longest: int, burn_in: int = 0) -> list[SingleAgentEpisode]:
-    """As RLlib asks for sequences."""
+    """The arguments with which RLlib samples sequences."""
     return buffer.sample(
         num_items=steps,
         n_step=1,

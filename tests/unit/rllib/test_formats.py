@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers that earlier versions saved with RLlib's checkpoints; ``tests/saved_formats.py`` says what they hold."""
+"""Buffers that earlier versions saved with RLlib's checkpoints; ``tests/saved_formats.py`` has their contents."""
 
 from __future__ import annotations
 

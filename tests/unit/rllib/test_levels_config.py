@@ -65,7 +65,7 @@ class Forgetful(Numbered):
 
 
 class Few(Numbered):
-    """Knows ten levels, by ``set_level``."""
+    """Has ten levels, by ``set_level``."""
 
     told = 0
 

@@ -185,7 +185,7 @@ def test_a_lost_fragment_ends_the_returns_before_it() -> None:
 def test_agents_that_are_all_truncated_are_not_terminated() -> None:
     played = play(["a", "b"], agents_do({"a": "ot", "b": "ot", "c": ".."}), fragment=5)
     parts = played.fragments[0].agent_episodes
-    assert all(part.is_terminated and part.is_truncated for part in parts.values())  # what RLlib says
+    assert all(part.is_terminated and part.is_truncated for part in parts.values())  # RLlib's own flags
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100)
     buffer.add(played.fragments)
     for agent in "ab":

@@ -300,7 +300,7 @@ def small(config: AlgorithmConfig, env: Any, **options: Any) -> AlgorithmConfig:
 
 
 def gym_rows(name: str, count: int) -> Replay:
-    """Rows of a real environment, as the Lightning door stores them."""
+    """Rows of a real environment, as the Lightning integration stores them."""
     env = gym.make(name)
     env.action_space.seed(0)
     replay = recipes.uniform(1000, batch_size=1, seed=0)

@@ -59,7 +59,7 @@ def runner_of(config: AlgorithmConfig, worker_index: int) -> SingleAgentEnvRunne
 
 
 def tasks_played(runner: SingleAgentEnvRunner, steps: int = 12) -> list[str]:
-    """The task of each episode, in the order they end; asserts that its tag says what the environment played."""
+    """The task of each episode, in the order they end; asserts that its tag is the task that was played."""
     episodes = runner.sample(num_timesteps=steps, random_actions=True)
     tags = [episode.custom_data["task"] for episode in episodes]
     assert tags == [Levels.TASKS[int(episode.get_observations(0)[0])] for episode in episodes]

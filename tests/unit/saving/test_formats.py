@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that earlier versions wrote give back what is known by hand; ``tests/saved_formats.py`` says what they hold."""
+"""Saves that earlier versions wrote give back what is known by hand; ``tests/saved_formats.py`` has their contents."""
 
 from __future__ import annotations
 

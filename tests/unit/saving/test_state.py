@@ -93,7 +93,7 @@ def test_damage_of_any_file_is_found(which, damage, tmp_path, monkeypatch) -> No
     file.unlink()
     if other is not None:
         file.write_bytes(other)
-    if which == "state.json" and damage == "remove":  # nothing says that anything was saved
+    if which == "state.json" and damage == "remove":  # no trace of a save is left
         with pytest.raises(DamagedFileError, match="no state was saved"):
             read_state(tmp_path)
     else:
