@@ -101,7 +101,7 @@ class Feedback:
         self._late += late
 
     def forget(self) -> None:
-        """Forgets the last batch, whose rows are gone; the counts stay."""
+        """Discards the last batch, whose rows are gone; the counts stay."""
         self.draws_since_update = 0
         self.last_index = None
 

@@ -78,7 +78,7 @@ class EpisodeHooks:
     """Calls about rows and episodes in addition to TorchRL's ``mark_update``, without effect by default."""
 
     def on_evict(self, index: Tensor) -> None:
-        """Forgets rows, slots ``[n]``, that left without being overwritten; called by the storage."""
+        """Removes rows, slots ``[n]``, that left without being overwritten; called by the storage."""
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes whose newest rows are in the slots ``[n]``: nothing follows these rows."""
@@ -292,7 +292,7 @@ class ReplayTransform(Drawing, Transform):
         return None
 
     def clear(self) -> None:
-        """Forgets the rows kept back; called when the buffer is emptied."""
+        """Discards the rows kept back; called when the buffer is emptied."""
 
 
 def _is_abstract(method: Any) -> bool:

@@ -605,7 +605,7 @@ class Replay(AssembledReplay, TrainingReplay):
             self.update_priority(data, td_error)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forgets every transition, the prefetched ones too; the slots' generations continue."""
+        """Removes every transition, the prefetched ones too; the slots' generations continue."""
         with self.unchanged():
             if self._packed is not None:
                 self._packed.check_writable()

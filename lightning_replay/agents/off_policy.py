@@ -92,7 +92,7 @@ class OffPolicyAgent(SizedAgent):
         return TargetUpdate(self.loss, self.hparams["target_update_rate"])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Forgets what holds tensors of the former :attr:`loss` where that is replaced."""
+        """Discards what holds tensors of the former :attr:`loss` where that is replaced."""
         if name == "loss":
             for cached in _OF_LOSS:
                 self.__dict__.pop(cached, None)

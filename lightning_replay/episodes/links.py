@@ -122,7 +122,7 @@ class EpisodeLinks:
         self.cut(torch.cat((before[before >= 0], index.reshape(-1))))
 
     def clear(self) -> None:
-        """Forgets every row."""
+        """Removes every row."""
         self.successor.fill_(-1)
         self._predecessor.fill_(-1)
         self._newest_slot.clear()

@@ -174,7 +174,7 @@ class EpisodeTracker:
             self.links.release(index)
 
     def clear(self) -> None:
-        """Forgets every episode."""
+        """Removes every episode."""
         self.links = None
 
     def state_dict(self) -> dict[str, Any]:

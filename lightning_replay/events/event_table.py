@@ -65,7 +65,7 @@ def any_of(*conditions: ConditionLike) -> AnyOf:
 @recorded
 @dataclass(frozen=True)
 class Event:
-    """Something worth remembering in a run, and how many of the steps that led up to it are kept.
+    """An event of an episode, and how many of the steps that led up to it are kept.
 
     Args:
         condition: whether the event happened, for each step: TensorDict ``[N]`` to bool ``[N]``. A condition with

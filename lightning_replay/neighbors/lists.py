@@ -81,7 +81,7 @@ class NeighborLists:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets every row; features of another width may follow."""
+        """Removes every row; features of another width may follow."""
         self._rows = FeatureRows(self.capacity)
         self._upkeep: NeighborUpkeep | None = None
 

@@ -37,7 +37,7 @@ class SameActionLists:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets every row."""
+        """Removes every row."""
         self._lists: list[NeighborLists] = []
         self._actions: dict[tuple[int, ...], int] = {}  # the action's values -> its position in the list of lists
         self._group = torch.full((self.capacity,), -1, dtype=torch.int64)

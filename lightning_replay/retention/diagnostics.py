@@ -71,7 +71,7 @@ class NewestRows:
         return _mean_error(self._surprise)
 
     def clear(self) -> None:
-        """Forgets all rows; the next one has any number."""
+        """Removes all rows; the next one has any number."""
         self._is_terminal.fill(UNKNOWN)
         self._surprise.fill(np.nan)
         self._next = 0
@@ -152,7 +152,7 @@ class Diagnostics:
         return {name: value for name, value in stats.items() if not math.isnan(value)}
 
     def clear(self) -> None:
-        """Forgets all rows."""
+        """Removes all rows."""
         self._newest.clear()
         self._is_terminal.fill(UNKNOWN)
 

@@ -229,7 +229,7 @@ class RetainedRows:
             self._chances.set(torch.from_numpy(slots), chance)
 
     def clear(self) -> None:
-        """Forgets every row and the largest priority."""
+        """Removes every row and the largest priority."""
         self.order.clear()
         if self._chances is not None:
             self._chances.clear()

@@ -72,7 +72,7 @@ class ContinuousTransitionSampler(LinkedSampler, PairSampler):
         links.write(index.to(done.device), read_trajectory(storage, index), done)
 
     def forget(self) -> None:
-        """Forgets every link."""
+        """Removes every link."""
         self._links = None
 
     @property

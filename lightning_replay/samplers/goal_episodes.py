@@ -34,7 +34,7 @@ class GoalEpisodes:
             self._episode_at[slot] = episode
 
     def drop(self, slots: Tensor) -> None:
-        """Forgets the episodes whose goal was in one of these slots."""
+        """Discards the episodes whose goal was in one of these slots."""
         if not self._episode_at:
             return
         for slot in sorted(self._episode_at.keys() & set(slots.tolist())):

@@ -120,7 +120,7 @@ class NeighborhoodMixupSampler(PairSampler):
         return self._lists.recall_at(self.num_neighbors if k is None else k, sample=sample, generator=generator)
 
     def forget(self) -> None:
-        """Forgets every row."""
+        """Removes every row."""
         self._lists = None
 
     @property

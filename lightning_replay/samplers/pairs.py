@@ -72,7 +72,7 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
 
     def forget(self) -> None:
-        """Forgets every row; called when the buffer is emptied, does nothing by default."""
+        """Removes every row; called when the buffer is emptied, does nothing by default."""
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses new rows, TensorDict ``[N]``, that ``first`` refuses."""

@@ -121,7 +121,7 @@ class PrioritizedSampler(DividedPriorities):
         return self.max_size
 
     def on_evict(self, index: Tensor) -> None:
-        """Forgets rows that left without being overwritten, int64 ``[n]``: they are not drawn."""
+        """Removes rows that left without being overwritten, int64 ``[n]``: they are not drawn."""
         self._tree.remove(index.to(self._tree.device))
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:

@@ -165,7 +165,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         self.goal = own(self.goal)  # a copy without running episodes
 
     def on_evict(self, index: Tensor) -> None:
-        """Forgets rows that left without being overwritten, int64 ``[n]``."""
+        """Removes rows that left without being overwritten, int64 ``[n]``."""
         if self._links is None:
             return
         self._links.release(index)

@@ -142,6 +142,6 @@ class Snapshots:
             snapshot.keep(slots)
 
     def keep_no_result(self) -> None:
-        """Forgets what saves found of any rows; before rows may have been written without :meth:`keep`."""
+        """Discards what saves found of any rows; before rows may have been written without :meth:`keep`."""
         with self.lock:
             self._changes.write_any()

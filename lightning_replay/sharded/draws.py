@@ -127,7 +127,7 @@ class DividedDraws:
         raise RuntimeError(f"every shard that was to draw rows was lost or late, {_MOST_EMPTY_DRAWS} times in a row")
 
     def discard(self) -> None:
-        """Forgets the draws in flight."""
+        """Discards the draws in flight."""
         self._in_flight.clear()
 
     def _send(self, prepare: Callable[[str, int], None], clocks: Mapping[str, int], *request: Any) -> None:

@@ -32,7 +32,7 @@ class RankShares:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets requests and shares."""
+        """Discards requests and shares."""
         self._asking.clear()
         self._shares.clear()
 

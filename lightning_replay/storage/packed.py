@@ -324,7 +324,7 @@ class PackedStorage(ForkableStorage):
         return self._given
 
     def undo_entry(self, has_new_columns: bool) -> None:
-        """Forgets the device of refused rows, and the columns if they had none before; see :attr:`has_columns`."""
+        """Discards the device of refused rows, and the columns if they had none before; see :attr:`has_columns`."""
         self._given_device = None
         if has_new_columns and not self._reached:
             self._forget_columns()

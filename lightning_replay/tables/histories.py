@@ -84,7 +84,7 @@ class Histories:
             running = staying[max(excess, 0) :] + opened
 
     def make_room(self, rows: EpisodeGroups) -> list[int]:
-        """Forgets the episodes continued longest ago, as far as checked rows need their room; returns these."""
+        """Discards the episodes continued longest ago, as far as checked rows need their room; returns these."""
         staying, opened = _running_after(list(self._running), rows)
         stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
         for name in stale:

@@ -121,7 +121,7 @@ class NStepTransitions(ReplayTransform):
         return self._form(steps, torch.ones_like(complete), slots, steps_used)
 
     def clear(self) -> None:
-        """Forgets the waiting steps and the known columns."""
+        """Discards the waiting steps and the known columns."""
         self._waiting = self._columns = None
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -245,7 +245,7 @@ class EventTableWriter(TableWriter):
         return self._histories.forget_oldest() is not None
 
     def cut(self, index: Tensor) -> None:
-        """Forgets the episodes interrupted after the rows in these slots, in histories and conditions."""
+        """Discards the episodes interrupted after the rows in these slots, in histories and conditions."""
         if not len(index):
             return
         trajectory = trajectory_of(self._storage.readable_rows)

@@ -33,7 +33,7 @@ class Condition(ABC):
         return self
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:  # noqa: B027, most have nothing to end
-        """Forgets these running episodes, which got no done step; does nothing by default."""
+        """Discards these running episodes, which got no done step; does nothing by default."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns tensors and plain values; empty by default."""

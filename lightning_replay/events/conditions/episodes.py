@@ -27,7 +27,7 @@ from lightning_replay.validation import checked_count
 
 
 class EpisodeCondition(Condition):
-    """A condition that remembers one integer of each running episode.
+    """A condition that keeps one integer for each running episode.
 
     Must get every step exactly once, in order of time; the steps of several environments may be interleaved in one
     call, and an episode may continue in the next call. ``trajectory`` (or ``("collector", "traj_ids")``) identifies the
@@ -76,7 +76,7 @@ class EpisodeCondition(Condition):
         return again
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        """Forgets these episodes; ``None`` is the episode of steps without ``trajectory``."""
+        """Discards these episodes; ``None`` is the episode of steps without ``trajectory``."""
         for trajectory in trajectories:
             self._running.pop(trajectory, None)
         if isinstance(self.condition, Condition):
@@ -111,7 +111,7 @@ class FirstInEpisode(EpisodeCondition):
     """
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """Remembers 1 once the condition has held."""
+        """Keeps 1 once the condition has held."""
         return held and remembered == 0, int(held or remembered == 1)
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Sustained(EpisodeCondition):
         self.steps: int = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """Remembers the length of the run, at most one above ``steps``."""
+        """Keeps the length of the run, at most one above ``steps``."""
         length = min(remembered, self.steps) + 1 if held else 0
         return length == self.steps, length
 
@@ -175,7 +175,7 @@ class Reestablished(EpisodeCondition):
         self.steps: int = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """Remembers how long the condition has held since it failed, -1 before a failure and after the event."""
+        """Keeps how long the condition has held since it failed, -1 before a failure and after the event."""
         if not held:
             return False, 0
         length = remembered + 1 if remembered >= 0 else -1

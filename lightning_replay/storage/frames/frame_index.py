@@ -62,7 +62,7 @@ class FrameIndex:
         return found
 
     def clear(self) -> None:
-        """Forgets every frame."""
+        """Removes every frame."""
         self.heads.fill(0)
 
 
