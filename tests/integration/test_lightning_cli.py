@@ -140,18 +140,20 @@ def test_a_misspelt_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("data.init_args.replay.importance_exponent=7", "importance_exponent is 7"),
         ("data.init_args.env_steps=-5", "env_steps is -5; it must be a whole number from 1 on"),
         ("model.init_args.discount=1.5", "discount is 1.5; it must be a number in [0, 1]"),
     ],
 )
-def test_a_value_that_is_refused_ends_in_one_line(option: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_that_is_refused_ends_in_one_line(
+    option: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(["fit", f"-c={config_directory() / 'lightning/per_dqn_cartpole.yaml'}", f"--{option}"])
     assert end.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"lightning-replay: error: {said}")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"lightning-replay: error: {message}")
 
 
 def test_an_agent_takes_a_schedule_by_its_class_path(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["data.levels.staleness_wait=0.5"], "data.levels: Option 'staleness_wait' is not accepted"),
         (["data.levels.score_temperature=0"], "score_temperature is 0.0; it must be"),
@@ -174,13 +174,13 @@ def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.Capt
         ),
     ],
 )
-def test_bad_options_end_in_one_line(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_end_in_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["fit", "-c", str(config_directory() / FILE), *(f"--{option}" for option in options)])
     errors = capsys.readouterr().err.splitlines()
     assert end.value.code == 2
     assert [line for line in errors if not line.startswith("Seed set")] == errors[-1:]
-    assert errors[-1].startswith(f"lightning-replay: error: {said}")
+    assert errors[-1].startswith(f"lightning-replay: error: {message}")
 
 
 def test_what_goes_wrong_in_the_run_keeps_its_traceback() -> None:

@@ -35,7 +35,7 @@ def measured() -> dict[str, Any]:
     """What each expression gives in a process of its own, which is forked from one that has imported the libraries."""
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
-    codes = [f"bench_memory.grown_over_said({recipe!r}, 200_000)" for recipe in RECIPES]
+    codes = [f"bench_memory.growth_over_reported({recipe!r}, 200_000)" for recipe in RECIPES]
     codes += [f"bench_frame_memory.measure({kind!r}, 2_500, screen_size=168, per_write=4)" for kind in KINDS]
     command = [sys.executable, "-c", MEASURE_EACH, *codes]
     environment = {**os.environ, "RL_LOGGING_LEVEL": "ERROR"}
@@ -56,7 +56,7 @@ def test_resident_size_is_within_five_percent_of_what_the_buffer_reports(measure
 def test_at_its_peak_a_buffer_of_atari_frames_takes_what_it_reports(measured: dict[str, Any], kind: str) -> None:
     found = measured[f"frames, {kind}"]
     assert found["rows"] == 2_500 and found["frames"] > 1_000
-    assert found["said"] > 50e6
-    assert found["taken"] < 0.2 * found["said"], "frames take memory as they come"
+    assert found["reported"] > 50e6
+    assert found["taken"] < 0.2 * found["reported"], "frames take memory as they come"
     for measure in ("peak", "left"):
-        assert found[measure] / found["said"] == pytest.approx(1, abs=0.05), measure
+        assert found[measure] / found["reported"] == pytest.approx(1, abs=0.05), measure

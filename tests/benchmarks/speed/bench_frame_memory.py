@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of frames stored once: what is resident while Atari steps go in, against what the buffer says.
+"""Memory of frames stored once: what is resident while Atari steps go in, against what the buffer reports.
 
 What a buffer says, ``nbytes``, is what it has taken from the system: rows for all of its capacity from the first ones
 on, and frames as they come, up to ``frame_capacity``. Each kind fills in a process of its own.
@@ -36,13 +36,13 @@ ENVIRONMENTS = 4
 
 
 def peak_bytes() -> int:
-    """The most that was resident in this process since :func:`forget_peak` (Linux)."""
+    """The most that was resident in this process since :func:`reset_peak` (Linux)."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found.group(1)) * 1024
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     """Starts :func:`peak_bytes` from what is resident now, where the system lets us."""
     with contextlib.suppress(OSError):  # then the peak is that of the whole process, which cannot be less
         Path("/proc/self/clear_refs").write_text("5")
@@ -75,8 +75,8 @@ def fill(replay: Replay, rollout: Rollout, act: Callable[[], object], steps: int
 
 
 def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -> dict[str, int]:
-    """Bytes: ``said`` by the buffer; that this process grew by at the first rows (``taken``), at most while it filled
-    (``peak``), and up to the end (``left``); and ``frames`` held of ``frame_capacity``.
+    """Bytes: ``reported`` by the buffer; that this process grew by at the first rows (``taken``), at most while it
+    filled (``peak``), and up to the end (``left``); and ``frames`` held of ``frame_capacity``.
     """
     import numpy as np
     import torch
@@ -98,7 +98,7 @@ def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -
     fill(warm, rollout, act, 600, per_write)
     del warm
     before = resident_bytes()
-    forget_peak()
+    reset_peak()
     replay = build(kind, steps)
     fill(replay, rollout, act, per_write, per_write)
     while not len(replay):  # returns over several steps come later
@@ -108,7 +108,7 @@ def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -
     peak, left = peak_bytes() - before, resident_bytes() - before
     environments.close()
     return {
-        "said": replay.nbytes,
+        "reported": replay.nbytes,
         "taken": taken,
         "peak": peak,
         "left": left,
@@ -138,14 +138,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="steps that go into each buffer")
     parser.add_argument("--save", action="store_true", help="write results/frame_memory.json")
     options = parser.parse_args()
-    table = Table("Peak of the resident size over what the buffer says, Atari frames")
+    table = Table("Peak of the resident size over what the buffer reports, Atari frames")
     for kind in KINDS:
         found = measure_apart(kind, options.rows)
-        sizes = ", ".join(f"{name} {found[name] / 1e6:,.1f} MB" for name in ("said", "taken", "peak", "left"))
+        sizes = ", ".join(f"{name} {found[name] / 1e6:,.1f} MB" for name in ("reported", "taken", "peak", "left"))
         used = f"{found['frames']:,} of {found['frame_capacity']:,} frames in {found['rows']:,} rows"
         print(f"{kind}, {options.rows:,} steps: {sizes}; {used}", flush=True)
-        ratio = found["peak"] / found["said"]
-        table.at_most(f"{kind}: distance of peak / said = {ratio:.4f} from 1", abs(ratio - 1), 0.05)
+        ratio = found["peak"] / found["reported"]
+        table.at_most(f"{kind}: distance of peak / reported = {ratio:.4f} from 1", abs(ratio - 1), 0.05)
     table.finish(save=options.save, name="frame_memory")
 
 

@@ -23,7 +23,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def grown_over_said(kind: str, rows: int) -> float:
+def growth_over_reported(kind: str, rows: int) -> float:
     """Growth of the resident size while ``rows`` transitions go in, over the growth of ``nbytes``."""
     import torch
     from transitions import in_chunks
@@ -46,17 +46,17 @@ def grown_over_said(kind: str, rows: int) -> float:
 def main() -> None:
     """Measures and prints."""
     options = arguments(__doc__)
-    table = Table("Resident size over what the buffer says")
+    table = Table("Resident size over what the buffer reports")
     for kind in KINDS:
         # The neighbour lists of a million rows would take half an hour to build.
         rows = options.rows if kind != "neighborhood_mixup" else min(options.rows, 100_000)
-        code = f"import bench_memory; print(bench_memory.grown_over_said({kind!r}, {rows}))"
+        code = f"import bench_memory; print(bench_memory.growth_over_reported({kind!r}, {rows}))"
         output = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
         )
         ratio = float(output.stdout)
         table.at_most(
-            f"memory {kind}, {rows:,} rows: distance of resident / said = {ratio:.3f} from 1", abs(ratio - 1), 0.05
+            f"memory {kind}, {rows:,} rows: distance of resident / reported = {ratio:.3f} from 1", abs(ratio - 1), 0.05
         )
     table.finish(save=options.save, name="memory")
 
