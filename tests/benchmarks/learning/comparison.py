@@ -12,7 +12,7 @@ from scipy.stats import DegenerateDataWarning, bootstrap, norm, t, trim_mean
 
 RESAMPLES = 10_000
 LEVEL = 0.95
-FEWEST_SEEDS = 4  # of fewer, equal arms would be called different in a quarter of cases or more
+FEWEST_SEEDS = 4  # of fewer, equal arms would be called different in a quarter of cases or more; of four in an eighth
 FEW_SEEDS = 6  # of fewer, chance gives all the same sign in more than one case of twenty
 
 Statistic = Callable[..., np.ndarray]
@@ -162,9 +162,9 @@ def compare(
 def _verdict(first_end: float, second_end: float, seeds: int) -> str:
     if seeds < FEWEST_SEEDS:
         return "too few seeds"
-    if min(first_end, second_end) > 0:
+    if first_end > 0 and second_end > 0:  # both: an end that is NaN is no evidence
         return "better"
-    return "worse" if max(first_end, second_end) < 0 else "no difference found"
+    return "worse" if first_end < 0 and second_end < 0 else "no difference found"
 
 
 def contrast_text(contrast: Contrast, value: float, low: float, high: float, digits: int) -> str:

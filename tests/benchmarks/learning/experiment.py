@@ -186,6 +186,9 @@ class Experiment:
         for what, seeds in (("seeds", self.seeds), ("pilot_seeds", self.pilot_seeds)):
             if len(set(seeds)) != len(seeds):
                 raise ValueError(f"{self.name}: {what} has repetitions: {list(seeds)}.")
+        measures = [each.name for each in (self.measure, *self.also)]
+        if len(set(measures)) < len(measures):
+            raise ValueError(f"{self.name}: names of measures must differ; got {measures}.")
         if both := set(self.seeds) & set(self.pilot_seeds):
             raise ValueError(
                 f"{self.name}: {sorted(both)} are pilot seeds and count too; choose seeds not used before."

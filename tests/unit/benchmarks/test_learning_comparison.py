@@ -10,6 +10,7 @@ import pytest
 
 from tests.benchmarks.learning.comparison import (
     Contrast,
+    _verdict,
     compare,
     contrast_text,
     difference_of_means,
@@ -92,6 +93,11 @@ def test_a_verdict_by_a_ratio_is_relative_to_one() -> None:
 def test_a_ratio_to_nothing() -> None:
     assert compare("A", "B", [0.0] * 4, [0.0] * 4, ratio_of_medians).verdict == "no difference found"
     assert compare("A", "B", [1.0, 2.0, 3.0, 4.0], [0.0] * 4, ratio_of_medians).verdict == "better"
+
+
+@pytest.mark.parametrize("ends", [(1.0, math.nan), (math.nan, 1.0), (-1.0, math.nan), (math.nan, -1.0)])
+def test_an_interval_of_which_an_end_is_unknown_has_no_verdict(ends: tuple[float, float]) -> None:
+    assert _verdict(*ends, seeds=8) == "no difference found"
 
 
 def test_text_of_a_contrast() -> None:

@@ -38,7 +38,8 @@ EXPERIMENT = Experiment(
         ({"headline": (("drift", "no drift"),) * 5}, "choose at most 4 of the comparisons"),
         ({"length": "5 steps"}, "name settings in braces"),
         ({"length": "{stride} steps"}, "names 'stride', which is no setting"),
-        ({"arms": {"a b": {}, "a-b": {}}}, "must differ"),
+        ({"arms": {"a b": {}, "a-b": {}}}, "names of arms must differ"),
+        ({"also": (final("speed", "place at the end"),)}, "names of measures must differ"),
     ],
 )
 def test_wrong_experiments_are_refused(changes, words) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks.learning.evidence import REPLACED
-from tests.benchmarks.learning.experiment import Experiment, Panel, last_of
+from tests.benchmarks.learning.experiment import Experiment, Panel, hash_of, last_of
 from tests.benchmarks.learning.page import Results
 from tests.benchmarks.learning.pictures import curves_of, draw_panels
 from tests.benchmarks.learning.recorder import SeedRun
@@ -97,3 +97,4 @@ def test_kept_verdicts_are_those_of_the_kept_runs(name: str) -> None:
         experiment.seeds
     )
     assert content["arms"] == json.loads(json.dumps(dict(experiment.arms)))
+    assert all(unit["settings_hash"] == hash_of(experiment.settings_of(unit["arm"])) for unit in results.units)

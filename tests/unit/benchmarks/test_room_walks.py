@@ -13,6 +13,7 @@ from lightning_replay import Replay
 from lightning_replay.agents import DQN
 from lightning_replay.agents.perceptrons import tensors_of
 from lightning_replay.envs.grids import ThreeRooms
+from tests.benchmarks.learning.experiments import rooms
 from tests.benchmarks.learning.learners.grids import state_of
 from tests.benchmarks.learning.learners.room_walks import RoomsDQN, StackedWalks, agent_of
 from tests.benchmarks.learning.learners.stacked_networks import forward
@@ -26,6 +27,7 @@ from tests.benchmarks.learning.learners.three_rooms import (
     Table,
     replay_of,
 )
+from tests.benchmarks.learning.recorder import Recorder
 from tests.unit.benchmarks.stacked_batches import PlainBatches
 
 OPTIONS = {"learning_rate": 1e-2, "discount": 0.9, "target_update_rate": 0.1}
@@ -200,6 +202,12 @@ def test_runs_walk_as_the_environment_and_alone_as_beside_others() -> None:
         check_walk(each, SETTINGS["episode_steps"])
         assert len(each) == 120 and len(set(each["action"].tolist())) == 3
     assert torch.equal(rows[1]["action"], rows[2]["action"]) and not torch.equal(rows[0]["action"], rows[1]["action"])
+
+
+def test_a_run_that_never_reached_the_goal_counts_with_all_its_steps() -> None:
+    out = Recorder((100,))
+    rooms.run(rooms.EXPERIMENTS[0].settings_of("uniform") | {"env_steps": 250}, (100,), out)
+    assert out.content["final"] == {"steps_to_near_optimal": [250.0], "near_optimal": [0.0], "first_goal": [250.0]}
 
 
 def test_half_of_the_actions_are_the_agents() -> None:

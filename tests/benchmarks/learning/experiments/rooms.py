@@ -115,21 +115,21 @@ def states_of(observation: torch.Tensor) -> list[int]:
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """The greedy episode at every check, and the steps from the first goal to the first near-optimal one.
 
-    Without a near-optimal check, the steps to the end of the run are given, a lower bound.
+    Without a near-optimal check, the steps to the end of the run are given, a lower bound; all of them without a goal.
     """
     (seed,) = seeds
     env, judge = ThreeRooms(max_steps=settings["episode_steps"]), ThreeRooms()
     agent, replay, rows = DoubleQ(seed), replay_of(settings, seed), Rows(STEPS_PER_UPDATE)
     observation, _ = env.reset()
     end = settings["env_steps"]
-    first_goal, near_optimal = end, None
+    first_goal, near_optimal = None, None
     for step in range(1, end + 1):
         action = agent.explore(state_of(env))
         following, reward, terminated, truncated, _ = env.step(action)
         done = terminated or truncated
         rows.write((step - 1) % STEPS_PER_UPDATE, observation, action, following, reward, terminated, truncated, done)
-        if terminated:
-            first_goal = min(first_goal, step)
+        if terminated and first_goal is None:
+            first_goal = step
         observation = env.reset()[0] if done else following
         if step % STEPS_PER_UPDATE == 0:
             replay.extend(rows.steps)
@@ -143,8 +143,8 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
             if near_optimal is None and steps is not None and steps <= NEAR_OPTIMAL_STEPS:
                 near_optimal = step
             out.record(step, greedy_return=[steps is not None])
-    taken = (end if near_optimal is None else near_optimal) - first_goal
-    out.final(steps_to_near_optimal=[taken], near_optimal=[near_optimal is not None], first_goal=[first_goal])
+    taken = (near_optimal or end) - (first_goal or 0)
+    out.final(steps_to_near_optimal=[taken], near_optimal=[near_optimal is not None], first_goal=[first_goal or end])
 
 
 EVENTS = {"replay": "event tables", "events": ["gap", "goal"], "history_length": 200, "priority_exponent": 0.0}
