@@ -11,6 +11,9 @@ from tensordict import TensorDict
 
 LEVELS, DIFFICULTIES, VARIANTS, NUM_ACTIONS = 400, 8, 5, 4
 DISCOUNT, GAE_LAMBDA = 0.999, 0.95
+ACTOR_STEP_SIZE = 2.0  # of the logits, per episode of a batch
+CRITIC_STEP_SIZE = 0.3  # share of the way to the mean return of a batch
+ENTROPY_WEIGHT = 0.01
 
 
 @dataclass
@@ -22,7 +25,7 @@ class Episodes:
         remaining: stages to go at that step, this one included, int64.
         action: int64.
         reward: 1 where the last stage opened.
-        state_value: what the critic said before it learned from these episodes.
+        state_value: of the critic, before it learned from these episodes.
         length: steps of each episode, int64 ``[B]``.
     """
 
@@ -35,11 +38,11 @@ class Episodes:
 
     @property
     def played(self) -> np.ndarray:
-        """Which entries are steps, bool ``[B, T]``."""
+        """Whether each entry is a step that was played, bool ``[B, T]``."""
         return np.arange(self.stage.shape[1]) < self.length[:, None]
 
     def segments(self) -> list[TensorDict]:
-        """Each episode as the level buffer reads it, TensorDict ``[T]`` with T its own length."""
+        """Returns each episode as a segment for a level buffer, TensorDict ``[T]`` with T its own length."""
         rewards, values = torch.from_numpy(self.reward), torch.from_numpy(self.state_value)
         segments = []
         for row, steps in enumerate(self.length.tolist()):
@@ -75,23 +78,37 @@ class CombinationLocks:
         self.stage = variant + np.arange(DIFFICULTIES) * VARIANTS  # [L, T]
         self.opens = generator.integers(0, NUM_ACTIONS, DIFFICULTIES * VARIANTS)  # [stages]
 
+    def remaining(self, level: np.ndarray) -> np.ndarray:
+        """Stages to go at each step in levels ``[B]``, that step's included, int64 ``[B, T]``; 0 past the last."""
+        return np.maximum(self.difficulty[level][:, None] - np.arange(DIFFICULTIES), 0)
+
     def play(self, level: np.ndarray, player: TabularActorCritic, generator: np.random.Generator) -> Episodes:
-        """An episode of each level, ``[B]``."""
-        stage, difficulty = self.stage[level], self.difficulty[level]
-        step = np.arange(DIFFICULTIES)
+        """Plays levels ``[B]``, each once, with actions drawn from the player's policy."""
+        stage = self.stage[level]
         draw = generator.random((len(level), DIFFICULTIES, 1))
         # At most the last action: the sum of its row may be a little below 1.
         action = np.minimum((player.probabilities()[stage].cumsum(-1) <= draw).sum(-1), NUM_ACTIONS - 1)
+        return self.episodes(level, action, player.values[player.distance(self.remaining(level)), stage])
+
+    def episodes(self, level: np.ndarray, action: np.ndarray, state_value: np.ndarray) -> Episodes:
+        """Ends an episode of each level ``[B]`` at its first wrong action or its last stage.
+
+        Args:
+            level: of each episode.
+            action: at each stage, ``[B, T]``; those after the end have no effect.
+            state_value: of the critic at each stage, ``[B, T]``.
+        """
+        stage, difficulty = self.stage[level], self.difficulty[level]
         is_wrong = action != self.opens[stage]
         opened = np.where(is_wrong.any(1), is_wrong.argmax(1), DIFFICULTIES)
         length = np.minimum(opened + 1, difficulty)
+        step = np.arange(DIFFICULTIES)
         reward = (step == difficulty[:, None] - 1) & (opened >= difficulty)[:, None]
-        remaining = np.maximum(difficulty[:, None] - step, 0)
-        value = player.values[player.distance(remaining), stage] * (step < length[:, None])
-        return Episodes(stage, remaining, action, reward.astype(np.float64), value, length)
+        value = state_value * (step < length[:, None])
+        return Episodes(stage, self.remaining(level), action, reward.astype(np.float64), value, length)
 
     def success(self, player: TabularActorCritic) -> np.ndarray:
-        """Chance that the player opens each lock, ``[L]``."""
+        """Returns the probability that the player opens each lock, ``[L]``."""
         stages = np.arange(len(self.opens))
         right = player.probabilities()[stages, self.opens][self.stage]
         return np.where(np.arange(DIFFICULTIES) < self.difficulty[:, None], right, 1.0).prod(1)
@@ -105,32 +122,19 @@ class TabularActorCritic:
     Args:
         sees_end: whether values differ by the number of stages to go. If not, it has one value for each stage, and the
             same stage of a short and of a long lock leaves errors that no learning removes.
-        actor_step_size: of the logits, per episode of a batch.
-        critic_step_size: share of the way to the mean return of a batch.
-        entropy_weight: of the policy's entropy.
     """
 
-    def __init__(
-        self,
-        actor_step_size: float = 2.0,
-        critic_step_size: float = 0.3,
-        entropy_weight: float = 0.01,
-        *,
-        sees_end: bool = True,
-    ) -> None:
+    def __init__(self, sees_end: bool = True) -> None:
         self.logits = np.zeros((DIFFICULTIES * VARIANTS, NUM_ACTIONS))
         self.values = np.zeros((DIFFICULTIES + 1, DIFFICULTIES * VARIANTS))
-        self._actor_step_size = actor_step_size
-        self._critic_step_size = critic_step_size
-        self._entropy_weight = entropy_weight
         self._sees_end = sees_end
 
     def distance(self, remaining: np.ndarray) -> np.ndarray:
-        """What the critic sees of the stages to go, of the same shape: all, or whether there are any."""
+        """Returns what the critic observes of the stages to go, of the same shape: all, or whether there are any."""
         return remaining if self._sees_end else np.minimum(remaining, 1)
 
     def probabilities(self) -> np.ndarray:
-        """Of each action at each stage, ``[stages, actions]``."""
+        """Returns the policy's probability of each action at each stage, ``[stages, actions]``."""
         weight = np.exp(self.logits - self.logits.max(1, keepdims=True))
         return weight / weight.sum(1, keepdims=True)
 
@@ -142,19 +146,19 @@ class TabularActorCritic:
         logarithm = np.log(np.maximum(probability, 1e-12))
         entropy = -(probability * logarithm).sum(-1, keepdims=True)
         gradient = advantage[..., None] * (np.eye(NUM_ACTIONS)[episodes.action] - probability)
-        gradient -= self._entropy_weight * probability * (logarithm + entropy)
+        gradient -= ENTROPY_WEIGHT * probability * (logarithm + entropy)
         step = np.zeros_like(self.logits)
         np.add.at(step, stage[played], gradient[played])
-        self.logits += self._actor_step_size * step / len(stage)
+        self.logits += ACTOR_STEP_SIZE * step / len(stage)
         where = (self.distance(episodes.remaining[played]), stage[played])
         error, visits = np.zeros_like(self.values), np.zeros_like(self.values)
         np.add.at(error, where, advantage[played])  # the advantage is the return less the value
         np.add.at(visits, where, 1.0)
-        self.values += self._critic_step_size * error / np.maximum(visits, 1.0)
+        self.values += CRITIC_STEP_SIZE * error / np.maximum(visits, 1.0)
 
 
 def advantages(episodes: Episodes) -> np.ndarray:
-    """Generalised advantages of the steps played, ``[B, T]``."""
+    """Returns generalised advantages of the steps played, ``[B, T]``."""
     value, played = episodes.state_value, episodes.played
     following = np.concatenate([value[:, 1:], np.zeros((len(value), 1))], axis=1)  # 0 past the end
     td_error = (episodes.reward + DISCOUNT * following - value) * played

@@ -71,37 +71,32 @@ class LockRuns:
 
     def play(self, level: np.ndarray) -> list[Episodes]:
         """Plays levels ``[R, B]``, each once, with random actions now and then; the episodes of each run."""
-        runs, count = level.shape
-        shape = (count, DIFFICULTIES)
+        shape = (level.shape[1], DIFFICULTIES)
         chance = np.stack([generator.random(shape) for generator in self._generators])
         drawn = np.stack([generator.integers(NUM_ACTIONS, size=shape) for generator in self._generators])
-        stage = np.stack([locks.stage[own] for locks, own in zip(self.locks, level, strict=True)])
-        difficulty = np.stack([locks.difficulty[own] for locks, own in zip(self.locks, level, strict=True)])
-        remaining = np.maximum(difficulty[..., None] - np.arange(DIFFICULTIES), 0)
-        rows = observations(stage, remaining).view(runs, -1, OBSERVATION)
-        values = self._agent.values(rows).view(runs, count, DIFFICULTIES, NUM_ACTIONS)
-        best, action = values.max(-1)
-        taken = np.where(chance < self._settings["exploration"], drawn, action.numpy())
-        right = np.stack([locks.opens[own] for locks, own in zip(self.locks, stage, strict=True)])
-        is_wrong = taken != right
-        opened = np.where(is_wrong.any(-1), is_wrong.argmax(-1), DIFFICULTIES)
-        length = np.minimum(opened + 1, difficulty)
-        step = np.arange(DIFFICULTIES)
-        is_last = (step == difficulty[..., None] - 1) & (opened >= difficulty)[..., None]
-        value = best.double().numpy() * (step < length[..., None])
-        columns = (stage, remaining, taken, is_last.astype(np.float64), value, length)
-        return [Episodes(*(column[run] for column in columns)) for run in range(runs)]
+        greedy, value = self._greedy(level)
+        action = np.where(chance < self._settings["exploration"], drawn, greedy)
+        return self._episodes(level, action, value)
 
     def success(self) -> np.ndarray:
         """Share of the locks ``[R]`` that the greedy actions open."""
-        every = np.broadcast_to(np.arange(LEVELS), (len(self.locks), LEVELS))
-        stage = np.stack([locks.stage[own] for locks, own in zip(self.locks, every, strict=True)])
-        difficulty = self.locks[0].difficulty[:, None]
-        remaining = np.broadcast_to(np.maximum(difficulty - np.arange(DIFFICULTIES), 0), stage.shape)
-        rows = observations(stage, remaining).view(len(stage), -1, OBSERVATION)
-        action = self._agent.values(rows).argmax(-1).view(stage.shape).numpy()
-        right = np.stack([locks.opens[own] for locks, own in zip(self.locks, stage, strict=True)])
-        return ((action == right) | (remaining == 0)).all(-1).mean(-1)
+        level = np.broadcast_to(np.arange(LEVELS), (len(self.locks), LEVELS))
+        return np.array([episodes.reward.sum(1).mean() for episodes in self._episodes(level, *self._greedy(level))])
+
+    def _greedy(self, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Greedy actions and their values at every stage of levels ``[R, B]``, both ``[R, B, T]``."""
+        pairs = list(zip(self.locks, level, strict=True))
+        stage = np.stack([locks.stage[own] for locks, own in pairs])
+        remaining = np.stack([locks.remaining(own) for locks, own in pairs])
+        rows = observations(stage, remaining).view(len(pairs), -1, OBSERVATION)
+        best, action = self._agent.values(rows).view(*stage.shape, NUM_ACTIONS).max(-1)
+        return action.numpy(), best.double().numpy()
+
+    def _episodes(self, level: np.ndarray, action: np.ndarray, state_value: np.ndarray) -> list[Episodes]:
+        """Episodes of each run by the actions and values ``[R, B, T]``."""
+        return [
+            locks.episodes(*columns) for locks, *columns in zip(self.locks, level, action, state_value, strict=True)
+        ]
 
     def _learn(self) -> None:
         batches = [replay.sample() for replay in self._replays]
