@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, ReverseCurriculum, UniformTasks
-from tests.benchmarks.learning.learners.curriculum_learning import TASKS, CurriculumRuns, Settings, learn, scheduler_of
+from tests.benchmarks.learning.learners.curriculum_learning import TASKS, CurriculumRuns, learn, scheduler_of
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder
 
 SETTINGS: dict[str, Any] = {
@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def build(seeds: tuple[int, ...] = (3, 5), **options: Any) -> CurriculumRuns:
-    return CurriculumRuns(Settings(**SETTINGS | options), seeds)
+    return CurriculumRuns(SETTINGS | options, seeds)
 
 
 def rows_of(runs: CurriculumRuns, run: int) -> torch.Tensor:
@@ -83,13 +83,13 @@ def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(scheduler: str, saved
 
 def test_a_killed_unit_records_what_an_uninterrupted_one_records(tmp_path: Path) -> None:
     whole, killed = Recorder((3, 5)), Recorder((3, 5), tmp_path / "unit", deadline=0.0)
-    learn(Settings(**SETTINGS), (3, 5), whole)
+    learn(SETTINGS, (3, 5), whole)
     for _ in range(3):
         with pytest.raises(OutOfTimeError):
-            learn(Settings(**SETTINGS), (3, 5), killed)
+            learn(SETTINGS, (3, 5), killed)
         killed = Recorder((3, 5), tmp_path / "unit", deadline=0.0)
     resumed = Recorder((3, 5), tmp_path / "unit")
-    learn(Settings(**SETTINGS), (3, 5), resumed)
+    learn(SETTINGS, (3, 5), resumed)
     assert whole.content["steps"] == [20, 40, 60, 80]
     assert {**whole.content, "seconds": 0} == {**resumed.content, "seconds": 0}
 
@@ -192,7 +192,7 @@ def test_exploration_ends_at_its_share() -> None:
 
 
 def test_arms_have_the_schedulers_of_the_library() -> None:
-    made = {name: scheduler_of(Settings(**SETTINGS | {"scheduler": name, "max_signals": 7})) for name in KINDS}
+    made = {name: scheduler_of(SETTINGS | {"scheduler": name, "max_signals": 7}) for name in KINDS}
     assert {name: type(scheduler) for name, scheduler in made.items()} == KINDS
     assert made["one task"].task == "target" and made["exp3"].exploration == 0.2
     for name in ("easy to hard", "reverse curriculum"):
@@ -211,4 +211,4 @@ KINDS = {
 
 def test_updates_and_draws_must_fit() -> None:
     with pytest.raises(ValueError, match="updates_per_signal is 6 and updates_per_draw 4"):
-        Settings(**SETTINGS | {"updates_per_signal": 6})
+        build(updates_per_signal=6)

@@ -29,8 +29,8 @@ def test_draws_are_counted_anew_for_a_new_row() -> None:
 class Agent:
     """Its TD errors are the rewards."""
 
-    def td_error(self, run: int, rows: TensorDict) -> Tensor:
-        return rows["next", "reward"].flatten()
+    def surprise(self, run: int, rows: TensorDict) -> Tensor:
+        return rows["next", "reward"].flatten().square()
 
 
 def rows(errors: list[float], first: int = 0) -> TensorDict:

@@ -108,7 +108,7 @@ def test_runs_go_on_from_a_checkpoint_as_if_they_had_not_stopped(tmp_path: Path)
 @pytest.mark.filterwarnings("ignore:.*AdroitHand")
 def test_a_checkpoint_within_an_episode_has_its_return_so_far(tmp_path: Path) -> None:
     def players() -> StackedPlayers:
-        return retention.stacked_runs(SHORT | {"warmup_steps": 1_000}, (3, 5))[0]
+        return retention.players_of(SHORT | {"warmup_steps": 1_000}, (3, 5))[0]
 
     whole, resumed = players(), players()
     while not any(whole._totals):

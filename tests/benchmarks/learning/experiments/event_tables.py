@@ -29,9 +29,8 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
 
 def learn(walks: StackedWalks, agent: StackedDQN, table: Table, settings: Settings, out: Recorder) -> None:
     """Plays and learns to the end of the runs; records what the greedy policy does at every check."""
-    runs = len(out.seeds)
-    checks = Checks(table, runs, out)
-    everywhere = ONE_HOT.repeat(runs, 1, 1)
+    checks = Checks(table, out)
+    everywhere = ONE_HOT.repeat(len(out.seeds), 1, 1)
     per_draw, every = settings["steps_per_draw"], settings["check_every"]
     for step in range(per_draw, settings["env_steps"] + 1, per_draw):
         walks.advance()

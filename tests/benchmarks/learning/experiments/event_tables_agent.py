@@ -58,7 +58,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
         updates_per_training_step=settings["warmup_steps"],
         seed=seed,
     )
-    checks = Checks(table, 1, out)
+    checks = Checks(table, out)
     quiet_trainer(CheckGreedy(checks, settings["check_every"])).fit(agent, datamodule=data)
     out.final(**checks.final(settings["env_steps"]), walked=np.array([walked]))
 

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tests.benchmarks.learning import experiment
 from tests.benchmarks.learning.experiment import Experiment, Panel, last_of, mean_of
-from tests.benchmarks.learning.learners.curriculum_learning import TASKS, Settings, learn
-from tests.benchmarks.learning.recorder import Recorder
+from tests.benchmarks.learning.learners.curriculum_learning import TASKS, learn
 
 UPDATES, TESTS = 120_000, 24
 LAST_QUARTER = TESTS // 4
@@ -19,11 +15,6 @@ NONE, UNIFORM, EXP3, EASY_TO_HARD, REVERSE = (
     "easy to hard",
     "reverse curriculum",
 )
-
-
-def run(settings: experiment.Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """All seeds of an arm, stacked."""
-    learn(Settings(**settings), seeds, out)
 
 
 EXPERIMENTS = (
@@ -106,6 +97,6 @@ EXPERIMENTS = (
         ],
         xlabel="updates",
         seeds_together=8,
-        run=run,
+        run=learn,
     ),
 )

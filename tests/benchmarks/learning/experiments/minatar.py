@@ -17,7 +17,8 @@ from lightning_replay.envs.minatar import MinAtarGame
 from lightning_replay.replay import Replay
 from lightning_replay.retention.surprise import squared_td_error
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
-from tests.benchmarks.learning.learners.grids import Rows
+from tests.benchmarks.learning.learners.minatar_players import exploration_at
+from tests.benchmarks.learning.learners.rows import Rows
 from tests.benchmarks.learning.recorder import Recorder
 
 
@@ -42,40 +43,40 @@ class Learner:
         self._updates = 0
 
     def explore(self, image: np.ndarray, exploration: float) -> int:
-        """A random action now and then, else the best."""
+        """Returns a random action with the probability ``exploration``, else the greedy one."""
         if self._generator.random() < exploration:
             return self._generator.randrange(self._num_actions)
-        return self.best(image)
+        return self.act(image)
 
     @torch.no_grad()
-    def best(self, image: np.ndarray) -> int:
-        """The action of the highest value."""
+    def act(self, image: np.ndarray) -> int:
+        """Returns the action of the highest value."""
         return int(self._online(torch.from_numpy(image).unsqueeze(0).float()).argmax())
 
-    def judge(self, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """TD errors ``[B]`` and action values ``[B, A]`` of transitions."""
+    def td_error(self, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Returns TD errors ``[B]``, target less value, and action values ``[B, A]`` of transitions."""
         values = self._online(rows["observation"].float())
         following = rows["next"]
         with torch.no_grad():
             images = following["observation"].float()
             best = self._online(images).argmax(1, keepdim=True)
-            goal = (
+            target = (
                 self._target(images)
                 .gather(1, best)
                 .mul_(self._settings["discount"])
                 .masked_fill_(following["terminated"], 0.0)
             )
-            goal += following["reward"]
-        return (goal - values.gather(1, rows["action"].unsqueeze(1))).squeeze(1), values
+            target += following["reward"]
+        return (target - values.gather(1, rows["action"].unsqueeze(1))).squeeze(1), values
 
     @torch.no_grad()
     def surprise(self, rows: TensorDictBase) -> Tensor:
-        """Squared TD errors ``[M]`` of transitions that come in."""
-        return squared_td_error(self.judge(rows)[0])
+        """Returns squared TD errors ``[M]`` of new transitions."""
+        return squared_td_error(self.td_error(rows)[0])
 
     def learn(self, batch: TensorDict) -> tuple[Tensor, Tensor]:
-        """One update; TD errors and action values are those of before it."""
-        td_error, values = self.judge(batch)
+        """Makes one update; returns TD errors and action values of before it."""
+        td_error, values = self.td_error(batch)
         self._optimizer.zero_grad()
         loss = nn.functional.smooth_l1_loss(td_error, torch.zeros_like(td_error), reduction="none")
         (loss * batch["priority_weight"]).mean().backward()
@@ -87,7 +88,7 @@ class Learner:
 
 
 def replay_of(settings: Settings, learner: Learner, seed: int) -> Replay:
-    """Prioritized draws; the oldest, or the least worth keeping, leaves."""
+    """Builds the replay of an arm: prioritized draws, and the oldest row or that of the lowest priority is evicted."""
     exponents = {name: settings[name] for name in ("priority_exponent", "importance_exponent")}
     capacity, batch_size = settings["capacity"], settings["batch_size"]
     if settings["is_retained"]:
@@ -96,19 +97,13 @@ def replay_of(settings: Settings, learner: Learner, seed: int) -> Replay:
     return recipes.prioritized(capacity, batch_size, **exponents, seed=seed)
 
 
-def exploration_at(step: int, settings: Settings) -> float:
-    """Share of random actions: all during the warm-up, then falling in proportion to the steps."""
-    fallen = min(1.0, max(0, step - settings["warmup_steps"]) / settings["exploration_steps"])
-    return 1.0 + fallen * (settings["last_exploration"] - 1.0)
-
-
 def greedy_return(learner: Learner, settings: Settings, seed: int) -> float:
-    """Mean return of episodes that the best actions play; a tenth of them stick, as in training."""
+    """Returns the mean return of greedy episodes; a tenth of their actions stick, as in training."""
     env = MinAtarGame("breakout", max_steps=settings["max_steps"])
     image, _ = env.reset(seed=seed)
     returns, total = [], 0.0
     while len(returns) < settings["greedy_episodes"]:
-        image, reward, terminated, truncated, _ = env.step(learner.best(image))
+        image, reward, terminated, truncated, _ = env.step(learner.act(image))
         total += reward
         if terminated or truncated:
             returns.append(total)
@@ -117,7 +112,7 @@ def greedy_return(learner: Learner, settings: Settings, seed: int) -> float:
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Returns along the way, greedy ones at the end, and what the buffer took and kept."""
+    """Records returns during the run, and at its end greedy returns and figures of the buffer."""
     (seed,) = seeds
     env = MinAtarGame("breakout", max_steps=settings["max_steps"])
     shape = env.observation_space.shape

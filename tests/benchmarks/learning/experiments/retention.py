@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lightning_replay import Replay, recipes
 from lightning_replay.envs.minatar import MinAtarGame
-from lightning_replay.retention.surprise import squared_td_error
 from lightning_replay.writers import OldestLeaves, OnPolicynessOnly, RetentionWriter, SurpriseOnly, SurpriseOnPolicyness
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
 from tests.benchmarks.learning.learners.minatar_players import StackedPlayers
@@ -59,7 +58,7 @@ class Retention:
 
     def surprise(self, run: int, rows: TensorDictBase) -> Tensor:
         """Squared TD errors ``[M]`` of new rows."""
-        return squared_td_error(self._agent.td_error(run, rows))
+        return self._agent.surprise(run, rows)
 
     def feed(self, run: int, replay: Replay, batch: TensorDictBase, td_error: Tensor, values: Tensor) -> None:
         """Returns the TD errors of a batch, and the action values where a rule reads them."""
@@ -70,19 +69,19 @@ class Retention:
             replay.update_priority(batch, td_error)
 
     def save(self, folder: Path) -> None:
-        """Writes what is noted of rows beside the replays: nothing."""
+        """Writes the state beside the replays, of which this rule has none."""
 
     def load(self, folder: Path) -> None:
         """Reads what :meth:`save` wrote."""
 
     def contents(self, players: StackedPlayers) -> dict[str, list[float]]:
-        """What is kept, beside the newest rows, numbers ``[R]``."""
+        """Returns figures of the kept rows, some relative to the newest rows, each ``[R]``."""
         found = [self._contents(run, replay, players) for run, replay in enumerate(players.replays)]
         return {name: [numbers[name] for numbers in found] for name in found[0]}
 
     def _contents(self, run: int, replay: Replay, players: StackedPlayers) -> dict[str, float]:
         slots = torch.arange(len(replay))
-        newest = newest_rows(players.steps[run].rows, self._settings)
+        newest = newest_rows(players.rows[run].steps, self._settings)
         kept = newest
         if isinstance(replay.writer, RetentionWriter) or self._settings["n_steps"] == 1:  # rows as they are learned
             # At random: episodes of Breakout end at steps of one parity, which a stride would meet always or never.
@@ -97,7 +96,7 @@ class Retention:
         }
 
 
-def stacked_runs(
+def players_of(
     settings: Settings, seeds: Sequence[int], kind: type[Retention] = Retention
 ) -> tuple[StackedPlayers, Retention]:
     """The runs of one arm before their first step, and what they keep."""
@@ -120,7 +119,7 @@ def stacked_runs(
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder, kind: type[Retention] = Retention) -> None:
     """Returns along the way, and what the buffers keep."""
-    players, retention = stacked_runs(settings, seeds, kind)
+    players, retention = players_of(settings, seeds, kind)
     if out.resume_from is not None:
         players.load(out.resume_from, retention.prepare)
         retention.load(out.resume_from)

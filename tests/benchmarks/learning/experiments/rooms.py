@@ -16,7 +16,8 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
 from lightning_replay.storage.packed import PackedStorage
 from tests.benchmarks.learning.experiment import Experiment, Measure, Panel, Settings, mean_of, steps_to
-from tests.benchmarks.learning.learners.grids import Rows, greedy_steps, state_of
+from tests.benchmarks.learning.learners.grids import greedy_steps, state_of
+from tests.benchmarks.learning.learners.rows import Rows
 from tests.benchmarks.learning.recorder import Recorder
 
 STEPS_PER_UPDATE, CHECK_EVERY = 4, 250
@@ -119,7 +120,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """
     (seed,) = seeds
     env, judge = ThreeRooms(max_steps=settings["episode_steps"]), ThreeRooms()
-    agent, replay, rows = DoubleQ(seed), replay_of(settings, seed), Rows(STEPS_PER_UPDATE)
+    agent, replay, rows = DoubleQ(seed), replay_of(settings, seed), Rows(STEPS_PER_UPDATE, (6,), torch.float32)
     observation, _ = env.reset()
     end = settings["env_steps"]
     first_goal, near_optimal = None, None

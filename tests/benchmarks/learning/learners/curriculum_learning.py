@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from lightning_replay.schedulers import (
     Scheduler,
     UniformTasks,
 )
+from tests.benchmarks.learning.experiment import Settings
 from tests.benchmarks.learning.learners.checkpoints import load_agent_and_replays, save_agent_and_replays
 from tests.benchmarks.learning.learners.stacked_mpdqn import StackedMPDQN
 from tests.benchmarks.learning.learners.vector_half_field import (
@@ -35,84 +35,59 @@ from tests.benchmarks.learning.learners.vector_half_field import (
 from tests.benchmarks.learning.recorder import Recorder
 
 TASKS = HalfField.TASKS
+_NETWORK = (
+    *("hidden_sizes", "value_learning_rate", "parameter_learning_rate"),
+    *("discount", "target_update_rate", "gradient_clip"),
+)
 _LEARNED = ("observation", "action", "discount", *(("next", name) for name in ("observation", "reward", "terminated")))
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Of a run.
+def check_settings(settings: Settings) -> None:
+    """Refuses intervals of updates that do not fit the updates of a draw.
+
+    Raises:
+        ValueError: neither of ``updates_per_draw`` and an interval divides the other.
+    """
+    for name in ("updates_per_round", "updates_per_signal", "updates_per_test"):
+        larger, smaller = sorted((settings[name], settings["updates_per_draw"]), reverse=True)
+        if larger % smaller:
+            raise ValueError(
+                f"{name} is {settings[name]} and updates_per_draw {settings['updates_per_draw']}; one must divide the "
+                "other."
+            )
+
+
+def scheduler_of(settings: Settings) -> Scheduler:
+    """The library's scheduler of an arm."""
+    order = tuple(reversed(TASKS))
+    if settings["scheduler"] == "exp3":
+        return Exp3(exploration=settings["scheduler_exploration"])
+    if settings["scheduler"] == "easy to hard":
+        return EasyToHard(order, settings["advance_at"], settings["max_signals"])
+    if settings["scheduler"] == "reverse curriculum":
+        return ReverseCurriculum(order, settings["advance_at"], settings["max_signals"])
+    return {"one task": OneTask(TASKS[0]), "uniform": UniformTasks()}[settings["scheduler"]]
+
+
+class CurriculumRuns:
+    """R runs, each with its own fields, buffer, scheduler and random numbers by its seed.
 
     A round is a step of every field; rows are stored ``rounds_per_extend`` rounds at a time, which costs less. A draw
     is dealt as the batches of ``updates_per_draw`` updates, all of one task, after the rounds that belong to them. The
     newest progress signals reach the scheduler every ``updates_per_signal`` updates, so that tasks with short episodes
     send no more of them. An episode that runs out of time terminates where ``time_outs_terminate``: otherwise
     nothing lowers the values of a policy that walks in circles.
-    """
-
-    scheduler: str
-    updates: int
-    updates_per_round: int
-    updates_per_draw: int
-    fields: int
-    frame_skip: int
-    batch_size: int
-    capacity_per_task: int
-    n_steps: int
-    discount: float
-    time_outs_terminate: bool
-    warmup_rounds: int
-    rounds_per_extend: int
-    scheduler_exploration: float
-    advance_at: float
-    max_signals: int | None
-    updates_per_signal: int
-    updates_per_test: int
-    test_episodes: int
-    hidden_sizes: tuple[int, ...]
-    value_learning_rate: float
-    parameter_learning_rate: float
-    learning_rate_end: float
-    target_update_rate: float
-    gradient_clip: float
-    exploration_end: float
-    exploration_rounds: int
-    parameter_noise: float
-
-    def __post_init__(self) -> None:
-        intervals = {
-            "updates_per_round": self.updates_per_round,
-            "updates_per_signal": self.updates_per_signal,
-            "updates_per_test": self.updates_per_test,
-        }
-        for name, updates in intervals.items():
-            larger, smaller = sorted((updates, self.updates_per_draw), reverse=True)
-            if larger % smaller:
-                raise ValueError(
-                    f"{name} is {updates} and updates_per_draw {self.updates_per_draw}; one must divide the other."
-                )
-
-
-def scheduler_of(settings: Settings) -> Scheduler:
-    """The library's scheduler of an arm."""
-    order = tuple(reversed(TASKS))
-    if settings.scheduler == "exp3":
-        return Exp3(exploration=settings.scheduler_exploration)
-    if settings.scheduler == "easy to hard":
-        return EasyToHard(order, settings.advance_at, settings.max_signals)
-    if settings.scheduler == "reverse curriculum":
-        return ReverseCurriculum(order, settings.advance_at, settings.max_signals)
-    return {"one task": OneTask(TASKS[0]), "uniform": UniformTasks()}[settings.scheduler]
-
-
-class CurriculumRuns:
-    """R runs, each with its own fields, buffer, scheduler and random numbers by its seed.
 
     Args:
-        settings: of every run.
+        settings: of every run, those of the experiment ``half-field``.
         seeds: one for each run.
+
+    Raises:
+        ValueError: see :func:`check_settings`.
     """
 
     def __init__(self, settings: Settings, seeds: Sequence[int]) -> None:
+        check_settings(settings)
         self.settings, self.seeds, self.updates = settings, seeds, 0
         self.agent = StackedMPDQN(
             OBSERVATION_SIZE,
@@ -120,22 +95,17 @@ class CurriculumRuns:
             PARAMETER_LOW,
             PARAMETER_HIGH,
             seeds,
-            hidden_sizes=settings.hidden_sizes,
-            value_learning_rate=settings.value_learning_rate,
-            parameter_learning_rate=settings.parameter_learning_rate,
-            discount=settings.discount,
-            target_update_rate=settings.target_update_rate,
             target_high=GOAL_REWARD,
-            gradient_clip=settings.gradient_clip,
+            **{name: settings[name] for name in _NETWORK},
         )
         self.replays = [
             recipes.parallel_curriculum(
                 tasks=list(TASKS),
-                capacity_per_task=settings.capacity_per_task,
-                batch_size=settings.batch_size * settings.updates_per_draw,
+                capacity_per_task=settings["capacity_per_task"],
+                batch_size=settings["batch_size"] * settings["updates_per_draw"],
                 scheduler=scheduler_of(settings),
-                n_steps=settings.n_steps,
-                discount=settings.discount,
+                n_steps=settings["n_steps"],
+                discount=settings["discount"],
                 seed=seed,
             )
             for seed in seeds
@@ -143,8 +113,8 @@ class CurriculumRuns:
         self._random = [np.random.default_rng(seed) for seed in seeds]
         self._progress = [MeanReturn(low=0.0, high=GOAL_REWARD, every=1) for _ in seeds]
         self._signals: list[dict[int, float]] = [{} for _ in seeds]
-        self._field = VectorHalfField(len(seeds) * settings.fields, settings.frame_skip)
-        self._trajectory = np.tile(np.arange(settings.fields), len(seeds))
+        self._field = VectorHalfField(len(seeds) * settings["fields"], settings["frame_skip"])
+        self._trajectory = np.tile(np.arange(settings["fields"]), len(seeds))
         self._rounds: list[dict[str, np.ndarray]] = []
         self._rounds_played = 0
         self._restart()
@@ -152,23 +122,23 @@ class CurriculumRuns:
     def play(self, updates: int) -> None:
         """Plays and learns until this many updates have been made."""
         settings = self.settings
-        while self._rounds_played < settings.warmup_rounds:
+        while self._rounds_played < settings["warmup_rounds"]:
             self._play_round()
         while self.updates < updates:
-            self.updates += settings.updates_per_draw
-            while self._rounds_played - settings.warmup_rounds < self.updates // settings.updates_per_round:
+            self.updates += settings["updates_per_draw"]
+            while self._rounds_played - settings["warmup_rounds"] < self.updates // settings["updates_per_round"]:
                 self._play_round()
-            done = self.updates / settings.updates
-            self.agent.scale_learning_rates(1.0 + (settings.learning_rate_end - 1.0) * done)
+            done = self.updates / settings["updates"]
+            self.agent.scale_learning_rates(1.0 + (settings["learning_rate_end"] - 1.0) * done)
             self._learn()
-            if self.updates % settings.updates_per_signal == 0:
+            if self.updates % settings["updates_per_signal"] == 0:
                 self._send_signals()
 
     def success(self, episodes: int) -> np.ndarray:
         """Share of goals of the greedy policies ``[R, tasks]``, from the same starts at every call."""
         task = np.tile(np.repeat(np.arange(len(TASKS)), episodes), len(self.seeds))
         draws = [np.random.default_rng([seed, 1]).random((len(TASKS) * episodes, DRAWS)) for seed in self.seeds]
-        field = VectorHalfField(len(task), self.settings.frame_skip)
+        field = VectorHalfField(len(task), self.settings["frame_skip"])
         field.reset(np.arange(len(task)), task, np.concatenate(draws))
         scored = np.zeros(len(task), bool)
         while field.is_running.any():
@@ -214,11 +184,11 @@ class CurriculumRuns:
         columns |= {"following": self._field.observation.copy(), "reward": reward, "trajectory": trajectory}
         self._rounds.append(columns | {"terminated": terminated, "truncated": truncated})
         for row in np.flatnonzero(~self._field.is_running).tolist():
-            run, number = row // self.settings.fields, int(task[row])
+            run, number = row // self.settings["fields"], int(task[row])
             self._signals[run][number] = self._progress[run].episode(number, float(reward[row])) or 0.0
         self._restart()
         self._rounds_played += 1
-        if len(self._rounds) == self.settings.rounds_per_extend:
+        if len(self._rounds) == self.settings["rounds_per_extend"]:
             self._store()
 
     def _restart(self) -> None:
@@ -226,11 +196,11 @@ class CurriculumRuns:
         ended = np.flatnonzero(~self._field.is_running)
         if not len(ended):
             return
-        run, actor = np.divmod(ended, self.settings.fields)
-        tasks = {number: self.replays[number].actor_tasks(self.settings.fields) for number in set(run.tolist())}
+        run, actor = np.divmod(ended, self.settings["fields"])
+        tasks = {number: self.replays[number].actor_tasks(self.settings["fields"]) for number in set(run.tolist())}
         task = np.array([tasks[number][place] for number, place in zip(run.tolist(), actor.tolist(), strict=True)])
         self._field.reset(ended, task, np.stack([self._random[number].random(DRAWS) for number in run.tolist()]))
-        self._trajectory[ended] += self.settings.fields  # a number that no other episode of the run has
+        self._trajectory[ended] += self.settings["fields"]  # a number that no other episode of the run has
 
     def _greedy(self, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = torch.from_numpy(observation).view(len(self.seeds), -1, OBSERVATION_SIZE)
@@ -239,9 +209,10 @@ class CurriculumRuns:
 
     def _explored(self, discrete: np.ndarray, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Adds noise to the parameters, and replaces actions by random ones by chance."""
-        settings, fields = self.settings, self.settings.fields
-        share = 1.0 + (settings.exploration_end - 1.0) * min(1.0, self._rounds_played / settings.exploration_rounds)
-        spread = settings.parameter_noise * (PARAMETER_HIGH - PARAMETER_LOW) / 2
+        settings, fields = self.settings, self.settings["fields"]
+        annealed = min(1.0, self._rounds_played / settings["exploration_rounds"])
+        share = 1.0 + (settings["exploration_end"] - 1.0) * annealed
+        spread = settings["parameter_noise"] * (PARAMETER_HIGH - PARAMETER_LOW) / 2
         for run, random in enumerate(self._random):
             own = slice(run * fields, (run + 1) * fields)
             parameters[own] += spread * random.standard_normal((fields, len(spread)))
@@ -252,7 +223,7 @@ class CurriculumRuns:
 
     def _learn(self) -> None:
         """Makes the updates of one draw."""
-        count = self.settings.updates_per_draw
+        count = self.settings["updates_per_draw"]
         rows = torch.stack([replay.sample().select(*_LEARNED, strict=False) for replay in self.replays])
         for batch in rows.view(len(self.seeds), count, -1).unbind(1):
             self.agent.learn(batch)
@@ -266,7 +237,7 @@ class CurriculumRuns:
 
     def _store(self) -> None:
         """Stores the rounds, each run's in its replay, oldest first."""
-        shape, fields = [len(self._rounds), len(self.seeds), self.settings.fields], self.settings.fields
+        shape, fields = [len(self._rounds), len(self.seeds), self.settings["fields"]], self.settings["fields"]
         columns: dict[str, Any] = {
             key: torch.from_numpy(np.stack([each[key] for each in self._rounds])).unflatten(1, shape[1:])
             for key in self._rounds[0]
@@ -274,7 +245,7 @@ class CurriculumRuns:
         self._rounds.clear()
         flags = {name: columns.pop(name).unsqueeze(-1) for name in ("terminated", "truncated")}
         flags["done"] = flags["terminated"] | flags["truncated"]
-        if self.settings.time_outs_terminate:
+        if self.settings["time_outs_terminate"]:
             flags |= {"terminated": flags["done"], "truncated": torch.zeros_like(flags["done"])}
         following = {"observation": columns.pop("following"), "reward": columns.pop("reward").unsqueeze(-1), **flags}
         action = {name: columns.pop(name) for name in ("discrete", "parameters")}
@@ -288,9 +259,9 @@ def learn(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     runs = CurriculumRuns(settings, seeds)
     if out.resume_from is not None:
         runs.load(out.resume_from)
-    while runs.updates < settings.updates:
-        runs.play(runs.updates + settings.updates_per_test)
-        success, chances = runs.success(settings.test_episodes), runs.chances()
+    while runs.updates < settings["updates"]:
+        runs.play(runs.updates + settings["updates_per_test"])
+        success, chances = runs.success(settings["test_episodes"]), runs.chances()
         columns = {task: success[:, number] for number, task in enumerate(TASKS)}
         columns |= {f"chance of {task}": chances[:, number] for number, task in enumerate(TASKS)}
         out.record(runs.updates, **columns)

@@ -13,40 +13,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay import Replay
 from lightning_replay.envs.minatar import MinAtarGame
 from tests.benchmarks.learning.learners.checkpoints import load_agent_and_replays, save_agent_and_replays
+from tests.benchmarks.learning.learners.rows import Rows
 from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 
 _EPISODES = 50  # over which a return is averaged
 
 
-class Steps:
-    """The steps of one run since the last check, in columns that a buffer copies from.
-
-    Args:
-        count: how many.
-        shape: of one observation.
-        per_block: steps that are stored at once.
-    """
-
-    def __init__(self, count: int, shape: Sequence[int], per_block: int) -> None:
-        flags = {name: torch.zeros(count, 1, dtype=torch.bool) for name in ("terminated", "truncated", "done")}
-        observation, following = (torch.zeros(count, *shape, dtype=torch.uint8) for _ in range(2))
-        action, number = (torch.zeros(count, dtype=torch.int64) for _ in range(2))
-        after = {"observation": following, "reward": torch.zeros(count, 1), **flags}
-        self.rows = TensorDict({"observation": observation, "action": action, "number": number, "next": after}, [count])
-        self.blocks = self.rows.split(per_block)
-        columns = [observation, action, number, following, *(after[name] for name in ("reward", *flags))]
-        self._columns = [column.numpy() for column in columns]
-
-    def write(self, row: int, *values: Any) -> None:
-        """Observation, action, number, next observation, reward, terminated, truncated and done of one step."""
-        for column, value in zip(self._columns, values, strict=True):
-            column[row] = value
+def exploration_at(step: int, settings: dict[str, Any]) -> float:
+    """Returns the share of random actions: 1 during the warm-up, then falling linearly to ``last_exploration``."""
+    fallen = min(1.0, max(0, step - settings["warmup_steps"]) / settings["exploration_steps"])
+    return 1.0 + fallen * (settings["last_exploration"] - 1.0)
 
 
 class StackedPlayers:
@@ -57,8 +39,7 @@ class StackedPlayers:
         game: builds a game.
         replays: one for each run.
         seeds: of games and random actions, one for each run.
-        settings: ``warmup_steps``, ``steps_per_update``, ``last_exploration``, ``exploration_steps`` (the share of
-            random actions falls from 1 within them, after the warm-up) and ``check_every``.
+        settings: ``warmup_steps``, ``steps_per_update``, ``check_every`` and those of :func:`exploration_at`.
         feed: returns TD errors to a replay: the run's number, the replay, the batch, TD errors ``[B]``, action values
             ``[B, A]``.
     """
@@ -83,7 +64,8 @@ class StackedPlayers:
         self._totals = [0.0] * len(seeds)
         # One frame as a stack of one, which a buffer can store once.
         shape = (1, self._shape[0] * self._shape[1], self._shape[2])
-        self.steps = [Steps(settings["check_every"], shape, settings["steps_per_update"]) for _ in seeds]
+        self.rows = [Rows(settings["check_every"], shape, torch.uint8, is_numbered=True) for _ in seeds]
+        self._blocks = [rows.steps.split(settings["steps_per_update"]) for rows in self.rows]
         self._stack_shape = shape
 
     def play(self, env_steps: int) -> None:
@@ -94,8 +76,8 @@ class StackedPlayers:
             self.env_steps += 1
             if self.env_steps % every == 0:
                 block = (self.env_steps - 1) % check // every
-                for replay, steps in zip(self.replays, self.steps, strict=True):
-                    replay.extend(steps.blocks[block])
+                for replay, blocks in zip(self.replays, self._blocks, strict=True):
+                    replay.extend(blocks[block])
                 if self.env_steps >= self._settings["warmup_steps"]:
                     self._learn()
 
@@ -126,20 +108,17 @@ class StackedPlayers:
         self._random, self._returns, self._totals = kept["random"], kept["returns"], kept["totals"]
 
     def _step(self, row: int) -> None:
-        number, settings = self.env_steps, self._settings
-        fallen = min(1.0, max(0, number - settings["warmup_steps"]) / settings["exploration_steps"])
-        exploration = 1.0 + fallen * (settings["last_exploration"] - 1.0)
-        best = None
+        number, exploration, best = self.env_steps, exploration_at(self.env_steps, self._settings), None
         if exploration < 1.0:
             best = self.agent.act(torch.from_numpy(self._observation).unsqueeze(1)).squeeze(1).tolist()
-        for run, (env, steps) in enumerate(zip(self._games, self.steps, strict=True)):
+        for run, (env, rows) in enumerate(zip(self._games, self.rows, strict=True)):
             is_random = self._random[run].random() < exploration
             action = self._random[run].randrange(self._num_actions) if is_random else best[run]
             before = self._observation[run].reshape(self._stack_shape)
             after, reward, terminated, truncated, _ = env.step(action)
             done = terminated or truncated
             stack = after.reshape(self._stack_shape)
-            steps.write(row, before, action, number, stack, reward, terminated, truncated, done)
+            rows.write(row, before, action, number, stack, reward, terminated, truncated, done)
             self._totals[run] += reward
             if done:
                 self._returns[run].append(self._totals[run])

@@ -10,7 +10,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay import Replay
-from lightning_replay.retention.surprise import squared_td_error
 from lightning_replay.writers import RetentionWriter
 from tests.benchmarks.learning.learners.room_walks import StackedWalks
 from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
@@ -72,8 +71,4 @@ class RetainedWalks(StackedWalks):
 def measure_surprise(agent: StackedDQN, run: int, replay: Replay) -> None:
     """Sets the surprise of a buffer's new rows, where it retains: the squared TD error of the run's agent."""
     if isinstance(replay.writer, RetentionWriter):
-        replay.writer.initial_surprise = partial(_surprise, agent, run)
-
-
-def _surprise(agent: StackedDQN, run: int, rows: TensorDict) -> Tensor:
-    return squared_td_error(agent.td_error(run, rows))
+        replay.writer.initial_surprise = partial(agent.surprise, run)

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.retention.surprise import squared_td_error
 from tests.benchmarks.learning.learners.stacked_networks import (
     StackedAgent,
     backward,
@@ -96,6 +97,10 @@ class StackedDQN(StackedAgent):
         """Returns TD errors ``[M]`` of rows ``[M]`` of one run, target less value."""
         *columns, _ = (column.unsqueeze(0) for column in self._columns(rows))
         return self._errors(*self._alone[run], *columns)[0].squeeze(0)
+
+    def surprise(self, run: int, rows: TensorDictBase) -> Tensor:
+        """Returns the surprise of retention, squared TD errors ``[M]``, of rows ``[M]`` of one run."""
+        return squared_td_error(self.td_error(run, rows))
 
     def _columns(self, rows: TensorDictBase) -> list[Tensor]:
         following, discount = rows["next"], rows.get("discount", None)

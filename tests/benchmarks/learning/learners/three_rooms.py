@@ -169,13 +169,12 @@ class Checks:
 
     Args:
         table: of the environment.
-        runs: R.
         out: takes ``greedy_return``, 1 where the goal is reached, and ``near_optimal``.
     """
 
-    def __init__(self, table: Table, runs: int, out: Recorder) -> None:
+    def __init__(self, table: Table, out: Recorder) -> None:
         self._table, self._out = table, out
-        self._first = np.full(runs, -1)
+        self._first = np.full(len(out.seeds), -1)
 
     def add(self, step: int, action: np.ndarray) -> None:
         """Plays the policies, actions ``[R, S]``, from the start."""
