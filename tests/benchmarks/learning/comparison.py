@@ -50,7 +50,7 @@ ratio_of_medians = Contrast("ratio of medians", _ratio, neutral=1.0, digits=2)
 
 
 def interval(statistic: Statistic, *columns: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """95 % interval of a statistic, from resampled seeds.
+    """Returns the 95 % interval of a statistic, from resampled seeds.
 
     Percentiles of the resampled values, taken further out for few seeds so that the interval of a mean is as wide as
     Student's: plain ones of ten seeds miss in 9 % of cases, of five in 15 %. Hesterberg 2015, section 5.3,
@@ -75,18 +75,18 @@ def interval(statistic: Statistic, *columns: Sequence[float] | np.ndarray) -> tu
 
 
 def expanded_level(seeds: int) -> float:
-    """Level at which percentiles of resampled means are as wide as Student's interval of 95 %."""
+    """Returns the level at which percentiles of resampled means are as wide as Student's interval of 95 %."""
     width = t.ppf((1 + LEVEL) / 2, seeds - 1) * (seeds / (seeds - 1)) ** 0.5
     return float(1 - 2 * norm.cdf(-width))
 
 
 def interquartile_mean(values: Sequence[float] | np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean without the lowest and the highest quarter."""
+    """Returns the mean without the lowest and the highest quarter."""
     return trim_mean(values, 0.25, axis=axis)
 
 
 def probability_of_improvement(values: np.ndarray, others: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Share of pairs of any two seeds in which the first is larger; ties count half.
+    """Returns the share of pairs of any two seeds in which the first is larger; ties count half.
 
     Agarwal et al. 2021, https://arxiv.org/abs/2108.13264.
     """
@@ -168,7 +168,7 @@ def _verdict(first_end: float, second_end: float, seeds: int) -> str:
 
 
 def contrast_text(contrast: Contrast, value: float, low: float, high: float, digits: int) -> str:
-    """The value with its interval.
+    """Returns the value with its interval.
 
     Example:
         >>> contrast_text(difference_of_means, 0.17, 0.05, 0.29, digits=2)

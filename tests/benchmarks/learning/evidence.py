@@ -86,12 +86,12 @@ REPLACED = ("multi-room-4", "two-rooms", "point-maze")
 
 
 def table(experiments: Mapping[str, Experiment], results: Path) -> str:
-    """The table in Markdown, a row for each experiment."""
+    """Returns the table in Markdown, a row for each experiment."""
     return markdown_table(HEADER, rows(experiments, results), others="---")
 
 
 def rows(experiments: Mapping[str, Experiment], results: Path) -> Iterator[list[str]]:
-    """Its rows.
+    """Yields the rows of the table: method with claim, task, verdicts, command.
 
     Raises:
         ValueError: an experiment has no place in ``METHODS``, or a place has no experiment.
@@ -105,17 +105,17 @@ def rows(experiments: Mapping[str, Experiment], results: Path) -> Iterator[list[
             path, experiment = results / f"{name}.json", experiments[name]
             title, found = experiment.title, "not finished, no verdict yet"
             if path.exists():
-                title, found = f"[{title}]({PAGES}/{name}.md)", compared(json.loads(path.read_text()), experiment)
+                title, found = f"[{title}]({PAGES}/{name}.md)", headline_text(json.loads(path.read_text()), experiment)
             task = f"{title}; {experiment.run_length}, seeds {spans(experiment.seeds)}"
             yield [first, task, found, f"`make experiments ONLY={name}`"]
 
 
-def compared(content: dict[str, Any], experiment: Experiment) -> str:
-    """The headline comparisons of an experiment by its primary measure, and a link to all where there are more.
+def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
+    """Returns the headline comparisons by the primary measure, and a link to all where there are more.
 
     Args:
         content: of its ``NAME.json``.
-        experiment: names the headline.
+        experiment: whose ``headlines`` are shown.
     """
     prefix = "unfinished, so no verdict; " if content["missing"] else ""
     every = content["comparisons"][content["measure"]]

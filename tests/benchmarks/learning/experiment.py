@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment on learning is: arms over paired seeds, fixed in a file before they are run.
+"""Definition of an experiment on learning: arms over paired seeds, fixed in a file before they are run.
 
 Each file in ``experiments/`` has a tuple ``EXPERIMENTS``. The runner (``runner.py``, started by ``make experiments`` or
 ``python -m tests.benchmarks.learning``) splits an experiment into units: one arm with a group of ``seeds_together``
@@ -7,6 +7,7 @@ seeds that are stacked in one process. Each unit calls ``run(settings, seeds, ou
 
 * ``settings``: those of the experiment, updated by those of the arm. They are JSON and decide what is computed: a kept
   unit of other settings is refused, so everything that may change between two versions of the file is a setting.
+  Constants of the learners and versions of packages are not compared: a unit records the commit that computed it.
 * ``seeds``: of this unit. All randomness of a run follows from its seed, so that arms are paired.
 * ``out``: takes the results, :class:`~tests.benchmarks.learning.recorder.Recorder`. ``out.record(step, name=values)``
   adds a point to curves, one value for each seed; ``out.final(name=values)`` gives numbers of the end. A run of more
@@ -227,16 +228,16 @@ class Experiment:
 
     @property
     def run_length(self) -> str:
-        """How long a run is, from the settings."""
+        """Length of a run, from the settings."""
         return self.length.format_map(self.settings)
 
     def settings_of(self, arm: str) -> Settings:
-        """Those of the experiment, updated by those of the arm, as they are read back from JSON."""
+        """Returns the settings of the experiment, updated by those of the arm, as they are read back from JSON."""
         return json.loads(json.dumps({**self.settings, **self.arms[arm]}))
 
 
 def slug(text: str) -> str:
-    """Name of a folder.
+    """Returns the name of a folder.
 
     Example:
         >>> slug("PLR, temperature 0.1")
@@ -246,5 +247,5 @@ def slug(text: str) -> str:
 
 
 def hash_of(settings: Settings) -> str:
-    """Of settings as JSON, independent of their order."""
+    """Returns a hash of settings as JSON, independent of their order."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -55,7 +55,7 @@ class Results:
         return {arm: seeds for arm, seeds in absent.items() if seeds}
 
     def values(self, arm: str, measure: Measure) -> dict[int, float]:
-        """A measure of an arm, by seed.
+        """Returns a measure of an arm by seed.
 
         Raises:
             ValueError: it is not a finite number.
@@ -66,54 +66,54 @@ class Results:
         return values
 
     def comparisons(self, measure: Measure) -> list[Comparison]:
-        """All pairs of arms over the seeds that both have; computed once."""
+        """Returns the comparisons of all pairs of arms over the seeds that both have; computed once."""
         if measure.name not in self._compared:
             self._compared[measure.name] = self._compare(measure)
         return self._compared[measure.name]
 
     def content(self, provenance: dict[str, Any]) -> dict[str, Any]:
-        """All of it as JSON."""
-        told = self.experiment
-        measures = [told.measure, *told.also]
+        """Returns everything that ``NAME.json`` holds."""
+        experiment = self.experiment
+        measures = [experiment.measure, *experiment.also]
         return {
-            "name": told.name,
-            "title": told.title,
-            "claim": told.claim,
-            "task": told.task,
-            "settings": told.settings,
-            "arms": told.arms,
+            "name": experiment.name,
+            "title": experiment.title,
+            "claim": experiment.claim,
+            "task": experiment.task,
+            "settings": experiment.settings,
+            "arms": experiment.arms,
             "seeds": self.seeds,
-            "pilot_seeds": list(told.pilot_seeds),
+            "pilot_seeds": list(experiment.pilot_seeds),
             "missing": self.missing,
-            "measure": told.measure.name,
-            "verdicts": [each.text for each in self.comparisons(told.measure)],
+            "measure": experiment.measure.name,
+            "verdicts": [each.text for each in self.comparisons(experiment.measure)],
             "comparisons": {each.name: [asdict(pair) for pair in self.comparisons(each)] for each in measures},
-            "values": {each.name: {arm: self.values(arm, each) for arm in told.arms} for each in measures},
+            "values": {each.name: {arm: self.values(arm, each) for arm in experiment.arms} for each in measures},
             "commits": sorted({unit["commit"] for unit in self.units}),
             **provenance,
             "units": self.units,
         }
 
     def page(self, provenance: dict[str, Any]) -> str:
-        """The page in Markdown."""
-        told = self.experiment
-        verdicts = "\n".join(f"* {each.text}." for each in self.comparisons(told.measure))
+        """Returns the page in Markdown."""
+        experiment = self.experiment
+        verdicts = "\n".join(f"* {each.text}." for each in self.comparisons(experiment.measure))
         return "\n\n".join(
             part
             for part in (
-                f"# {told.title}",
-                told.task,
-                f"Claim: {told.claim}",
+                f"# {experiment.title}",
+                experiment.task,
+                f"Claim: {experiment.claim}",
                 self._unfinished(),
-                f"Primary measure, fixed before these seeds were run: {told.measure.name} "
-                f"({'higher' if told.measure.higher_is_better else 'lower'} is better). Seeds {spans(self.seeds)}"
-                f"{f'; pilot seeds {spans(told.pilot_seeds)}' if told.pilot_seeds else ''}.",
+                f"Primary measure, fixed before these seeds were run: {experiment.measure.name} "
+                f"({'higher' if experiment.measure.higher_is_better else 'lower'} is better). Seeds {spans(self.seeds)}"
+                f"{f'; pilot seeds {spans(experiment.pilot_seeds)}' if experiment.pilot_seeds else ''}.",
                 verdicts,
                 self._arms_table(),
                 self._pairs_table(),
                 LEGEND,
-                told.notes,
-                f"Settings: `{json.dumps(told.settings)}`. Arms: `{json.dumps(dict(told.arms))}`.",
+                experiment.notes,
+                f"Settings: `{json.dumps(experiment.settings)}`. Arms: `{json.dumps(dict(experiment.arms))}`.",
                 f"Written by `{provenance['command']}`; "
                 f"{', '.join(f'{name} {version}' for name, version in provenance['versions'].items())}; "
                 f"commits {', '.join(sorted({unit['commit'] for unit in self.units}))}.",
@@ -177,7 +177,7 @@ class Results:
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """With what results are made: the command, versions of packages that are installed, the machine."""
+    """Returns how results were made: the command, versions of the installed packages, the machine."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -197,20 +197,20 @@ def write(results: Results, provenance: dict[str, Any], folder: Path) -> None:
 
 
 def mean_text(values: np.ndarray, digits: int) -> str:
-    """The mean with its interval."""
+    """Returns the mean with its interval."""
     low, high = interval(np.mean, values)
     form = f",.{digits}f"
     return f"{values.mean():{form}} [{low:{form}}, {high:{form}}]"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, others: str = "---:") -> str:
-    """A table, the first column to the left and the others to the right, or as given."""
+    """Returns a table, the first column to the left and the others to the right, or as given."""
     lines = [header, ["---", *[others] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def spans(seeds: Iterable[int]) -> str:
-    """Seeds in words.
+    """Returns seeds in words.
 
     Example:
         >>> spans([3, 1, 2, 7])

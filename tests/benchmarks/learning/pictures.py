@@ -59,9 +59,9 @@ def draw_panels(experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]
 
 
 def curves_of(runs: Mapping[int, SeedRun], curve: str, block: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Steps ``[P]`` and a curve of all seeds ``[seeds, P]``, each the mean of ``block`` points.
+    """Returns steps ``[P]`` and a curve of all seeds ``[seeds, P]``, each the mean of ``block`` points.
 
-    A rest of fewer points is left out; a block lies at its last point.
+    An incomplete last block is left out; a block lies at its last point.
     """
     steps = np.array(next(iter(runs.values())).steps)
     curves = np.array([run.curves[curve] for run in runs.values()])

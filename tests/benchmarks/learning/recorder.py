@@ -22,7 +22,7 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True)
 class SeedRun:
-    """What was recorded of one seed.
+    """Recorded curves and final numbers of one seed.
 
     Args:
         steps: of the points of all curves, ``[P]``.
@@ -37,7 +37,7 @@ class SeedRun:
 
 @dataclass
 class Recorder:
-    """Takes the curves of the seeds of a unit and keeps checkpoints of it.
+    """Records the curves of the seeds of a unit and writes its checkpoints.
 
     Args:
         seeds: of the unit.
@@ -81,7 +81,7 @@ class Recorder:
         self.on_record(int(step))
 
     def final(self, **values: Any) -> None:
-        """Keeps numbers of the end of the run: by name, one for each seed."""
+        """Records numbers of the end of the run: by name, one for each seed."""
         self._content["final"] |= {name: self._numbers(name, value) for name, value in values.items()}
 
     def checkpoint(self, save: Callable[[Path], None]) -> None:
@@ -112,11 +112,11 @@ class Recorder:
 
     @property
     def content(self) -> dict[str, Any]:
-        """All that was recorded, as JSON, with the CPU seconds of this process and those before it."""
+        """Everything recorded, as JSON, with the CPU seconds of this process and those before it."""
         return self._content | {"seconds": self._content["seconds"] + time.process_time() - self._started}
 
     def _complete(self) -> list[Path]:
-        """Checkpoints that were written to their end, the newest last."""
+        """Returns the completely written checkpoints, the newest last."""
         if self.folder is None or not self.folder.exists():
             return []
         return sorted(path for path in self.folder.iterdir() if path.name.isdigit())

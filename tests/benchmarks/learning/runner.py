@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command that runs experiments: which ones, which units of them, and what is written."""
+"""The command that runs experiments and writes their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAST_SEEDS = 2
 
 
 def all_experiments() -> dict[str, Experiment]:
-    """By name, in the order of the files."""
+    """Returns the experiments of all files by name, in the order of the files."""
     found: dict[str, Experiment] = {}
     for path in sorted(EXPERIMENTS.glob("*.py")):
         module = importlib.import_module(f"tests.benchmarks.learning.experiments.{path.stem}")
@@ -43,7 +43,7 @@ def all_experiments() -> dict[str, Experiment]:
 
 
 def chosen(names: Sequence[str], patterns: Sequence[str], what: str) -> list[str]:
-    """Names that match one of the patterns, in their own order; all without patterns.
+    """Returns the names that match one of the patterns, in their own order; all without patterns.
 
     Raises:
         ValueError: a pattern matches none.
@@ -55,7 +55,7 @@ def chosen(names: Sequence[str], patterns: Sequence[str], what: str) -> list[str
 
 
 def parser_of(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds the options."""
+    """Adds the options of the command and returns the parser."""
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="experiments, also patterns (nmer*)")
     parser.add_argument("--list", action="store_true", help="names and what is finished")
     parser.add_argument("--arms", nargs="+", default=[], metavar="ARM", help="arms that are run, also patterns")
@@ -152,7 +152,7 @@ def record(experiment: Experiment, arm: str, seeds: Sequence[int], *, is_fast: b
     """Runs some seeds of an arm in this process, without the runner's folders.
 
     Args:
-        experiment: which.
+        experiment: with the arm.
         arm: its name.
         seeds: stacked in one run.
         is_fast: with the experiment's fast settings.
@@ -165,12 +165,12 @@ def record(experiment: Experiment, arm: str, seeds: Sequence[int], *, is_fast: b
 
 
 def runs_of(out: Recorder) -> dict[int, SeedRun]:
-    """What was recorded, by seed."""
+    """Returns the recorded runs by seed."""
     return seed_runs({"seeds": list(out.seeds), **out.content})
 
 
 def start_workers(experiment: Experiment, options: argparse.Namespace, deadline: float) -> list[subprocess.Popen]:
-    """Starts further processes, which take units of the experiment too."""
+    """Starts further processes that run units of the experiment."""
     command = [sys.executable, "-m", "tests.benchmarks.learning", "--worker", "--only", experiment.name]
     command += ["--state", str(options.state), *(["--pilot"] if options.pilot else [])]
     command += [] if options.seeds is None else ["--seeds", str(options.seeds)]
@@ -180,7 +180,7 @@ def start_workers(experiment: Experiment, options: argparse.Namespace, deadline:
 
 
 def results_of(experiment: Experiment, options: argparse.Namespace) -> Path:
-    """Where the numbers of an experiment are written."""
+    """Returns the path of an experiment's results."""
     return options.results / f"{experiment.name}.json"
 
 
@@ -196,18 +196,18 @@ def redraw(experiment: Experiment, path: Path) -> None:
 
 
 def progress(experiment: Experiment, options: argparse.Namespace) -> str:
-    """How many units are finished."""
+    """Returns the number of finished units in words."""
     seeds = experiment.pilot_seeds if options.pilot else experiment.seeds
     units = units_of(experiment, list(seeds), list(experiment.arms), state_of(experiment, options))
     return f"{experiment.name}: {sum(unit.is_finished for unit in units)} of {len(units)} units finished"
 
 
 def state_of(experiment: Experiment, options: argparse.Namespace) -> Path:
-    """The folder of an experiment's units."""
+    """Returns the folder of an experiment's units."""
     return options.state / (f"{experiment.name}-pilot" if options.pilot else experiment.name)
 
 
 def command_of(experiment: Experiment, options: argparse.Namespace) -> str:
-    """What another user types to repeat the results."""
+    """Returns the command that repeats the results."""
     flags = [flag for flag, is_set in (("--pilot", options.pilot), ("--partial", options.partial)) if is_set]
     return " ".join([COMMAND, "--only", experiment.name, *flags])

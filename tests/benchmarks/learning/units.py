@@ -26,7 +26,7 @@ class Unit:
     """An arm with a group of seeds.
 
     Args:
-        experiment: which it is part of.
+        experiment: with the arm.
         arm: its name.
         seeds: stacked in one run.
         state: folder of the experiment's units.
@@ -39,12 +39,12 @@ class Unit:
 
     @property
     def folder(self) -> Path:
-        """Where it is kept: ``settings.json``, ``checkpoints`` and, when finished, ``unit.json``."""
+        """Folder of ``settings.json``, ``checkpoints`` and, when finished, ``unit.json``."""
         return self.state / slug(self.arm) / (str(self.seeds[0]) + (f"-{self.seeds[-1]}" if self.seeds[1:] else ""))
 
     @property
     def settings(self) -> Settings:
-        """What decides its results, besides the seeds."""
+        """Settings of the arm, which with the seeds decide the results."""
         return self.experiment.settings_of(self.arm)
 
     @property
@@ -53,7 +53,7 @@ class Unit:
         return (self.folder / "unit.json").exists()
 
     def results(self) -> dict[str, Any]:
-        """What was recorded, with ``arm``, ``seeds``, ``settings_hash``, ``commit`` and ``seconds``."""
+        """Returns what was recorded, with ``arm``, ``seeds``, ``settings_hash``, ``commit`` and ``seconds``."""
         return json.loads((self.folder / "unit.json").read_text())
 
     def check_settings(self) -> None:
@@ -77,7 +77,7 @@ class Unit:
         )
 
     def keep(self, results: dict[str, Any]) -> None:
-        """Makes it a finished unit with these results."""
+        """Writes results, which finishes the unit."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write(self.folder / "settings.json", {"settings": self.settings, "seeds": list(self.seeds)})
         _write(self.folder / "unit.json", results)
@@ -100,7 +100,7 @@ class Unit:
 
     @contextmanager
     def claim(self) -> Iterator[bool]:
-        """Whether no other process runs this unit; until the end of the block none can."""
+        """Locks the unit until the end of the block; yields False where another process holds the lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as file:
             try:
@@ -112,7 +112,7 @@ class Unit:
 
 
 def units_of(experiment: Experiment, seeds: Sequence[int], arms: Sequence[str], state: Path) -> list[Unit]:
-    """Units of these seeds and arms, all arms of the first seeds before the next seeds."""
+    """Returns the units of seeds and arms, all arms of the first seeds before the next seeds."""
     size = experiment.seeds_together
     groups = [tuple(seeds[start : start + size]) for start in range(0, len(seeds), size)]
     return [Unit(experiment, arm, group, state) for group in groups for arm in arms]
@@ -140,7 +140,7 @@ def carry_out_all(units: Sequence[Unit], deadline: float, report: Callable[[str]
 
 
 def take_finished(units: Sequence[Unit], path: Path) -> None:
-    """Keeps the units that the results of an unfinished experiment have, so that any machine goes on with it.
+    """Restores the finished units from the results of an unfinished experiment, so that any machine goes on with it.
 
     Complete results are not taken: whoever repeats an experiment computes all of it.
 
@@ -168,7 +168,7 @@ def set_aside(state: Path) -> None:
 
 
 def commit() -> str:
-    """Of the working tree, with ``+`` where files of the library or the experiments differ from it."""
+    """Returns the checked-out commit, with ``+`` where files of the library or the experiments differ from it."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -62,7 +62,7 @@ def assert_equal(ours: CurriculumRuns, theirs: CurriculumRuns) -> None:
         assert torch.equal(rows_of(ours, run), rows_of(theirs, run))
     for our, their in zip(ours.agent.parameters(), theirs.agent.parameters(), strict=True):
         assert torch.equal(our, their)
-    assert np.array_equal(ours.chances(), theirs.chances())
+    assert np.array_equal(ours.probabilities(), theirs.probabilities())
     assert np.array_equal(ours.success(2), theirs.success(2))
 
 
@@ -78,7 +78,7 @@ def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(scheduler: str, saved
     assert resumed.updates == saved_at
     resumed.play(80)
     assert_equal(resumed, whole)
-    assert len(set(whole.chances()[0].tolist())) > 1  # signals changed the schedule
+    assert len(set(whole.probabilities()[0].tolist())) > 1  # signals changed the schedule
 
 
 def test_a_killed_unit_records_what_an_uninterrupted_one_records(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asynchronous loop beside RLlib's synchronous one, with equal draws for each step: does it learn alike?"""
+"""The asynchronous loop of Ape-X compared with RLlib's synchronous one, with equal draws for each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.benchmarks.learning.recorder import Recorder
 
 
 def algorithm_config(settings: Settings, seed: int) -> Any:
-    """CartPole on two EnvRunners, returns over three steps, 16 rows drawn for each step."""
+    """Returns the configuration: CartPole, two EnvRunners, returns over three steps, 16 rows drawn for each step."""
     from ray.rllib.algorithms.dqn import DQNConfig
 
     import rllib_ext
@@ -43,7 +43,7 @@ def algorithm_config(settings: Settings, seed: int) -> Any:
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Greedy return over ten episodes, twenty times along the run, and the ratio of draws to steps at its end."""
+    """Records the greedy return over ten episodes, twenty times, and at the end the ratio of draws to steps."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import logging
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event tables beside a retention buffer: three rooms with room for a small part of the steps."""
+"""Event tables with a retention buffer: three rooms with capacity for a small part of the steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.benchmarks.learning.recorder import Recorder
 
 
 def tables_of(settings: Settings, rows: int, default_share: float, default_capacity: int, seed: int) -> Replay:
-    """A buffer with a table of the steps that led to the goal."""
+    """Returns a buffer with a table of the steps that led to the goal."""
     least = settings["table_min_size"]
     goal = EventTable(
         "goal",
@@ -40,7 +40,7 @@ def tables_of(settings: Settings, rows: int, default_share: float, default_capac
 
 
 def replay_of(settings: Settings, seed: int) -> SideBySide:
-    """The buffers of an arm; together they hold ``capacity`` rows and give ``batch_size`` rows in a draw."""
+    """Returns the buffers of an arm, which together hold ``capacity`` rows and draw ``batch_size`` rows."""
     capacity, rows = settings["capacity"], settings["batch_size"]
     room = capacity - settings["table_capacity"]
     if settings["replay"] == "uniform":
@@ -54,7 +54,7 @@ def replay_of(settings: Settings, seed: int) -> SideBySide:
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """The greedy episode at every check, and the steps from the first goal to the first near-optimal one."""
+    """Records the greedy episode at every check, and the steps from the first goal to the first near-optimal one."""
     table, agent = Table.of(ThreeRooms()), agent_of(settings, seeds)
     replays, walked = [], []
     for run, seed in enumerate(seeds):

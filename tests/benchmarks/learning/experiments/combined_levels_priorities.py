@@ -16,13 +16,13 @@ from tests.benchmarks.learning.recorder import Recorder
 
 
 def levels_of(settings: Settings, seed: int) -> LevelSelector:
-    """Uniform levels without a temperature, otherwise levels by the ranks of their scores."""
+    """Returns uniform levels without a temperature, otherwise levels by the ranks of their scores."""
     of_score = {name: settings[name] for name in ("discount", "gae_lambda")}
     return level_choice.levels_of(settings, range(LEVELS), seed, **of_score)
 
 
 def replay_of(settings: Settings, seed: int) -> Replay:
-    """Uniform or prioritized draws from the newest rows."""
+    """Returns a replay with uniform or prioritized draws from the newest rows."""
     capacity, rows = settings["capacity"], settings["batch_size"]
     if not settings["priority_exponent"]:
         return recipes.uniform(capacity, rows, seed=seed)
@@ -31,8 +31,8 @@ def replay_of(settings: Settings, seed: int) -> Replay:
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Share of locks that the greedy actions open, and the expected difficulty of a replayed level."""
-    level_choice.expect_repeats()
+    """Records the share of locks that the greedy actions open, and the expected difficulty of a replayed level."""
+    level_choice.ignore_repeat_warning()
     levels = [levels_of(settings, seed) for seed in seeds]
     sizes = (OBSERVATION, *settings["hidden_sizes"], NUM_ACTIONS)
     names = ("learning_rate", "discount", "updates_per_target")

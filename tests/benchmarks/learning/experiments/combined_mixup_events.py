@@ -18,14 +18,14 @@ from tests.benchmarks.learning.recorder import Recorder
 
 
 def tables_of(settings: Settings) -> list[EventTable]:
-    """One table, of the steps that led to a fast one."""
+    """Returns one table, of the steps that led to a fast one."""
     condition, history = reward_at_least(settings["fast_reward"]), settings["history_length"]
     room, share = settings["table_capacity"], settings["table_share"]
     return [EventTable("fast", condition, history, capacity=room, share=share, min_size=settings["table_min_size"])]
 
 
 def replay_of(settings: Settings, seed: int) -> Replay:
-    """The replay of an arm; the rows of all updates of an environment step are drawn at once."""
+    """Returns the replay of an arm; the rows of all updates of an environment step are drawn at once."""
     if settings["replay"] not in ("event tables", "event tables, mixed"):
         return nmer.replay_of(settings, seed)
     capacity, rows = settings["capacity"], settings["batch_size"] * nmer.updates_per_draw(settings)
@@ -45,7 +45,7 @@ def replay_of(settings: Settings, seed: int) -> Replay:
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Mean returns of evaluation episodes: before the first update, then at equal intervals."""
+    """Records mean returns of evaluation episodes: before the first update, then at equal intervals."""
     from tests.benchmarks.learning.learners.stacked_runs import DealtRuns
 
     nmer.play(settings, seeds, out, DealtRuns, replay_of)

@@ -23,7 +23,7 @@ from tests.benchmarks.learning.recorder import Recorder
 
 
 def replay_of(settings: Settings, seed: int) -> Replay:
-    """The replay of an arm: kept by a writer, drawn by a sampler, and mixed with neighbours or not."""
+    """Returns the replay of an arm: a writer, a sampler, and mixup with neighbours or not."""
     capacity, least = settings["capacity"], settings["min_size"]
     rows = settings["batch_size"] * settings["updates_per_draw"]
     options = {"batch_size": rows, "seed": seed}
@@ -43,7 +43,7 @@ def replay_of(settings: Settings, seed: int) -> Replay:
 
 
 def mixed(settings: Settings, first: Sampler) -> dict[str, Sampler | MixPairs]:
-    """The sampler ``first``, or that of pairs that begin with its rows, and the transform that mixes them."""
+    """Returns the sampler ``first``, or one of pairs that begin with its rows and the transform that mixes them."""
     if not settings["num_neighbors"]:
         return {"sampler": first}
     sampler = NeighborhoodMixupSampler(num_neighbors=settings["num_neighbors"], first=first)
@@ -51,7 +51,7 @@ def mixed(settings: Settings, first: Sampler) -> dict[str, Sampler | MixPairs]:
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Success on every task along the way."""
+    """Records the success on every task."""
     names = ("hidden_sizes", "learning_rate", "discount", "exploration_noise")
     agent = StackedTD3(OBSERVATION, ACTION, seeds, **{name: settings[name] for name in names})
     runs = PuckRuns(agent, [replay_of(settings, seed) for seed in seeds], seeds, settings)

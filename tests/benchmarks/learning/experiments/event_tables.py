@@ -19,7 +19,7 @@ from tests.benchmarks.learning.recorder import Recorder
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """The greedy episode at every check, and the steps from the first goal to the first near-optimal one."""
+    """Records the greedy episode at every check, and the steps from the first goal to the first near-optimal one."""
     table = Table.of(ThreeRooms())
     replays, walked = zip(*(filled_replay(table, settings, seed) for seed in seeds), strict=True)
     agent = agent_of(settings, seeds)
@@ -28,7 +28,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
 
 
 def learn(walks: StackedWalks, agent: StackedDQN, table: Table, settings: Settings, out: Recorder) -> None:
-    """Plays and learns to the end of the runs; records what the greedy policy does at every check."""
+    """Plays and learns to the end of the runs; records the greedy episode at every check."""
     checks = Checks(table, out)
     everywhere = ONE_HOT.repeat(len(out.seeds), 1, 1)
     per_draw, every = settings["steps_per_draw"], settings["check_every"]
@@ -40,7 +40,7 @@ def learn(walks: StackedWalks, agent: StackedDQN, table: Table, settings: Settin
 
 
 def greedy_panel(arms: Sequence[str], title: str = "") -> Panel:
-    """Greedy returns of some arms, all if empty, means of four checks."""
+    """Returns a panel of greedy returns of some arms, all if empty, means of four checks."""
     return Panel("greedy_return", "greedy return", arms, title, block=4)
 
 

@@ -35,7 +35,7 @@ class CheckGreedy(L.Callback):
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """The measures of ``event-tables``."""
+    """Records what ``event-tables`` records."""
     (seed,) = seeds
     table = Table.of(ThreeRooms())
     replay, walked = filled_replay(table, settings, seed)

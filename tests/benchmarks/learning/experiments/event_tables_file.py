@@ -40,7 +40,7 @@ def evaluations(arguments: Sequence[str]) -> list[tuple[int, float]]:
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """The greedy episode at each evaluation of the command, and the steps to the first that reached the goal."""
+    """Records the greedy episode at each evaluation, and the steps to the first that reached the goal."""
     (seed,) = seeds
     found = evaluations(
         [

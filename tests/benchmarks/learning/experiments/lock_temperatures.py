@@ -11,14 +11,14 @@ from lightning_replay.levels import LevelSelector
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final
 from tests.benchmarks.learning.experiments.locks import EPISODES_PER_UPDATE, levels_of, update
 from tests.benchmarks.learning.learners.combination_lock import LEVELS, CombinationLocks, TabularActorCritic
-from tests.benchmarks.learning.learners.level_choice import expect_repeats
+from tests.benchmarks.learning.learners.level_choice import ignore_repeat_warning
 from tests.benchmarks.learning.recorder import Recorder
 
 UPDATES_PER_POINT = 8
 
 
 def start_idle_level(levels: LevelSelector, actor: int, playing: list[int], generator: np.random.Generator) -> int:
-    """Starts a level that nobody plays: a new one, or one by its replay probability among those left."""
+    """Starts a level that no actor plays: a new one, or one by its replay probability among those left."""
     rows = levels.probabilities()
     ids = rows["level_id"].numpy()
     probability = np.where(np.isin(ids, playing), 0.0, rows["probability"].numpy())
@@ -32,9 +32,9 @@ def start_idle_level(levels: LevelSelector, actor: int, playing: list[int], gene
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Success over all levels, and over the middle third of the run how few levels are replayed."""
+    """Records the success over all levels, and the concentration of replays in the middle third of the run."""
     (seed,) = seeds
-    expect_repeats()
+    ignore_repeat_warning()
     locks, player = CombinationLocks(seed), TabularActorCritic(sees_end=settings["sees_end"])
     levels, generator = levels_of(settings, seed), np.random.default_rng(seed + 1_000_000)
     updates = settings["updates"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event tables on LunarLanderContinuous-v3 with SAC: how many steps to a mean return of 200?"""
+"""Event tables on LunarLanderContinuous-v3 with SAC: steps to a mean return of 200."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_EVALUATION_SEED = 10_000
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Mean returns of evaluation episodes at equal intervals, and the steps to the first of at least 200."""
+    """Records mean returns of evaluation episodes, and the steps to the first mean return of at least 200."""
     from tests.benchmarks.learning.learners.lander import ACTION_SIZE, OBSERVATION_SIZE, LanderRuns, replay_of
     from tests.benchmarks.learning.learners.stacked_sac import StackedSAC
 

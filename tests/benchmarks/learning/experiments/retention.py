@@ -26,7 +26,7 @@ FRAMES = {"frame_stack": 1, "image_key": "observation"}  # each observation is s
 
 
 def replay_of(settings: Settings, seed: int, storage: Mapping[str, Any] = FRAMES) -> Replay:
-    """Prioritized draws; the oldest, or by a rule the least worth keeping, leaves."""
+    """Returns a replay with prioritized draws; the oldest row, or that of the lowest priority by a rule, is evicted."""
     names = ("priority_exponent", "importance_exponent", "n_steps", "discount")
     options = {name: settings[name] for name in names} | {**storage, "seed": seed}
     capacity, batch_size, rule = settings["capacity"], settings["batch_size"], settings["rule"]
@@ -36,7 +36,7 @@ def replay_of(settings: Settings, seed: int, storage: Mapping[str, Any] = FRAMES
 
 
 def newest_rows(steps: TensorDictBase, settings: Settings) -> TensorDictBase:
-    """The newest ``compared_rows`` of these steps as they are stored, returns over several steps formed."""
+    """Returns the newest ``compared_rows`` of these steps as stored, with their returns over ``n_steps``."""
     options: dict[str, Any] = {"n_steps": settings["n_steps"], "discount": settings["discount"]}
     count = settings["compared_rows"]
     ring = recipes.surprise_retention(count, 1, rule=OldestLeaves(), priority_exponent=0.0, **options)
@@ -45,7 +45,7 @@ def newest_rows(steps: TensorDictBase, settings: Settings) -> TensorDictBase:
 
 
 class Retention:
-    """Surprise of new rows, feedback, and what is kept, of the runs of one arm by a rule."""
+    """Surprise of new rows, feedback, and figures of the kept rows, of the runs of one arm by a rule."""
 
     def __init__(self, settings: Settings, agent: StackedDQN) -> None:
         self._settings, self._agent = settings, agent
@@ -57,11 +57,11 @@ class Retention:
             replay.writer.initial_surprise = partial(self.surprise, run)
 
     def surprise(self, run: int, rows: TensorDictBase) -> Tensor:
-        """Squared TD errors ``[M]`` of new rows."""
+        """Returns squared TD errors ``[M]`` of new rows."""
         return self._agent.surprise(run, rows)
 
     def feed(self, run: int, replay: Replay, batch: TensorDictBase, td_error: Tensor, values: Tensor) -> None:
-        """Returns the TD errors of a batch, and the action values where a rule reads them."""
+        """Updates priorities by the TD errors of a batch, and by its action values where a rule reads them."""
         if isinstance(replay.writer, RetentionWriter) and self._weighs:
             signals = {"action_values": values, "action": batch["action"]}
             replay.update_priority(batch["index"], td_error, generation=batch["generation"], **signals)
@@ -99,7 +99,7 @@ class Retention:
 def players_of(
     settings: Settings, seeds: Sequence[int], kind: type[Retention] = Retention
 ) -> tuple[StackedPlayers, Retention]:
-    """The runs of one arm before their first step, and what they keep."""
+    """Returns the runs of one arm before their first step, and their retention."""
     game = partial(
         MinAtarGame,
         "breakout",
@@ -118,7 +118,7 @@ def players_of(
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder, kind: type[Retention] = Retention) -> None:
-    """Returns along the way, and what the buffers keep."""
+    """Records returns during the run and figures of the kept rows."""
     players, retention = players_of(settings, seeds, kind)
     if out.resume_from is not None:
         players.load(out.resume_from, retention.prepare)

@@ -62,7 +62,7 @@ class Record(L.Callback):
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Returns along the way, and what the buffer keeps; begun anew where it was interrupted."""
+    """Records returns during the run and figures of the kept rows; an interrupted run starts over."""
     (seed,) = seeds
     returns: list[float] = []
 

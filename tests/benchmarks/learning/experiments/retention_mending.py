@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retention that discounts what training does not remove, on Breakout with and without sticky actions."""
+"""Retention that discounts surprise that training does not remove, on Breakout with and without sticky actions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RAISED = 30.0  # so that no logarithm of a surprise is negative
 
 
 class Draws:
-    """How often the row in each slot was drawn, and the smallest surprise measured of it.
+    """Counts the draws of the row in each slot, and keeps the smallest surprise measured of it.
 
     Args:
         capacity: slots.
@@ -36,7 +36,7 @@ class Draws:
         self._generation = np.full(capacity, -1, dtype=np.int64)
 
     def add(self, slots: np.ndarray, generation: np.ndarray, surprise: np.ndarray) -> None:
-        """Notes a batch; slots of a new generation begin anew."""
+        """Counts a batch; the count of a slot of a new generation starts over."""
         new = slots[self._generation[slots] != generation]
         self.count[new], self.smallest[new] = 0, np.inf
         self._generation[slots] = generation
@@ -44,7 +44,7 @@ class Draws:
         self.smallest[slots] = np.minimum(self.smallest[slots], surprise)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Returns all that was noted."""
+        """Returns counts, smallest surprises and generations."""
         return {"count": self.count, "smallest": self.smallest, "generation": self._generation}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
@@ -71,11 +71,11 @@ class MendedRetention(Retention):
         self._draws[run] = Draws(self._settings["capacity"])
 
     def surprise(self, run: int, rows: TensorDictBase) -> Tensor:
-        """Surprise ``[M]`` of new rows, which have not been drawn."""
+        """Returns the surprise ``[M]`` of new rows, which have not been drawn."""
         return self._dated(super().surprise(run, rows), rows)
 
     def feed(self, run: int, replay: Replay, batch: TensorDictBase, td_error: Tensor, values: Tensor) -> None:
-        """Returns TD errors, and the mended product of surprise and on-policyness."""
+        """Updates priorities by the TD errors, and retention by the mended product of surprise and on-policyness."""
         index, generation, surprise = batch["index"], batch["generation"], squared_td_error(td_error)
         slots, draws = index.numpy(), self._draws[run]
         draws.add(slots, generation.numpy(), surprise.numpy())
@@ -88,13 +88,13 @@ class MendedRetention(Retention):
         replay.update_priority(index, td_error, generation=generation, surprise=kept_by)
 
     def save(self, folder: Path) -> None:
-        """Writes what is noted of draws."""
+        """Writes the draws of all runs."""
         torch.save({run: draws.state_dict() for run, draws in self._draws.items()}, folder / "draws.pt")
 
     def load(self, folder: Path) -> None:
         """Reads what :meth:`save` wrote."""
-        for run, noted in torch.load(folder / "draws.pt", weights_only=False).items():
-            self._draws[run].load_state_dict(noted)
+        for run, state in torch.load(folder / "draws.pt", weights_only=False).items():
+            self._draws[run].load_state_dict(state)
 
     def _fallen(self, draws: np.ndarray) -> Tensor:
         return torch.from_numpy(self._rate**draws).float()
@@ -106,12 +106,12 @@ class MendedRetention(Retention):
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """As `retention-breakout`."""
+    """Records what ``retention-breakout`` records."""
     retention.run(settings, seeds, out, MendedRetention if settings["mending"] else Retention)
 
 
 def mended(mending: str, rate: float) -> Settings:
-    """Settings of an arm."""
+    """Returns the settings of an arm."""
     return {"rule": "SurpriseOnly", "mending": mending, "mending_rate": rate}
 
 
@@ -146,7 +146,7 @@ TASK = (
 
 
 def mended_experiment(name: str, title: str, settings: Settings, base: str) -> Experiment:
-    """The arms with the settings of the experiment ``base``."""
+    """Returns the experiment with these settings, those of the experiment ``base``."""
     return Experiment(
         name=name,
         title=f"MinAtar's Breakout {title}: surprise discounted by draws",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning with our buffer, with RLlib's own prioritized one and with shards, from the same seeds: the same returns?"""
+"""Returns of RLlib's algorithms with our buffer, with RLlib's own prioritized one and with shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.benchmarks.learning.recorder import Recorder
 
 
 def dqn() -> Any:
-    """CartPole, an update every second step."""
+    """Returns DQN's configuration for CartPole, an update every second step."""
     from ray.rllib.algorithms.dqn import DQNConfig
 
     config = DQNConfig().environment("CartPole-v1").rl_module(model_config={"fcnet_hiddens": [64, 64]})
@@ -28,7 +28,7 @@ def dqn() -> Any:
 
 
 def dqn_3_steps() -> Any:
-    """Returns over three steps, an update every third: here the buffers differ.
+    """Returns :func:`dqn` with returns over three steps and an update every third step, where the buffers differ.
 
     RLlib 2.60 draws another row where fewer than three steps are left, so the last two actions of an episode, those
     before the pole falls, are never learned from. Ours forms the shorter return.
@@ -37,7 +37,7 @@ def dqn_3_steps() -> Any:
 
 
 def sac() -> Any:
-    """Pendulum."""
+    """Returns SAC's configuration for Pendulum."""
     from ray.rllib.algorithms.sac import SACConfig
 
     config = SACConfig().environment("Pendulum-v1")
@@ -55,7 +55,7 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {"dqn": dqn, "sac": sac, "dqn_3_steps
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Mean return of the last ten episodes, forty times along the run."""
+    """Records the mean return of the last ten episodes, forty times."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import logging
 
@@ -91,10 +91,10 @@ PRIORITIES = {"capacity": 50_000, "priority_exponent": 0.6, "importance_exponent
 RLLIBS = {"type": "PrioritizedEpisodeReplayBuffer", "capacity": 50_000, "alpha": 0.6, "beta": 0.4}
 
 
-def compared(
+def experiment_of(
     name: str, title: str, claim: str, algorithm: str, env_steps: int, arms: dict[str, Settings], seeds: int
 ) -> Experiment:
-    """Buffers with one algorithm."""
+    """Returns an experiment that compares buffers with one algorithm."""
     return Experiment(
         name=name,
         title=title,
@@ -114,8 +114,8 @@ def compared(
 
 
 def with_rllibs(algorithm: str, title: str, env_steps: int) -> Experiment:
-    """RLlib's buffer and ours."""
-    return compared(
+    """Returns an experiment that compares RLlib's buffer with ours."""
+    return experiment_of(
         f"rllib-{algorithm.replace('_', '-')}",
         f"RLlib's {title}: our prioritized buffer and RLlib's own",
         "none of a paper: with the same settings both buffers learn alike.",
@@ -130,7 +130,7 @@ EXPERIMENTS = (
     with_rllibs("dqn", "DQN on CartPole, an update every second step", 12_000),
     with_rllibs("dqn_3_steps", "DQN on CartPole, returns over three steps", 15_000),
     with_rllibs("sac", "SAC on Pendulum", 4_000),
-    compared(
+    experiment_of(
         "rllib-shards",
         "RLlib's DQN on CartPole, an update every second step: one buffer and four shards",
         "none of a paper: draws over shards are those of one buffer, so both learn alike.",

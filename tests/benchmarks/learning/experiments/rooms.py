@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event tables in three rooms with a table of values: how soon after the first goal is the way to it known?"""
+"""Event tables in three rooms with a table of values: steps from the first goal to a near-optimal policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Values = list[list[float]]
 
 
 def in_a_gap(steps: TensorDict) -> torch.Tensor:
-    """The agent came into a wall's column, which is floor only in its gap."""
+    """Whether the agent entered a gap, the only floor in a wall's column; bool ``[N]``."""
     x = steps["next", "observation"][:, 0]
     return (x == ThreeRooms.GAPS[0][0]) | (x == ThreeRooms.GAPS[1][0])
 
@@ -40,7 +40,7 @@ CONDITIONS = {"gap": in_a_gap, "goal": reward_at_least(1.0)}
 
 
 def replay_of(settings: Settings, seed: int) -> Replay:
-    """The replay of an arm."""
+    """Returns the replay of an arm."""
     capacity, batch_size = settings["capacity"], settings["batch_size"]
     if settings["replay"] == "uniform":
         return recipes.uniform(capacity, batch_size, seed=seed)
@@ -63,7 +63,7 @@ def replay_of(settings: Settings, seed: int) -> Replay:
 class DoubleQ:
     """Double Q-learning on two tables; values of a state as a list, which is quicker than an array of three.
 
-    Rows of a batch are learned one after another, as the method has it and as a sweep backwards needs.
+    Rows of a batch are learned one after another, as in the method, and as a backward sweep requires.
     """
 
     def __init__(self, seed: int) -> None:
@@ -73,7 +73,7 @@ class DoubleQ:
         self._walk, self._coins = random.Random(seed), random.Random(seed + 1_000_000)
 
     def explore(self, state: int) -> int:
-        """A random action now and then, else one of the best, drawn where several are equal."""
+        """Returns a random action with the probability of exploration, else one of the best, drawn among equals."""
         if self._walk.random() < EXPLORATION:
             return self._walk.randrange(NUM_ACTIONS)
         values = self._values(state)
@@ -81,12 +81,12 @@ class DoubleQ:
         return self._walk.choice([action for action, value in enumerate(values) if value == best])
 
     def greedy(self, state: int) -> int:
-        """The first of the best actions."""
+        """Returns the first of the best actions."""
         values = self._values(state)
         return values.index(max(values))
 
     def learn(self, batch: TensorDict) -> list[float]:
-        """Updates one of the two tables, by chance, for each row; returns the TD errors."""
+        """Updates one of the two tables, drawn for each row; returns the TD errors."""
         states, following = states_of(batch["observation"]), states_of(batch["next", "observation"])
         columns = (batch["action"], batch["next", "reward"].flatten(), batch["next", "terminated"].flatten())
         weight = batch.get("priority_weight", None)
@@ -109,17 +109,17 @@ class DoubleQ:
 
 
 def states_of(observation: torch.Tensor) -> list[int]:
-    """The number of each observed state: 4 * (7 x + y) + direction."""
+    """Returns the number of each observed state: 4 * (7 x + y) + direction."""
     return (observation @ STATE_OF_OBSERVATION).long().tolist()
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """The greedy episode at every check, and the steps from the first goal to the first near-optimal one.
+    """Records the greedy episode at every check, and the steps from the first goal to the first near-optimal one.
 
     Without a near-optimal check, the steps to the end of the run are given, a lower bound; all of them without a goal.
     """
     (seed,) = seeds
-    env, judge = ThreeRooms(max_steps=settings["episode_steps"]), ThreeRooms()
+    env, evaluation_env = ThreeRooms(max_steps=settings["episode_steps"]), ThreeRooms()
     agent, replay, rows = DoubleQ(seed), replay_of(settings, seed), Rows(STEPS_PER_UPDATE, (6,), torch.float32)
     observation, _ = env.reset()
     end = settings["env_steps"]
@@ -140,7 +140,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
                 if replay.is_prioritized:
                     replay.update_priority(batch["index"], torch.tensor(errors), generation=batch["generation"])
         if step % CHECK_EVERY == 0:
-            steps = greedy_steps(agent.greedy, judge)
+            steps = greedy_steps(agent.greedy, evaluation_env)
             if near_optimal is None and steps is not None and steps <= NEAR_OPTIMAL_STEPS:
                 near_optimal = step
             out.record(step, greedy_return=[steps is not None])

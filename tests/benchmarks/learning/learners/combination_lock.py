@@ -139,7 +139,7 @@ class TabularActorCritic:
         return weight / weight.sum(1, keepdims=True)
 
     def learn(self, episodes: Episodes) -> None:
-        """One step along the policy gradient, and one of the values towards the returns."""
+        """Makes one step along the policy gradient, and one of the values towards the returns."""
         played, stage = episodes.played, episodes.stage
         advantage = advantages(episodes)
         probability = self.probabilities()[stage]

@@ -58,7 +58,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def scheduler_of(settings: Settings) -> Scheduler:
-    """The library's scheduler of an arm."""
+    """Returns the library's scheduler of an arm."""
     order = tuple(reversed(TASKS))
     if settings["scheduler"] == "exp3":
         return Exp3(exploration=settings["scheduler_exploration"])
@@ -76,7 +76,7 @@ class CurriculumRuns:
     is dealt as the batches of ``updates_per_draw`` updates, all of one task, after the rounds that belong to them. The
     newest progress signals reach the scheduler every ``updates_per_signal`` updates, so that tasks with short episodes
     send no more of them. An episode that runs out of time terminates where ``time_outs_terminate``: otherwise
-    nothing lowers the values of a policy that walks in circles.
+    no target lowers the values of a policy that walks in circles.
 
     Args:
         settings: of every run, those of the experiment ``half-field``.
@@ -135,7 +135,7 @@ class CurriculumRuns:
                 self._send_signals()
 
     def success(self, episodes: int) -> np.ndarray:
-        """Share of goals of the greedy policies ``[R, tasks]``, from the same starts at every call."""
+        """Returns the share of goals of the greedy policies ``[R, tasks]``, from the same starts at every call."""
         task = np.tile(np.repeat(np.arange(len(TASKS)), episodes), len(self.seeds))
         draws = [np.random.default_rng([seed, 1]).random((len(TASKS) * episodes, DRAWS)) for seed in self.seeds]
         field = VectorHalfField(len(task), self.settings["frame_skip"])
@@ -145,12 +145,12 @@ class CurriculumRuns:
             scored |= field.step(*self._greedy(field.observation))[0] > 0
         return scored.reshape(len(self.seeds), len(TASKS), episodes).mean(2)
 
-    def chances(self) -> np.ndarray:
-        """Chance of each task at the next draw ``[R, tasks]``."""
+    def probabilities(self) -> np.ndarray:
+        """Returns the probability of each task at the next draw, ``[R, tasks]``."""
         return np.array([list(replay.probabilities().values()) for replay in self.replays])
 
     def save(self, folder: Path) -> None:
-        """Writes all that decides how the runs go on."""
+        """Writes agent, replays, environments, schedules and random generators."""
         save_agent_and_replays(folder, self.agent, self.replays)
         kept = {
             "updates": self.updates,
@@ -192,7 +192,7 @@ class CurriculumRuns:
             self._store()
 
     def _restart(self) -> None:
-        """Begins an episode wherever none runs."""
+        """Starts an episode in every field without one."""
         ended = np.flatnonzero(~self._field.is_running)
         if not len(ended):
             return
@@ -229,7 +229,7 @@ class CurriculumRuns:
             self.agent.learn(batch)
 
     def _send_signals(self) -> None:
-        """The actors' synchronisation: the newest signal of every task that has a new one."""
+        """Sends the scheduler the newest signal of every task that has a new one."""
         for replay, signals in zip(self.replays, self._signals, strict=True):
             for task, signal in signals.items():
                 replay.progress(TASKS[task], signal)
@@ -255,14 +255,14 @@ class CurriculumRuns:
 
 
 def learn(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Learns to the end; records the success on every task and the chance of each at the next draw."""
+    """Learns to the end; records the success on every task and the probability of each at the next draw."""
     runs = CurriculumRuns(settings, seeds)
     if out.resume_from is not None:
         runs.load(out.resume_from)
     while runs.updates < settings["updates"]:
         runs.play(runs.updates + settings["updates_per_test"])
-        success, chances = runs.success(settings["test_episodes"]), runs.chances()
+        success, probabilities = runs.success(settings["test_episodes"]), runs.probabilities()
         columns = {task: success[:, number] for number, task in enumerate(TASKS)}
-        columns |= {f"chance of {task}": chances[:, number] for number, task in enumerate(TASKS)}
+        columns |= {f"chance of {task}": probabilities[:, number] for number, task in enumerate(TASKS)}
         out.record(runs.updates, **columns)
         out.checkpoint(runs.save)

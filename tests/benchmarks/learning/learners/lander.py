@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lunar lander for stacked SAC: the events of its landings, a loop with few large draws, quick evaluation."""
+"""Lunar lander for stacked SAC: its events, a loop with few large draws, and a fast evaluation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONDITIONS = {
 
 
 def replay_of(settings: dict[str, Any], seed: int) -> Replay:
-    """The replay of an arm; a draw holds the rows of ``steps_per_draw`` updates."""
+    """Returns the replay of an arm; a draw holds the rows of ``steps_per_draw`` updates."""
     capacity, rows = settings["capacity"], settings["batch_size"] * settings["steps_per_draw"]
     if settings["replay"] == "uniform":
         return recipes.uniform(capacity, rows, seed=seed)
@@ -76,7 +76,7 @@ class LanderRuns(DealtRuns):
                 self._learn()
 
     def evaluate(self, episodes: int, seed: int) -> np.ndarray:
-        """Mean return ``[R]`` of episodes without exploration; their first states are the same for every run."""
+        """Returns the mean return ``[R]`` of episodes without exploration, from the same first states for every run."""
         runs = len(self.replays)
         environments = [gymnasium.make(ENV) for _ in range(runs * episodes)]
         first = [env.reset(seed=seed + number % episodes)[0] for number, env in enumerate(environments)]

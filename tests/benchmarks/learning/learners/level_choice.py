@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What experiments on levels share: uniform levels or a level buffer by settings, and figures of what is replayed."""
+"""Uniform levels or a level buffer by the settings of an arm, and the difficulty of replayed levels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, s
 def levels_of(
     settings: dict[str, Any], levels: int | range, seed: int, *, discount: float, gae_lambda: float, **options: Any
 ) -> LevelSelector:
-    """Uniform levels without a temperature, otherwise levels by the ranks of their scores.
+    """Returns uniform levels without a temperature, otherwise levels by the ranks of their scores.
 
     Args:
         settings: ``score_temperature`` and ``staleness_weight``.
@@ -37,10 +37,10 @@ def levels_of(
 
 
 def expected_difficulty(levels: LevelSelector, difficulty: np.ndarray) -> float:
-    """Of a level drawn from the replay distribution; of any level, where none has a score.
+    """Returns the mean difficulty under the replay distribution, or of all levels where none has a score.
 
     Args:
-        levels: which are replayed.
+        levels: with the replay distribution.
         difficulty: of each level by its id, ``[L]``.
     """
     distribution = levels.probabilities()
@@ -49,6 +49,6 @@ def expected_difficulty(levels: LevelSelector, difficulty: np.ndarray) -> float:
     return float(distribution["probability"].double().numpy() @ difficulty[distribution["level_id"].numpy()])
 
 
-def expect_repeats() -> None:
-    """Silences the warning that nearly one level is replayed, which is part of what is measured."""
+def ignore_repeat_warning() -> None:
+    """Silences the warning that replays concentrate on one level, which these experiments measure."""
     warnings.filterwarnings("ignore", message=".*took the same level as the replay before")

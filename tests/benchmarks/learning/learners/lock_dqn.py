@@ -30,13 +30,13 @@ _TO_GO = torch.cat([torch.zeros(1, OBSERVATION), torch.eye(OBSERVATION)[STAGES:]
 
 
 def observations(stage: np.ndarray, remaining: np.ndarray) -> Tensor:
-    """What the network sees, float32 ``[..., O]``; zeros where no stage is to go."""
+    """Returns inputs of the network, float32 ``[..., O]``; zeros where no stage is to go."""
     to_go = torch.as_tensor(remaining.copy())
     return _ONE_HOT[torch.as_tensor(stage).where(to_go > 0, STAGES)] + _TO_GO[to_go]
 
 
 class LockRuns:
-    """Runs of an agent that plays locks by ``levels`` and learns from ``replays``, each with its own of all.
+    """R runs of an agent that plays levels chosen by ``levels`` and learns from ``replays``, one of each for a run.
 
     Args:
         agent: of all runs.
@@ -70,7 +70,7 @@ class LockRuns:
             self._learn()
 
     def play(self, level: np.ndarray) -> list[Episodes]:
-        """Plays levels ``[R, B]``, each once, with random actions now and then; the episodes of each run."""
+        """Plays levels ``[R, B]``, each once, with exploration; returns the episodes of each run."""
         shape = (level.shape[1], DIFFICULTIES)
         chance = np.stack([generator.random(shape) for generator in self._generators])
         drawn = np.stack([generator.integers(NUM_ACTIONS, size=shape) for generator in self._generators])
@@ -79,12 +79,12 @@ class LockRuns:
         return self._episodes(level, action, value)
 
     def success(self) -> np.ndarray:
-        """Share of the locks ``[R]`` that the greedy actions open."""
+        """Returns the share of the locks ``[R]`` that the greedy actions open."""
         level = np.broadcast_to(np.arange(LEVELS), (len(self.locks), LEVELS))
         return np.array([episodes.reward.sum(1).mean() for episodes in self._episodes(level, *self._greedy(level))])
 
     def _greedy(self, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Greedy actions and their values at every stage of levels ``[R, B]``, both ``[R, B, T]``."""
+        """Returns greedy actions and their values at every stage of levels ``[R, B]``, both ``[R, B, T]``."""
         pairs = list(zip(self.locks, level, strict=True))
         stage = np.stack([locks.stage[own] for locks, own in pairs])
         remaining = np.stack([locks.remaining(own) for locks, own in pairs])
@@ -93,7 +93,7 @@ class LockRuns:
         return action.numpy(), best.double().numpy()
 
     def _episodes(self, level: np.ndarray, action: np.ndarray, state_value: np.ndarray) -> list[Episodes]:
-        """Episodes of each run by the actions and values ``[R, B, T]``."""
+        """Returns the episodes of each run by actions and values ``[R, B, T]``."""
         return [
             locks.episodes(*columns) for locks, *columns in zip(self.locks, level, action, state_value, strict=True)
         ]
@@ -107,7 +107,7 @@ class LockRuns:
 
 
 def steps_of(episodes: Episodes) -> TensorDict:
-    """Rows of a replay, the steps of one episode after those of another."""
+    """Returns rows of a replay ``[N]``, the steps of one episode after those of another."""
     played = episodes.played
     seen = observations(episodes.stage, episodes.remaining)
     following = torch.cat([seen[:, 1:], torch.zeros(len(seen), 1, OBSERVATION)], 1)

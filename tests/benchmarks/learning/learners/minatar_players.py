@@ -82,11 +82,11 @@ class StackedPlayers:
                     self._learn()
 
     def episode_returns(self) -> list[float]:
-        """Mean returns ``[R]`` of the last 50 episodes that ended; 0 before one has."""
+        """Returns the mean returns ``[R]`` of the last 50 finished episodes; 0 before any."""
         return [float(np.mean(returns[-_EPISODES:])) if returns else 0.0 for returns in self._returns]
 
     def save(self, folder: Path) -> None:
-        """Writes agent, replays, games and random generators, from which the runs go on exactly as they are."""
+        """Writes agent, replays, games and random generators, which resume the runs exactly."""
         save_agent_and_replays(folder, self.agent, self.replays)
         kept = {
             "env_steps": self.env_steps,
@@ -99,7 +99,7 @@ class StackedPlayers:
         torch.save(kept, folder / "runs.pt")
 
     def load(self, folder: Path, prepare: Callable[[int, Replay], None]) -> None:
-        """Reads what :meth:`save` wrote; ``prepare`` sets again what a replay does not save."""
+        """Reads what :meth:`save` wrote; ``prepare`` sets again the attributes that a replay does not save."""
         self.replays = load_agent_and_replays(folder, self.agent, len(self.replays))
         for number, replay in enumerate(self.replays):
             prepare(number, replay)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO of several seeds at once on MultiRoom, whose levels are chosen and scored by a source of levels for each seed.
+"""PPO of several seeds at once on MultiRoom, whose levels are chosen and scored by a level selector of each seed.
 
 Seeds share nothing but the time they take: each has its own weights, random numbers, environments and levels.
 """
@@ -73,7 +73,7 @@ class StackedPPO:
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities ``[R, N, 7]`` and values ``[R, N]`` for features ``[R, N, 344]``."""
+        """Returns log-probabilities ``[R, N, 7]`` and values ``[R, N]`` for features ``[R, N, 344]``."""
         output = forward(self._parameters, features)[-1]
         return output[..., :NUM_ACTIONS].log_softmax(-1), output[..., NUM_ACTIONS]
 
@@ -94,7 +94,7 @@ class StackedPPO:
             self._update({key: column.view(runs, -1, *column.shape[1:]) for key, column in drawn.items()})
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser and random generators."""
+        """Returns weights, optimiser and random generators."""
         return {
             "parameters": self.parameters.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -102,14 +102,14 @@ class StackedPPO:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from :meth:`state_dict`."""
+        """Restores :meth:`state_dict`."""
         self.parameters.load_state_dict(state["parameters"])
         self._optimizer.load_state_dict(state["optimizer"])
         for generator, kept in zip(self._generators, state["generators"], strict=True):
             generator.set_state(kept)
 
     def _minibatches(self, runs: int, steps: int) -> Iterator[Tensor]:
-        """Rows ``[R * B]`` of all runs one after another; the minibatches of a run have each step once."""
+        """Yields rows ``[R * B]`` of all runs one after another; the minibatches of a run have each step once."""
         first = torch.arange(runs).unsqueeze(1) * steps
         for _ in range(self._epochs):
             order = torch.stack([torch.randperm(steps, generator=generator) for generator in self._generators])
@@ -128,7 +128,7 @@ class StackedPPO:
         self._optimizer.step()
 
     def _loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Of outputs ``[R, B, 8]``, a sum over runs, whose gradients are thereby their own."""
+        """Returns the loss of outputs ``[R, B, 8]``, summed over runs, so that each run has its own gradient."""
         log_probabilities, value = output[..., :NUM_ACTIONS].log_softmax(-1), output[..., NUM_ACTIONS]
         log_probability = log_probabilities.gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
         ratio = (log_probability - batch["log_probability"]).exp()
@@ -142,7 +142,7 @@ class StackedPPO:
 
 
 def first_weights(seeds: Sequence[int], hidden_size: int) -> list[Tensor]:
-    """Orthogonal weights ``[R, inputs, outputs]`` and zero biases of the layers in turn; logits are nearly equal."""
+    """Returns orthogonal weights ``[R, inputs, outputs]`` and zero biases of the layers; logits are nearly equal."""
 
     def weights(generator: Generator, inputs: int, outputs: int, gain: float = 2.0**0.5) -> Tensor:
         return nn.init.orthogonal_(torch.empty(inputs, outputs), gain, generator)
@@ -157,7 +157,7 @@ def first_weights(seeds: Sequence[int], hidden_size: int) -> list[Tensor]:
 
 
 def advantages(rollout: Batch, discount: float, gae_lambda: float) -> Tensor:
-    """Generalised advantages ``[R, T, N]``."""
+    """Returns generalised advantages ``[R, T, N]``."""
     going_on = (~rollout["terminated"]).float()
     td_error = rollout["reward"] + discount * going_on * rollout["next_state_value"] - rollout["state_value"]
     decay = discount * gae_lambda * going_on
@@ -169,19 +169,19 @@ def advantages(rollout: Batch, discount: float, gae_lambda: float) -> Tensor:
 
 
 def drawn_actions(log_probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Actions ``[R, N]`` from log-probabilities ``[R, N, 7]`` and numbers in [0, 1) ``[R, N]``."""
+    """Returns actions ``[R, N]`` for log-probabilities ``[R, N, 7]`` and uniform draws in [0, 1) ``[R, N]``."""
     passed = log_probabilities.exp().cumsum(-1) <= uniform.unsqueeze(-1)
     return passed.sum(-1).clamp_(max=NUM_ACTIONS - 1)
 
 
 class Collector:
-    """Plays levels that sources choose, with N environments for each of R runs.
+    """Plays levels chosen by level selectors, with N environments for each of R runs.
 
-    120 steps terminate an episode: the reward counts them and the agent sees them, so the limit is of the task.
+    The limit of 120 steps terminates an episode: the reward depends on the time, which the agent observes.
 
     Args:
         training: levels by id.
-        levels: a source for each run.
+        levels: a selector for each run.
         seeds: of the actions, one for each run.
         envs: N.
     """
@@ -198,7 +198,7 @@ class Collector:
 
     @torch.no_grad()
     def rollout(self, ppo: StackedPPO, steps: int) -> Batch:
-        """The next T steps of all environments, columns ``[R, T, N]``, with the values the networks give now."""
+        """Plays T steps in all environments; returns columns ``[R, T, N]`` with the present values of the networks."""
         shape = (len(self.levels), steps, self._envs)
         self._begun = [Counter() for _ in self.levels]
         uniform = torch.stack([torch.rand(steps, self._envs, generator=each) for each in self._generators])
@@ -220,12 +220,12 @@ class Collector:
                 rollout[key][:, step] = column
             self._next_levels(done.nonzero().squeeze(1))
         value = ppo.predict(self._env.observe().view(shape[0], self._envs, -1))[1].unsqueeze(1)
-        # at an end it is of the next level's start, and counts for nothing
+        # at the end of an episode it is of the next level's start and has no effect
         rollout["next_state_value"] = torch.cat([rollout["state_value"][:, 1:], value], dim=1)
         return rollout
 
     def score(self, rollout: Batch) -> None:
-        """Gives the levels of a rollout their scores."""
+        """Scores the levels of a rollout."""
         done = rollout["terminated"].transpose(1, 2)
         after = {"reward": rollout["reward"], "state_value": rollout["next_state_value"]}
         following = {key: column.transpose(1, 2) for key, column in after.items()}
@@ -236,7 +236,7 @@ class Collector:
             update_rollout(levels, TensorDict(columns, done[run].shape), rollout["level_id"][run].T)
 
     def largest_shares(self) -> list[float]:
-        """Share of the episodes begun in the last rollout that were on one level, for each run."""
+        """Returns the largest share of one level in the episodes begun in the last rollout, for each run."""
         return [max(begun.values(), default=0) / max(1, begun.total()) for begun in self._begun]
 
     def save(self, folder: Path) -> None:
@@ -248,7 +248,7 @@ class Collector:
         torch.save(kept, folder / "collector.pt")
 
     def load(self, folder: Path) -> None:
-        """Goes on from what :meth:`save` wrote."""
+        """Reads what :meth:`save` wrote."""
         for run, levels in enumerate(self.levels):
             levels.load(folder / f"levels_{run}")
         kept = torch.load(folder / "collector.pt")
@@ -271,7 +271,7 @@ class Collector:
 
 @torch.no_grad()
 def held_out_returns(ppo: StackedPPO, levels: MultiRoomLevels, seeds: Sequence[int]) -> Tensor:
-    """Returns ``[R, L]`` of an episode of each run on each level, actions drawn from the policy, as in the paper."""
+    """Plays an episode of each run on each level, actions drawn from the policy; returns ``[R, L]`` returns."""
     runs, count = len(seeds), len(levels)
     generators = [Generator().manual_seed(seed) for seed in seeds]
     env = VectorMultiRoom(levels, runs * count)

@@ -38,7 +38,7 @@ class Pucks:
         self.place(np.ones(task.shape, dtype=bool), task, angle)
 
     def place(self, which: np.ndarray, task: np.ndarray, angle: np.ndarray) -> None:
-        """Begins an episode of those in the mask ``which``."""
+        """Starts an episode of the pucks in the mask ``which``."""
         turned = 2.0 * np.pi * angle[..., None] - np.array([0.0, np.pi / 2])
         self.position[which] = (DISTANCES[task][..., None] * np.cos(turned))[which]
         self.velocity[which] = 0.0
@@ -50,7 +50,7 @@ class Pucks:
         return torch.from_numpy(np.concatenate([self.position, self.velocity * DRAG / FORCE], -1)).float()
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pushes all; returns whether each is at the goal, and whether its time is up where it is not."""
+        """Pushes all; returns terminated, at the goal, and truncated, out of time elsewhere."""
         self.velocity = (1.0 - DRAG) * self.velocity + FORCE * action
         moved = self.position + self.velocity
         self.position = moved.clip(-1.0, 1.0)
@@ -82,7 +82,7 @@ class PuckRuns:
         self.rounds = 0
 
     def play_round(self) -> None:
-        """One step of every puck, and the updates that follow."""
+        """Plays one step of every puck and makes the updates that follow."""
         before, drawn = self._pucks.observation, self._drawn()
         is_warmup = self.rounds < self._settings["warmup_rounds"]
         action = 2.0 * drawn[..., 1:] - 1.0 if is_warmup else self._agent.act(before, explore=True).numpy()
@@ -95,7 +95,7 @@ class PuckRuns:
                 self._learn()
 
     def success(self) -> dict[str, np.ndarray]:
-        """Share ``[R]`` of starts around the goal from which it is reached without exploration, of each task."""
+        """Returns by task the share ``[R]`` of starts around the goal from which it is reached without exploration."""
         task = np.repeat(np.arange(len(TASKS)), _STARTS)
         angle = np.tile((np.arange(_STARTS) + 0.5) / _STARTS, len(TASKS))
         shape = (len(self._replays), len(task))
@@ -107,13 +107,13 @@ class PuckRuns:
         return {name: share[:, number] for number, name in enumerate(TASKS)}
 
     def _tasks(self, replay: Replay) -> list[int]:
-        """The next task of each actor."""
+        """Returns the next task of each actor."""
         if isinstance(replay, CurriculumReplay):
             return replay.actor_tasks(self._settings["actors"])
         return [TASKS.index(name) for name in self._settings["tasks"]]
 
     def _drawn(self) -> np.ndarray:
-        """A start and an action of each actor ``[R, E, 3]``, uniform in [0, 1): equal for all arms of a seed."""
+        """Draws a start and an action of each actor ``[R, E, 3]``, uniform in [0, 1): equal for all arms of a seed."""
         return np.stack([generator.random((self._settings["actors"], 3)) for generator in self._generators])
 
     def _restart(self, ended: np.ndarray, angle: np.ndarray) -> None:
@@ -133,7 +133,7 @@ class PuckRuns:
             replay.extend(own)
 
     def _learn(self) -> None:
-        """The updates of one draw; the rows of a table are dealt to them in turn."""
+        """Makes the updates of one draw, to which the rows of a table are dealt in turn."""
         updates = self._settings["updates_per_draw"]
         batches = [replay.sample().select("observation", "action", "next") for replay in self._replays]
         self._agent.learn(torch.stack([batch.view(-1, updates).transpose(0, 1) for batch in batches]))

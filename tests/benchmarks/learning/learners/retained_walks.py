@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks through three rooms with retention buffers, alone or beside event tables: batches from two buffers."""
+"""Walks through three rooms with a retention buffer, event tables, or both: batches from two buffers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LEARNED = ("observation", "action", "next")
 
 
 class SideBySide:
-    """Two buffers, each given every step, and batches with the rows of the first before those of the second.
+    """One or two buffers, each given every step, and batches with the rows of the first before those of the second.
 
-    A buffer has one writer, so that retention and event tables are two.
+    A buffer has one writer, so retention with event tables takes two buffers.
 
     Args:
         replays: the buffers, with batch sizes of their own.
@@ -30,7 +30,7 @@ class SideBySide:
         self.replays = replays
 
     def extend(self, steps: TensorDict) -> None:
-        """Stores steps ``[N]`` in both, or what each keeps of them."""
+        """Stores steps ``[N]`` in every buffer."""
         for replay in self.replays:
             replay.extend(steps)
 
@@ -39,7 +39,7 @@ class SideBySide:
         return [replay.sample() for replay in self.replays]
 
     def feed(self, batches: list[TensorDict], td_error: Tensor, values: Tensor) -> None:
-        """Returns TD errors ``[B]`` and action values ``[B, A]`` of the joined batches to a buffer that retains."""
+        """Updates a retention buffer by TD errors ``[B]`` and action values ``[B, A]`` of the joined batches."""
         sizes = [len(batch) for batch in batches]
         parts = zip(self.replays, batches, td_error.split(sizes), values.split(sizes), strict=True)
         for replay, batch, errors, action_values in parts:

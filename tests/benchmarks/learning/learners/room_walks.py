@@ -58,7 +58,7 @@ class StackedWalks:
                 replay.update_priority(batch["index"], td_error, generation=batch["generation"])
 
     def _play(self) -> TensorDict:
-        """Steps ``[R, N]``."""
+        """Plays the steps of one draw; returns them, ``[R, N]``."""
         count, limit = self._settings["steps_per_draw"], self._settings["episode_steps"]
         chance = np.stack([generator.random(count) for generator in self._generators])
         drawn = np.stack([generator.integers(NUM_ACTIONS, size=count) for generator in self._generators])
@@ -76,7 +76,7 @@ class StackedWalks:
 
 
 def agent_of(settings: dict[str, Any], seeds: Sequence[int]) -> RoomsDQN:
-    """The agent with the settings of an experiment."""
+    """Returns the agent with the settings of an experiment."""
     size, inputs = INPUTS[settings["inputs"]]
     names = ("learning_rate", "discount", "target_update_rate")
     options = {name: settings[name] for name in names} | {"inputs": inputs}

@@ -45,20 +45,20 @@ INPUTS = {"one-hot": (ONE_HOT.shape[1], flat), "coordinates": (COORDINATES.shape
 
 
 def in_a_gap(steps: TensorDict) -> Tensor:
-    """The agent came into a wall's column, which is floor only in its gap."""
+    """Whether the agent entered a gap, the only floor in a wall's column; bool ``[N]``."""
     observation = steps["next", "observation"]
     return observation[:, [x for x, _ in ThreeRooms.GAPS]].any(1)
 
 
 def near_start(steps: TensorDict) -> Tensor:
-    """The agent came to the cell diagonally below the first."""
+    """Whether the agent entered the cell diagonally below the first; bool ``[N]``."""
     x, y = ThreeRooms.START
     observation = steps["next", "observation"]
     return observation[:, [x + 1, WIDTH + y + 1]].all(1)
 
 
 def nearness(observation: Tensor) -> Tensor:
-    """Potential that falls by 0.05 with each cell of distance to the goal."""
+    """Returns a potential that falls by 0.05 with each cell of distance to the goal, ``[N]``."""
     return -0.05 * (observation[:, : WIDTH + HEIGHT] @ GOAL_DISTANCE)
 
 
@@ -68,7 +68,7 @@ POTENTIALS = {"gap": OneAt(low=[1.0, 1.0], high=[1.0, 1.0], components=GAP_CELL)
 
 
 def replay_of(settings: dict[str, Any], seed: int) -> Replay:
-    """The replay of an arm; ``batch_size`` rows are one draw."""
+    """Returns the replay of an arm; ``batch_size`` rows are one draw."""
     capacity, batch_size = settings["capacity"], settings["batch_size"]
     if settings["replay"] == "uniform":
         return recipes.uniform(capacity, batch_size, seed=seed)
@@ -94,7 +94,7 @@ def replay_of(settings: dict[str, Any], seed: int) -> Replay:
 
 @dataclass(frozen=True)
 class Table:
-    """What follows each state and action, ``[S, A]``: quicker than the environment, and of many runs at once.
+    """Transition table of the environment, ``[S, A]``: faster than the environment, and steps many runs at once.
 
     Args:
         start: the first state.
@@ -108,7 +108,7 @@ class Table:
 
     @classmethod
     def of(cls, env: RoomGrid) -> Table:
-        """Every action in every state of the environment."""
+        """Returns the table of an environment, from every action in every state."""
         env.reset()
         start = state_of(env)
         following = np.zeros((len(PLACES), NUM_ACTIONS), dtype=np.int64)
@@ -122,7 +122,7 @@ class Table:
         return cls(start, following, is_goal)
 
     def greedy_steps(self, action: np.ndarray, limit: int) -> np.ndarray:
-        """Steps ``[R]`` to the goal of R policies, actions ``[R, S]``; ``limit`` where it is not reached by then."""
+        """Returns the steps ``[R]`` to the goal of R policies, actions ``[R, S]``; ``limit`` if it is not reached."""
         runs = np.arange(len(action))
         state, taken, is_there = np.full(len(runs), self.start), np.full(len(runs), limit), np.zeros(len(runs), bool)
         for step in range(1, limit):
@@ -133,7 +133,7 @@ class Table:
         return taken
 
     def walk_to_goal(self, seed: int, episode_steps: int) -> TensorDict:
-        """Steps ``[N]`` of random actions, the last of which is the first that leads to the goal."""
+        """Returns steps ``[N]`` of random actions, the last of which is the first to reach the goal."""
         generator = random.Random(seed)
         states, actions, state = [], [], self.start
         while not states or not self.is_goal[states[-1], actions[-1]]:
@@ -144,7 +144,7 @@ class Table:
         return self.steps_of(np.array(states), np.array(actions), truncated)
 
     def steps_of(self, state: np.ndarray, action: np.ndarray, truncated: np.ndarray) -> TensorDict:
-        """Rows of a replay, in the shape of the arrays; a step to the goal is not truncated."""
+        """Returns rows of a replay, in the shape of the arrays; a step to the goal is not truncated."""
         terminated = self.is_goal[state, action]
         ends = {"terminated": terminated, "truncated": truncated & ~terminated, "done": truncated | terminated}
         following = {name: torch.from_numpy(flag).unsqueeze(-1) for name, flag in ends.items()}
@@ -157,7 +157,7 @@ class Table:
 
 
 def filled_replay(table: Table, settings: dict[str, Any], seed: int) -> tuple[Replay, int]:
-    """The replay of an arm with the walk to the first goal, and how many steps that took."""
+    """Returns the replay of an arm with the walk to the first goal, and the steps of that walk."""
     replay, walk = replay_of(settings, seed), table.walk_to_goal(seed, settings["episode_steps"])
     for steps in walk.split(1_000):
         replay.extend(steps)
@@ -165,7 +165,7 @@ def filled_replay(table: Table, settings: dict[str, Any], seed: int) -> tuple[Re
 
 
 class Checks:
-    """Greedy episodes of R runs as they learn, recorded, and the first that is near-optimal.
+    """Records greedy episodes of R runs at checks, and the first check at which each is near-optimal.
 
     Args:
         table: of the environment.
@@ -184,6 +184,6 @@ class Checks:
         self._out.record(step, greedy_return=taken < GREEDY_LIMIT, near_optimal=is_near)
 
     def final(self, end: int) -> dict[str, np.ndarray]:
-        """Steps to the first near-optimal check, ``end`` without one, and whether there was one."""
+        """Returns the steps to the first near-optimal check, ``end`` without one, and whether there was one."""
         is_found = self._first >= 0
         return {"steps_to_near_optimal": np.where(is_found, self._first, end), "near_optimal": is_found}

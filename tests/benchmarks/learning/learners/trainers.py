@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning without words: what experiments that train through the library's data module share."""
+"""A Lightning trainer without output, for experiments that train through the library's data module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import lightning as L
 
 
 def quiet_lightning() -> None:
-    """Silences what Lightning logs about hardware and the end of training."""
+    """Silences Lightning's messages about hardware and the end of training."""
     for name in ("lightning", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -102,7 +102,7 @@ class VectorHalfField:
         return reward, terminated, truncated
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides how the episodes go on."""
+        """Returns the state of all fields."""
         return {name: values.copy() for name, values in self._arrays().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ NUM_ACTIONS = len(Actions)
 FLOOR, WALL, SHUT, OPEN, GOAL = range(5)  # kinds of cells
 VIEW = 4  # cells that are seen in each direction
 PADDED = SIDE + 2 * VIEW  # floor around the grid, so that every window lies inside
-TIMES = 16  # parts of the time limit that are told apart
+TIMES = 16  # observed parts of the time limit
 NUM_FEATURES = 4 * (2 * VIEW + 1) ** 2 + 4 + TIMES
 
 
@@ -40,7 +40,7 @@ class MultiRoomLevels:
 
     @classmethod
     def generate(cls, level_ids: Iterable[int]) -> MultiRoomLevels:
-        """Those that MiniGrid makes of these seeds, in this order."""
+        """Generates MiniGrid's levels of these seeds, in this order."""
         env = multi_room_env()
         columns: tuple[list[Tensor], ...] = ([], [], [], [])
         for level_id in level_ids:
@@ -51,37 +51,37 @@ class MultiRoomLevels:
         return cls(*(torch.stack(column) for column in columns))
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of levels."""
         return len(self.rooms)
 
     def __getitem__(self, rows: Tensor) -> MultiRoomLevels:
-        """Some of them."""
+        """Returns the levels of some rows."""
         return MultiRoomLevels(self.cells[rows], self.position[rows], self.direction[rows], self.rooms[rows])
 
     def first_states(self) -> list[bytes]:
-        """What tells a level from another, for each."""
+        """Returns the first state of each level as bytes: cells, position and direction."""
         start = torch.stack([self.position, self.direction], dim=1).numpy()
         return [cells.tobytes() + row.tobytes() for cells, row in zip(self.cells.numpy(), start, strict=True)]
 
 
 def training_and_held_out(training: int, held_out: int) -> tuple[MultiRoomLevels, MultiRoomLevels]:
-    """Levels 0, 1, 2, ... to train on, and further ones to test on, none of which begins as one of the former does."""
+    """Returns training levels 0, 1, 2, ..., and further ones for tests, whose first states no training level has."""
     levels = MultiRoomLevels.generate(range(training))
-    known = set(levels.first_states())
+    seen = set(levels.first_states())
     further = MultiRoomLevels.generate(range(training, training + held_out + held_out // 10))
-    new = [row for row, state in enumerate(further.first_states()) if state not in known]
+    new = [row for row, state in enumerate(further.first_states()) if state not in seen]
     if len(new) < held_out:
         raise RuntimeError(f"only {len(new)} of {len(further)} further levels are new; generate more for {held_out}.")
     return levels, further[torch.tensor(new[:held_out])]
 
 
 def multi_room_env() -> MultiRoomEnv:
-    """MiniGrid's environment of these levels: 1 to 6 rooms, a limit of 120 steps."""
+    """Returns MiniGrid's environment of these levels: 1 to 6 rooms, a limit of 120 steps."""
     return MultiRoomEnv(1, MAX_ROOMS, maxRoomSize=ROOM_SIZE, width=SIDE, height=SIDE, max_steps=MAX_STEPS)
 
 
 def cells_of(env: MultiRoomEnv) -> np.ndarray:
-    """Kinds of the cells of MiniGrid's environment now, uint8 ``[676]``."""
+    """Returns the present kinds of the cells of MiniGrid's environment, uint8 ``[676]``."""
     grid = env.grid.encode()  # x before y
     thing, state = grid[..., 0].T, grid[..., 2].T
     kinds = np.full(thing.shape, FLOOR, np.uint8)
@@ -93,7 +93,7 @@ def cells_of(env: MultiRoomEnv) -> np.ndarray:
 
 
 def position_of(env: MultiRoomEnv) -> int:
-    """Place of its agent in the padded grid."""
+    """Returns the place of the environment's agent in the padded grid."""
     x, y = (int(coordinate) + VIEW for coordinate in env.agent_pos)
     return y * PADDED + x
 
@@ -128,7 +128,7 @@ class VectorMultiRoom:
         self.steps[rows] = 0
 
     def observe(self) -> Tensor:
-        """What the agents see, float32 ``[N, 344]``.
+        """Returns the observations, float32 ``[N, 344]``.
 
         A plane of the 9 x 9 cells around the agent for each of wall, shut door, open door and goal, the directions, and
         the sixteenths of the time limit; all are 0 or 1. The cells do not turn with the agent.
@@ -156,15 +156,15 @@ class VectorMultiRoom:
         return reward, terminated, (self.steps >= MAX_STEPS) & ~terminated
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where all environments are."""
+        """Returns the state of all environments."""
         return {"cells": self._cells, "position": self.position, "direction": self.direction, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Goes on from :meth:`state_dict`."""
+        """Restores :meth:`state_dict`."""
         self._cells = state["cells"]
         self.position, self.direction, self.steps = state["position"], state["direction"], state["steps"]
 
 
 def one_hot(number: Tensor, count: int) -> Tensor:
-    """Bool ``[N, count]`` of numbers ``[N]``."""
+    """Returns one-hot rows, bool ``[N, count]``, of numbers ``[N]``."""
     return number.unsqueeze(1) == torch.arange(count)
