@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kept rows beside the newest, which a first-in-first-out buffer would hold: age, terminal rows and TD errors."""
+"""Kept rows compared with the newest, which a first-in-first-out buffer would hold: age, terminal rows, TD errors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lightning_replay.retention.index import RetainedRows
 from lightning_replay.storage.stored_column import as_array
 from lightning_replay.storage.transition_check import Column
 
-OLD = 3.0  # mean age over the capacity
-MANY = 2.0  # times the newest rows' share of episode ends, or their TD error
-ENOUGH = 100  # rows; shares of fewer are chance
+HOARDING_AGE = 3.0  # mean age over the capacity
+HOARDING_RATIO = 2.0  # of the share of episode ends, or of the TD error, to that of the newest rows
+MIN_ROWS = 100  # shares of fewer rows are chance
 UNKNOWN = -1
 
 
@@ -31,7 +31,7 @@ class NewestRows:
     def __init__(self, capacity: int) -> None:
         self._is_terminal = np.full(capacity, UNKNOWN, dtype=np.int8)
         self._surprise = np.full(capacity, np.nan, dtype=np.float32)
-        self._next = 0  # number of the row that follows
+        self._next = 0  # number of the next row
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +39,7 @@ class NewestRows:
         return self._is_terminal.nbytes + self._surprise.nbytes
 
     def add(self, first: int, is_terminal: np.ndarray | int, surprise: np.ndarray) -> None:
-        """Notes new rows.
+        """Writes new rows.
 
         Args:
             first: number of the first row; the others follow.
@@ -62,12 +62,12 @@ class NewestRows:
 
     @property
     def terminal_share(self) -> float:
-        """Share of terminal rows; NaN where it is unknown of all."""
+        """Share of terminal rows among those of known flags; NaN if none is known."""
         return _ratio((self._is_terminal > 0).sum(), (self._is_terminal >= 0).sum())
 
     @property
     def mean_error(self) -> float:
-        """Mean of the known errors; NaN where none is."""
+        """Mean of the known errors; NaN if none is known."""
         return _mean_error(self._surprise)
 
     def clear(self) -> None:
@@ -89,7 +89,7 @@ class NewestRows:
 
 
 class Diagnostics:
-    """Whether a buffer hoards: keeps old rows whose surprise no training removes.
+    """Figures of hoarding: whether a buffer keeps old rows whose surprise training does not remove.
 
     Args:
         rows: the stored ones, with their latest surprise.
@@ -103,13 +103,13 @@ class Diagnostics:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is noted of each slot and of the newest rows."""
+        """Bytes of the flags of the slots and of the newest rows."""
         return self._is_terminal.nbytes + self._newest.nbytes
 
-    def offered(
+    def add(
         self, ended: Column | None, surprise: torch.Tensor, first: int, slots: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Notes new rows ``[M]``.
+        """Records offered rows ``[M]``, stored or refused.
 
         Args:
             ended: whether each is a terminal step, ``[M]`` or ``[M, 1]``; ``None`` where that is unknown.
@@ -122,12 +122,12 @@ class Diagnostics:
         self._newest.add(first, is_terminal, surprise.numpy())
         self._is_terminal[slots] = UNKNOWN if isinstance(is_terminal, int) else is_terminal[rows]
 
-    def measured(self, slots: np.ndarray, surprise: torch.Tensor) -> None:
-        """Notes feedback for stored rows; of several for one slot the last counts."""
+    def update(self, slots: np.ndarray, surprise: torch.Tensor) -> None:
+        """Records feedback for stored rows; of several for one slot the last counts."""
         self._newest.update(self._rows.order.arrival(slots), surprise.numpy())
 
-    def renumbered(self) -> None:
-        """Takes the stored rows alone for the newest, after they were numbered anew."""
+    def restart(self) -> None:
+        """Takes the stored rows as the newest; called after their arrivals were renumbered."""
         slots = self._rows.stored()
         slots = slots[np.argsort(self._rows.order.arrival(slots))]
         self._newest.clear()
@@ -146,7 +146,7 @@ class Diagnostics:
         newest = max(self._newest.terminal_share, 1 / self._rows.capacity)  # NaN stays; none counts as one
         stats |= {"terminal_share": share, "terminal_over_newest": share / newest}
         stats["td_error_over_newest"] = _ratio(_mean_error(self._rows.surprise(slots)), self._newest.mean_error)
-        if not self._has_warned and len(slots) >= ENOUGH and _hoards(stats):
+        if not self._has_warned and len(slots) >= MIN_ROWS and _hoards(stats):
             self._has_warned = True
             _warn(stats, self._newest.terminal_share)
         return {name: value for name, value in stats.items() if not math.isnan(value)}
@@ -157,7 +157,7 @@ class Diagnostics:
         self._is_terminal.fill(UNKNOWN)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what is noted of the newest rows, and which slots hold the end of an episode."""
+        """Returns the newest rows, and which slots hold the end of an episode."""
         return {"newest": self._newest.state_dict(), "is_terminal": torch.from_numpy(self._is_terminal.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
@@ -169,8 +169,8 @@ class Diagnostics:
 
 
 def _hoards(stats: Mapping[str, float]) -> bool:
-    is_old = stats["age_over_capacity"] >= OLD
-    return is_old and (stats["terminal_over_newest"] >= MANY or stats["td_error_over_newest"] >= MANY)
+    ratios = (stats["terminal_over_newest"], stats["td_error_over_newest"])  # NaN if unknown
+    return stats["age_over_capacity"] >= HOARDING_AGE and any(ratio >= HOARDING_RATIO for ratio in ratios)
 
 
 def _warn(stats: Mapping[str, float], newest_share: float) -> None:

@@ -29,7 +29,7 @@ class RetainedRows:
         self._surprise = np.full(capacity, np.nan, dtype=np.float32)  # NaN is unknown
         # Kept where a schedule changes the priorities.
         self._on_policyness = np.ones(capacity if rule.schedule is not None else 0, dtype=np.float32)
-        # Times that feedback for the row came, kept where these lower its priority.
+        # Feedback received for the row, counted where it discounts the priority.
         self._draws = np.zeros(capacity if rule.draw_discount < 1.0 else 0, dtype=np.int32)
         self._length = 0
         self._holes: list[int] = []  # empty slots below the length
@@ -75,7 +75,7 @@ class RetainedRows:
         entered = (new.slots >= 0).nonzero()[0]
         slots = new.slots[entered]
         self._keep_factors(slots, factors, entered)
-        self._begin(slots)
+        self._reset_draws(slots)
         return Decisions(slots, entered, fitting + evicted, evicted)
 
     def offer_one(
@@ -110,7 +110,7 @@ class RetainedRows:
         self._holes += [int(victim) for victim in victims if victim != slot]
         self._place(np.array([slot]), priority, np.array([arrival]))
         self._keep_factors(np.array([slot]), factors, np.array([row]))
-        self._begin(np.array([slot]))
+        self._reset_draws(np.array([slot]))
         return slot, victims
 
     def _victims(self, before: np.ndarray) -> np.ndarray:
@@ -137,13 +137,13 @@ class RetainedRows:
         if len(self._on_policyness):
             self._on_policyness[slots] = factors.on_policyness.numpy()[rows]
 
-    def _begin(self, slots: np.ndarray) -> None:
-        """Sets the draws of new rows to none."""
+    def _reset_draws(self, slots: np.ndarray) -> None:
+        """Sets the count of draws of new rows to 0."""
         if len(self._draws):
             self._draws[slots] = 0
 
     def _discounted(self, slots: np.ndarray, priority: np.ndarray) -> np.ndarray:
-        """Returns priorities by the rule, float32 ``[n]``, less for every time that the row was drawn."""
+        """Returns priorities by the rule, float32 ``[n]``, times ``draw_discount`` for each draw of the row."""
         if not len(self._draws):
             return priority
         return priority * (self._rule.draw_discount ** self._draws[slots]).astype(np.float32)
@@ -154,11 +154,11 @@ class RetainedRows:
         return lambda slots: (slots < length) & ~np.isin(slots, holes) if len(holes) else slots < length
 
     def surprise(self, slots: np.ndarray) -> np.ndarray:
-        """Latest surprise of stored rows, float32 ``[n]``, NaN where unknown."""
+        """Returns the latest surprise of stored rows, float32 ``[n]``, NaN where unknown."""
         return self._surprise[slots]
 
     def stored(self) -> np.ndarray:
-        """Slots that hold a row, int64 ``[n]`` ascending."""
+        """Returns the slots that hold a row, int64 ``[n]`` ascending."""
         slots = np.arange(self._length)
         return np.delete(slots, self._holes) if self._holes else slots
 
@@ -175,7 +175,7 @@ class RetainedRows:
         if len(self._on_policyness):
             self._on_policyness[slot] = factors.on_policyness.item()
         slots = np.array([slot])
-        self._begin(slots)
+        self._reset_draws(slots)
         return Decisions(slots, FIRST_ROW, 1, 1)
 
     def _evict_drawn(self, order: LeavingOrder, new: Candidates, fitting: int) -> int:

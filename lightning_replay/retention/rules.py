@@ -24,7 +24,7 @@ class RetentionRule:
         needs_actions: feedback without these is refused.
         is_stochastic: the victim is drawn, in proportion to :meth:`chance`.
         surprise_exponent: of the surprise in the priority; ``None`` where it has none.
-        draw_discount: factor of the priority for each time that feedback for the row came; 1 changes nothing.
+        draw_discount: factor of the priority for each feedback received for the row; 1 changes nothing.
     """
 
     always_admits = False

@@ -161,7 +161,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 is_run = num == 1 or (slots[-1] - first == num - 1 and (np.diff(slots) == 1).all())  # written faster
                 where = slice(first, first + num) if is_run else torch.from_numpy(slots).to(self._storage.device)
                 self._storage.write(where, values)
-        self._diagnostics.offered(ended, factors.surprise, self._offered, decisions.slots, decisions.entered)
+        self._diagnostics.add(ended, factors.surprise, self._offered, decisions.slots, decisions.entered)
         self._evicted_slots = left[were_stored(left)]
         self._offered += count
         self._write_count += decisions.num_admitted
@@ -187,7 +187,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     def _renumber(self) -> None:
         self._offered = self._rows.renumber()
-        self._diagnostics.renumbered()
+        self._diagnostics.restart()
 
     def _terminal_flags(self, values: Sequence[Column]) -> Column | None:
         """Returns the column that has a flag for termination in each new row, ``None`` without one."""
@@ -289,7 +289,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             kept = slots >= 0
             slots, factors = slots[kept], factors.rows(torch.from_numpy(kept))
         if slots.size:
-            self._diagnostics.measured(slots, factors.surprise)
+            self._diagnostics.update(slots, factors.surprise)
             self._rows.update(slots, factors)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:

@@ -108,7 +108,7 @@ def run(experiment: Experiment, options: argparse.Namespace, deadline: float) ->
     seeds = list(experiment.pilot_seeds if options.pilot else experiment.seeds)
     state = state_of(experiment, options)
     arms = chosen(list(experiment.arms), options.arms, "arm")
-    if options.restart and not options.worker:
+    if options.restart:
         set_aside(state)
     elif not (options.pilot or options.worker):
         take_finished(units_of(experiment, seeds, list(experiment.arms), state), results_of(experiment, options))
@@ -171,12 +171,17 @@ def runs_of(out: Recorder) -> dict[int, SeedRun]:
 
 def start_workers(experiment: Experiment, options: argparse.Namespace, deadline: float) -> list[subprocess.Popen]:
     """Starts further processes that run units of the experiment."""
+    command = worker_command(experiment, options, (deadline - time.time()) / 60)
+    return [subprocess.Popen(command, cwd=ROOT) for _ in range(options.processes - 1)]
+
+
+def worker_command(experiment: Experiment, options: argparse.Namespace, minutes: float) -> list[str]:
+    """Returns the command of a process that runs the same units as this one, for so many minutes."""
     command = [sys.executable, "-m", "tests.benchmarks.learning", "--worker", "--only", experiment.name]
     command += ["--state", str(options.state), *(["--pilot"] if options.pilot else [])]
     command += [] if options.seeds is None else ["--seeds", str(options.seeds)]
-    command += ["--budget-minutes", str((deadline - time.time()) / 60)]
-    command += ["--arms", *options.arms] if options.arms else []
-    return [subprocess.Popen(command, cwd=ROOT) for _ in range(options.processes - 1)]
+    command += ["--budget-minutes", str(minutes)]
+    return command + (["--arms", *options.arms] if options.arms else [])
 
 
 def results_of(experiment: Experiment, options: argparse.Namespace) -> Path:

@@ -87,7 +87,8 @@ def test_a_verdict_by_a_ratio_is_relative_to_one() -> None:
     others = np.array([80.0, 90.0, 100.0, 110.0, 120.0, 130.0])
     seen = compare("A", "B", others / 2, others, ratio_of_medians, higher_is_better=False)
     assert seen.text == "A is better than B: ratio of medians 0.50 [0.50, 0.50], 6 of 6 seeds"
-    assert compare("A", "B", others, others, ratio_of_medians).verdict == "no difference found"
+    equal = compare("A", "B", others, others, ratio_of_medians)
+    assert equal.verdict == "no difference found" and equal.seeds_better == 0
 
 
 def test_a_ratio_to_nothing() -> None:

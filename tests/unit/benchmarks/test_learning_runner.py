@@ -18,7 +18,7 @@ import pytest
 
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder, seed_runs
-from tests.benchmarks.learning.runner import main, parser_of
+from tests.benchmarks.learning.runner import main, parser_of, worker_command
 from tests.benchmarks.learning.units import carry_out_all, units_of
 
 CALLS: list[tuple[str, tuple[int, ...]]] = []
@@ -245,6 +245,15 @@ def test_a_unit_that_another_process_runs_is_left_to_it(tmp_path) -> None:
     assert not CALLS
     carry_out_all([unit], float("inf"))
     assert len(CALLS) == 1
+
+
+def test_further_processes_run_the_same_units(tmp_path) -> None:
+    parser = parser_of(argparse.ArgumentParser())
+    given = ["--arms", "drift", "no*", "--seeds", "2", "--pilot", "--state", str(tmp_path), "--processes", "2"]
+    command = worker_command(EXPERIMENT, parser.parse_args(given), minutes=1.5)
+    found = parser.parse_args(command[command.index("tests.benchmarks.learning") + 1 :])
+    assert found.worker and found.pilot and found.only == ["walk"] and found.arms == ["drift", "no*"]
+    assert (found.seeds, found.state, found.budget_minutes, found.processes) == (2, tmp_path, 1.5, 1)
 
 
 def test_pages_are_drawn_anew_without_running(tmp_path) -> None:
