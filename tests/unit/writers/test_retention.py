@@ -246,7 +246,8 @@ def test_a_schedule_of_the_exponent_recomputes_every_priority() -> None:
     assert rule.surprise_exponent == 1.0, "the rule that was given may serve another buffer"
 
 
-def test_each_draw_lowers_a_priority_until_another_row_has_the_slot(tmp_path) -> None:
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_each_draw_lowers_a_priority_until_another_row_has_the_slot(at_once: int, tmp_path) -> None:
     replay = small(rule=SurpriseOnPolicyness(draw_discount=0.5))
     replay.extend(rewarded([2.0, 0.5, 1.0]))
     assert priorities(replay) == [4.0, 0.25, 1.0]
@@ -257,7 +258,9 @@ def test_each_draw_lowers_a_priority_until_another_row_has_the_slot(tmp_path) ->
     save_replay(replay, tmp_path)
     again = load_replay(tmp_path, trust=["tests"])
     for one in (replay, again):
-        assert one.extend(rewarded([1.5, 1.25])).tolist() == [1, 2]  # the latter evicts 4 * weight / 2 = 1.26
+        new = rewarded([1.5, 1.25]).split(at_once)
+        slots = torch.cat([one.extend(rows) for rows in new])
+        assert slots.tolist() == [1, 2]  # the latter evicts 4 * weight / 2 = 1.26
         assert priorities(one)[1:] == [2.25, 1.5625]
         one.update_priority(torch.tensor([0, 2]), torch.tensor([2.0, 2.0]), surprise=torch.tensor([4.0, 4.0]))
         assert priorities(one) == [0.5, 2.25, 2.0]

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from lightning_replay import Replay, load_replay, save_replay
 from lightning_replay.samplers import PrioritizedSampler, UniformSampler
 from lightning_replay.storage.frames import FrameStorage
-from lightning_replay.writers import RetentionRule, RetentionWriter, StochasticSurprise
+from lightning_replay.writers import RetentionRule, RetentionWriter, StochasticSurprise, SurpriseOnly
 
 
 def given_surprise(rows: TensorDict) -> torch.Tensor:
@@ -62,6 +62,16 @@ def test_two_rows_leave_for_one_where_the_first_gives_up_no_frame(at_once, prior
     replay.update_priority(torch.tensor([0, 1, 2]), torch.tensor([9.0, 9.0, 9.0]), generation=generation)
     assert replay.stats()["late_updates_dropped"] == 2
     assert replay.writer.retention_priority(torch.tensor([2])).tolist() == [81.0]
+
+
+def test_draws_of_a_row_do_not_lower_the_next_one_in_its_slot() -> None:
+    replay = framed(5, rule=SurpriseOnly(draw_discount=0.5))
+    replay.extend(pictured([1.0, 2.0, 3.0], [(1, 2), (1, 2), (3, 4)]))
+    replay.update_priority(torch.tensor([0, 1]), torch.tensor([1.0, 1.0]))
+    new = replay.extend(pictured([2.5, 2.75], [(5, 6), (6, 7)]))
+    assert 1 in new.tolist(), "a slot of a row that was drawn"
+    replay.update_priority(new, torch.tensor([2.0, 2.0]))
+    assert replay.writer.retention_priority(new).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("rule", [None, StochasticSurprise()], ids=["lowest", "drawn"])
