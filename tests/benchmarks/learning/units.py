@@ -168,13 +168,14 @@ def set_aside(state: Path) -> None:
 
 
 def commit() -> str:
-    """Returns the checked-out commit, with ``+`` where files of the library or the experiments differ from it."""
+    """Returns the checked-out commit, with ``+`` where files that decide results differ from it."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "lightning_replay", "tests/benchmarks/learning")
+    sources = ("lightning_replay", "rllib_ext", "configs", "tests/benchmarks/learning")
+    changed = git("status", "--porcelain", "--untracked-files=no", *sources)
     return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
 
 
