@@ -277,10 +277,3 @@ def test_measures_that_are_not_finite_are_refused(tmp_path) -> None:
     lost = dataclasses.replace(EXPERIMENT, measure=dataclasses.replace(EXPERIMENT.measure, of=lambda run: float("nan")))
     with pytest.raises(ValueError, match=r"walk, drift: 'place at the end' by seed is .*finite"):
         start(tmp_path, experiment=lost)
-
-
-def test_unknown_names_are_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="no experiment is named 'run'; choose from walk"):
-        start(tmp_path, "--only", "run")
-    with pytest.raises(ValueError, match="no arm is named 'slip'; choose from no drift, drift"):
-        start(tmp_path, "--arms", "slip")
