@@ -218,12 +218,17 @@ def runs_of(out: Recorder) -> dict[int, SeedRun]:
 
 def start_workers(experiment: Experiment, options: argparse.Namespace, deadline: float) -> list[subprocess.Popen]:
     """Starts further processes, which take units of the experiment too."""
-    command = [sys.executable, "-m", "tests.benchmarks.learning", "--worker", "--only", experiment.name]
-    command += ["--state", str(options.state), *(["--pilot"] if options.pilot else [])]
-    command += [] if options.seeds is None else ["--seeds", str(options.seeds)]
-    command += ["--budget-minutes", str(max(0.0, deadline - time.time()) / 60)]
-    command += ["--arms", *options.arms] if options.arms else []
+    command = [sys.executable, "-m", "tests.benchmarks.learning", *worker_options(experiment, options, deadline)]
     return [subprocess.Popen(command, cwd=ROOT) for _ in range(options.processes - 1)]
+
+
+def worker_options(experiment: Experiment, options: argparse.Namespace, deadline: float) -> list[str]:
+    """The options of these processes."""
+    given = ["--worker", "--only", experiment.name, "--state", str(options.state)]
+    given += ["--pilot"] if options.pilot else []
+    given += [] if options.seeds is None else ["--seeds", str(options.seeds)]
+    given += ["--budget-minutes", str(max(0.0, deadline - time.time()) / 60)]
+    return given + (["--arms", *options.arms] if options.arms else [])
 
 
 def results_of(experiment: Experiment, options: argparse.Namespace) -> Path:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,11 +19,6 @@ from tests.benchmarks.learning.runner import main, parser_of
 from tests.unit.benchmarks.test_learning_runner import CALLS, EXPERIMENT, fresh, ordinary_priority, start
 
 __all__ = ["fresh", "ordinary_priority"]  # fixtures
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "tests.benchmarks.learning", *arguments]
-    return subprocess.run(line, cwd=runner.ROOT, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_unknown_names_are_refused(tmp_path) -> None:
@@ -57,25 +54,21 @@ def test_numbers_out_of_range_are_refused(flags, message, tmp_path, capsys) -> N
     assert message in capsys.readouterr().err and not CALLS
 
 
-def test_a_wrong_name_ends_the_command_without_a_traceback() -> None:
-    done = command("--only", "lokcs", "--list")
-    assert done.returncode == 2 and "did you mean 'locks'" in done.stderr and "Traceback" not in done.stderr
+def test_a_wrong_name_ends_the_command_without_a_traceback(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["learning", "--only", "lokcs", "--list"])
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # of this process, which runs other tests too
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("tests.benchmarks.learning", run_name="__main__")
+    assert ended.value.code == 2 and "error: no experiment is named 'lokcs', did you mean" in capsys.readouterr().err
 
 
-def test_processes_of_a_spent_budget_end_at_once(tmp_path) -> None:
-    done = command(
-        "--only",
-        "locks",
-        "--processes",
-        "2",
-        "--budget-minutes",
-        "0",
-        "--state",
-        str(tmp_path),
-        "--results",
-        str(tmp_path),
-    )
-    assert (done.returncode, done.stderr) == (1, ""), done.stderr
+def test_processes_get_the_options_of_the_command_and_what_is_left_of_its_budget() -> None:
+    parser = parser_of(runner.argparse.ArgumentParser())
+    options = parser.parse_args(["--processes", "2", "--seeds", "3", "--pilot", "--arms", "dr*", "no*"])
+    for deadline, left in ((time.time() - 1, 0.0), (float("inf"), float("inf"))):
+        parsed = parser.parse_args(runner.worker_options(EXPERIMENT, options, deadline))
+        assert parsed.budget_minutes == left and parsed.only == ["walk"] and parsed.worker
+        assert (parsed.seeds, parsed.pilot, parsed.arms) == (3, True, ["dr*", "no*"])
 
 
 def test_unfinished_experiments_have_no_verdict(tmp_path) -> None:
