@@ -60,7 +60,7 @@ bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in 
 bench-torchrl: .venv/.stamp  ## T2 and T3 in an environment whose torch loads TorchRL's extension (several GB)
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/speed/torchrl_environment.py
 
-# `make experiments ONLY=nmer` runs one, `ONLY="locks rooms nmer-short"` several; FLAGS are those of the command's --help.
+# `make experiments ONLY=locks` runs one, `ONLY=nmer` all of nmer-…, `ONLY="locks rooms nmer-short"` several; FLAGS are those of the command's --help.
 experiments: .venv/.stamp  ## learning experiments over paired seeds into tests/benchmarks/results; goes on where an earlier one stopped
 	$(SINGLE_THREAD) $(BIN)/python -m tests.benchmarks.learning --processes 2 $(if $(ONLY),--only $(ONLY)) $(FLAGS)
 

@@ -90,7 +90,10 @@ def surprise_retention(
         }
         ignored = ", ".join(f"{name}={value}" for name, value in given.items() if value != 1.0)
         if ignored:
-            raise ValueError(f"rule is {type(rule).__name__}, so {ignored} would be ignored; give it to the rule")
+            raise ValueError(
+                f"rule is {type(rule).__name__}, so {ignored} would be ignored; leave it out, or give it to the "
+                "rule if that has such an option"
+            )
     if checked_count("capacity", capacity, of="transitions") < checked_count("n_steps", n_steps):
         raise ValueError(
             f"capacity {capacity} is below n_steps {n_steps}: a single return spans more steps than are kept. "

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from lightning_replay.retention.index import RetainedRows
+from lightning_replay.retention.rules import RetentionRule, SurpriseOnly, SurpriseOnPolicyness
 from lightning_replay.storage.stored_column import as_array
 from lightning_replay.storage.transition_check import Column
 
@@ -93,10 +94,11 @@ class Diagnostics:
 
     Args:
         rows: the stored ones, with their latest surprise.
+        rule: decides which rows are kept; the warning advises for it.
     """
 
-    def __init__(self, rows: RetainedRows) -> None:
-        self._rows = rows
+    def __init__(self, rows: RetainedRows, rule: RetentionRule) -> None:
+        self._rows, self._rule = rows, rule
         self._newest = NewestRows(rows.capacity)
         self._is_terminal = np.full(rows.capacity, UNKNOWN, dtype=np.int8)
         self._has_warned = False
@@ -148,7 +150,7 @@ class Diagnostics:
         stats["td_error_over_newest"] = _ratio(_mean_error(self._rows.surprise(slots)), self._newest.mean_error)
         if not self._has_warned and len(slots) >= MIN_ROWS and _hoards(stats):
             self._has_warned = True
-            _warn(stats, self._newest.terminal_share)
+            _warn(stats, self._newest.terminal_share, self._rule)
         return {name: value for name, value in stats.items() if not math.isnan(value)}
 
     def clear(self) -> None:
@@ -173,7 +175,7 @@ def _hoards(stats: Mapping[str, float]) -> bool:
     return stats["age_over_capacity"] >= HOARDING_AGE and any(ratio >= HOARDING_RATIO for ratio in ratios)
 
 
-def _warn(stats: Mapping[str, float], newest_share: float) -> None:
+def _warn(stats: Mapping[str, float], newest_share: float, rule: RetentionRule) -> None:
     shown = [f"their mean age is {stats['age_over_capacity']:.1f} times the capacity (0.5 first in, first out)"]
     if not math.isnan(stats["terminal_share"]):
         shown.append(f"{stats['terminal_share']:.0%} of them end an episode ({newest_share:.0%} of the newest)")
@@ -181,11 +183,19 @@ def _warn(stats: Mapping[str, float], newest_share: float) -> None:
         shown.append(f"their TD error is {stats['td_error_over_newest']:.1f} times that of the newest")
     warnings.warn(
         f"the buffer hoards rows that training does not explain: {'; '.join(shown)}. Where chance decides rewards or "
-        "successors, as with sticky actions or returns over several steps, it counts as surprise that stays. Give "
-        "draw_discount=0.9, and compare with first in, first out, rule=OldestLeaves(), of this and of a larger "
-        "capacity; see docs/retention.md",
+        "successors, as with sticky actions or returns over several steps, it counts as surprise that stays. "
+        f"{_advice(rule)} with first in, first out, rule=OldestLeaves(), of this and of a larger capacity; see "
+        "docs/retention.md",
         stacklevel=5,
     )
+
+
+def _advice(rule: RetentionRule) -> str:
+    if not isinstance(rule, SurpriseOnly | SurpriseOnPolicyness):
+        return f"Compare {type(rule).__name__}"
+    if rule.draw_discount < 1.0:
+        return f"draw_discount={rule.draw_discount:g} does not suffice here: give a lower one, and compare"
+    return "Give draw_discount=0.9, and compare"
 
 
 def _mean_error(surprise: np.ndarray) -> float:

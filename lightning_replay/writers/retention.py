@@ -129,7 +129,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 )
         super().register_storage(storage)
         self._rows = RetainedRows(storage.capacity, self.rule, self._generator)
-        self._diagnostics = Diagnostics(self._rows)
+        self._diagnostics = Diagnostics(self._rows, self.rule)
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Offers transitions ``[M]``, oldest first, as if one at a time; see :meth:`insert`, whose slots it returns."""

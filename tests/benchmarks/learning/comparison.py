@@ -108,7 +108,8 @@ class Comparison:
         high: upper end.
         seeds_better: in how many seeds the arm is better.
         improvement: probability of improvement, and its interval.
-        verdict: "better", "worse", "no difference found" or, of fewer than four seeds, "too few seeds".
+        verdict: "better", "worse", "no difference found"; "too few seeds" of fewer than four, "unfinished" where seeds
+            have not been run.
         text: the verdict in words.
     """
 
@@ -133,10 +134,12 @@ def compare(
     *,
     higher_is_better: bool = True,
     digits: int = 3,
+    is_complete: bool = True,
 ) -> Comparison:
     """Compares the numbers ``[n]`` of two arms over the same n seeds.
 
-    The arm is better, or worse, where the 95 % interval of the contrast does not include equality.
+    The arm is better, or worse, where the 95 % interval of the contrast does not include equality. While seeds have not
+    been run (``is_complete=False``) there is no verdict: whoever stops when the interval allows one finds too many.
     """
     ours, theirs = np.asarray(values, dtype=np.float64), np.asarray(others, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -146,15 +149,17 @@ def compare(
     pairs = (sign * ours, sign * theirs)
     improvement = (float(probability_of_improvement(*pairs)), *interval(probability_of_improvement, *pairs))
     better = int((pairs[0] > pairs[1]).sum())
-    verdict = _verdict(sign * (low - contrast.neutral), sign * (high - contrast.neutral), len(ours))
+    ends = (sign * (low - contrast.neutral), sign * (high - contrast.neutral))
+    verdict = _verdict(*ends, len(ours)) if is_complete else "unfinished"
     words = {
         "better": f"{arm} is better than {other}",
         "worse": f"{arm} is worse than {other}",
         "no difference found": f"no difference found between {arm} and {other}",
         "too few seeds": f"no verdict from so few seeds, {arm} with {other}",
+        "unfinished": f"no verdict yet, {arm} with {other}",
     }
     text = f"{words[verdict]}: {contrast_text(contrast, value, low, high, digits)}, {better} of {len(ours)} seeds"
-    if FEWEST_SEEDS <= len(ours) < FEW_SEEDS:
+    if is_complete and FEWEST_SEEDS <= len(ours) < FEW_SEEDS:
         text += " (few seeds: rely on it with care)"
     return Comparison(arm, other, len(ours), value, low, high, better, improvement, verdict, text)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +90,23 @@ def table(experiments: Mapping[str, Experiment], results: Path) -> str:
     return markdown_table(HEADER, rows(experiments, results), others="---")
 
 
-def rows(experiments: Mapping[str, Experiment], results: Path) -> Iterator[list[str]]:
-    """Yields the rows of the table: method with claim, task, verdicts, command.
+def check_places(experiments: Iterable[str]) -> None:
+    """Refuses experiments that the table has no place for.
 
     Raises:
         ValueError: an experiment has no place in ``METHODS``, or a place has no experiment.
     """
     placed = [name for _, names in METHODS.values() for name in names]
     if unplaced := set(placed) ^ set(experiments):
-        raise ValueError(f"METHODS and the experiments differ in {sorted(unplaced)}; give each experiment a place.")
+        raise ValueError(
+            f"METHODS and the experiments differ in {sorted(unplaced)}; give each experiment a place in METHODS of "
+            f"{Path(__file__).relative_to(PAGE.parents[1])}, or write to a folder of your own with --results."
+        )
+
+
+def rows(experiments: Mapping[str, Experiment], results: Path) -> Iterator[list[str]]:
+    """Yields the rows of the table: method with claim, task, verdicts, command."""
+    check_places(experiments)
     for method, (claim, names) in METHODS.items():
         for number, name in enumerate(names):
             first = f"**{method}**: {claim}" if number == 0 else f"{method}"

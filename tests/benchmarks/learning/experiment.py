@@ -49,6 +49,9 @@ A finished unit is kept in ``.experiments`` and not computed again. An experimen
             out.checkpoint(learner.save)
         out.final(nbytes=[replay.nbytes for replay in learner.replays])
 
+The first command that writes its results needs a place for it in ``METHODS`` of ``evidence.py``, the table of
+``docs/evidence.md``; ``--fast``, ``--pilot`` and ``--results FOLDER`` do not.
+
 Packages of an optional extra are imported inside ``run``, so that the other experiments run without them.
 """
 

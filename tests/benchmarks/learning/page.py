@@ -134,6 +134,7 @@ class Results:
             if seeds:
                 columns = ([each[seed] for seed in seeds] for each in (ours, theirs))
                 options = {"higher_is_better": measure.higher_is_better, "digits": measure.digits}
+                options["is_complete"] = not self.missing
                 made.append(compare(arm, other, *columns, measure.contrast, **options))
         return made
 

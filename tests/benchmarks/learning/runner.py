@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command that runs experiments and writes their results."""
+"""Runs experiments and writes their results."""
 
 from __future__ import annotations
 
 import argparse
-import fnmatch
+import dataclasses
 import importlib
 import json
 import os
@@ -17,15 +17,22 @@ from pathlib import Path
 
 import torch
 
-from tests.benchmarks.learning.evidence import write_table
+from tests.benchmarks.learning.command import COMMAND, RESULTS, chosen, command_of, worker_options
+from tests.benchmarks.learning.evidence import check_places, write_table
 from tests.benchmarks.learning.experiment import Experiment, Settings
 from tests.benchmarks.learning.page import Results, provenance, write
 from tests.benchmarks.learning.recorder import Recorder, SeedRun, seed_runs
-from tests.benchmarks.learning.units import ROOT, carry_out_all, commit, set_aside, take_finished, units_of
+from tests.benchmarks.learning.units import (
+    ROOT,
+    begins_anew,
+    carry_out_all,
+    commit,
+    set_aside,
+    take_finished,
+    units_of,
+)
 
 EXPERIMENTS = Path(__file__).parent / "experiments"
-RESULTS = Path(__file__).parents[1] / "results"
-COMMAND = "python -m tests.benchmarks.learning"
 NICENESS = 10
 FAST_SEEDS = 2
 
@@ -42,47 +49,18 @@ def all_experiments() -> dict[str, Experiment]:
     return found
 
 
-def chosen(names: Sequence[str], patterns: Sequence[str], what: str) -> list[str]:
-    """Returns the names that match one of the patterns, in their own order; all without patterns.
-
-    Raises:
-        ValueError: a pattern matches none.
-    """
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            raise ValueError(f"no {what} is named {pattern!r}; choose from {', '.join(names)}.")
-    return [name for name in names if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
-
-
-def parser_of(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds the options of the command and returns the parser."""
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="experiments, also patterns (nmer*)")
-    parser.add_argument("--list", action="store_true", help="names and what is finished")
-    parser.add_argument("--arms", nargs="+", default=[], metavar="ARM", help="arms that are run, also patterns")
-    parser.add_argument("--seeds", type=int, metavar="N", help="run the first N seeds only")
-    parser.add_argument("--pilot", action="store_true", help="run the pilot seeds; the page goes to .experiments")
-    parser.add_argument("--budget-minutes", type=float, default=float("inf"), help="stop then; a later command goes on")
-    parser.add_argument("--processes", type=int, default=1, help="of one thread each")
-    parser.add_argument("--fast", action="store_true", help="two seeds and few steps; nothing is kept")
-    parser.add_argument(
-        "--partial", action="store_true", help="write results of unfinished experiments, from which any machine goes on"
-    )
-    parser.add_argument("--restart", action="store_true", help="set kept units aside (NAME.old-1) and begin anew")
-    parser.add_argument("--redraw", action="store_true", help="pages and pictures from the results; nothing is run")
-    parser.add_argument("--state", type=Path, default=ROOT / ".experiments", help="folder of the units")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return parser
-
-
 def main(options: argparse.Namespace, experiments: dict[str, Experiment] | None = None) -> int:
     """Carries out a command; returns the exit status, 1 where something is unfinished."""
     experiments = all_experiments() if experiments is None else experiments
     names = chosen(list(experiments), options.only, "experiment")
+    arms = {name: chosen(list(experiments[name].arms), options.arms, f"arm of {name}") for name in names}
+    writes_table = options.results == RESULTS and not (options.list or options.worker or options.pilot)
     if options.fast:
         for name in names:
-            print(run_fast(experiments[name], chosen(list(experiments[name].arms), options.arms, "arm")))
+            print(run_fast(experiments[name], arms[name]))
         return 0
+    if writes_table:
+        check_places(experiments)  # before hours are spent
     os.nice(max(0, NICENESS - os.nice(0)))
     torch.set_num_threads(1)
     deadline = time.time() + 60 * options.budget_minutes
@@ -93,13 +71,13 @@ def main(options: argparse.Namespace, experiments: dict[str, Experiment] | None 
         elif options.redraw:
             redraw(experiments[name], results_of(experiments[name], options))
         else:
-            unfinished += not run(experiments[name], options, deadline)
-    if options.results == RESULTS and not (options.list or options.worker):
+            unfinished += not run(experiments[name], arms[name], options, deadline)
+    if writes_table:
         write_table(all_experiments(), RESULTS)
     return int(unfinished > 0)
 
 
-def run(experiment: Experiment, options: argparse.Namespace, deadline: float) -> bool:
+def run(experiment: Experiment, arms: Sequence[str], options: argparse.Namespace, deadline: float) -> bool:
     """Carries out units of an experiment, then prints its page and writes its results.
 
     Returns:
@@ -107,17 +85,21 @@ def run(experiment: Experiment, options: argparse.Namespace, deadline: float) ->
     """
     seeds = list(experiment.pilot_seeds if options.pilot else experiment.seeds)
     state = state_of(experiment, options)
-    arms = chosen(list(experiment.arms), options.arms, "arm")
     if options.restart:
         set_aside(state)
-    elif not (options.pilot or options.worker):
+    elif not (options.pilot or options.worker or begins_anew(state)):
         take_finished(units_of(experiment, seeds, list(experiment.arms), state), results_of(experiment, options))
     units = units_of(experiment, seeds[: options.seeds], arms, state)
     helpers = [] if options.worker else start_workers(experiment, options, deadline)
-    carry_out_all(units, deadline, lambda line: print(line, flush=True))
-    for helper in helpers:
-        if status := helper.wait():
-            raise RuntimeError(f"a process of {experiment.name} ended with status {status}; its error is above.")
+    try:
+        carry_out_all(units, deadline, lambda line: print(line, flush=True))
+        for helper in helpers:
+            if status := helper.wait():
+                raise RuntimeError(f"a process of {experiment.name} ended with status {status}; its error is above.")
+    finally:
+        for helper in helpers:
+            helper.terminate()  # where an error or a signal ends this process; later commands go on
+            helper.wait()
     if options.worker:
         return True
     every = units_of(experiment, seeds, list(experiment.arms), state)
@@ -138,11 +120,12 @@ def run(experiment: Experiment, options: argparse.Namespace, deadline: float) ->
 def run_fast(experiment: Experiment, arms: Sequence[str]) -> str:
     """Runs the first seeds with the experiment's fast settings; returns the page, keeps nothing."""
     seeds = list(experiment.seeds)[:FAST_SEEDS]
+    fast = dataclasses.replace(experiment, settings=experiment.settings | experiment.fast)
     units = []
     for unit in units_of(experiment, seeds, arms, Path()):
         content = record(experiment, unit.arm, unit.seeds, is_fast=True).content
         units.append({"arm": unit.arm, "seeds": list(unit.seeds), "commit": commit(), **content})
-    results, made = Results(experiment, units, seeds), provenance(f"{COMMAND} --only {experiment.name} --fast")
+    results, made = Results(fast, units, seeds), provenance(f"{COMMAND} --only {experiment.name} --fast")
     with tempfile.TemporaryDirectory() as folder:
         write(results, made, Path(folder))
     return results.page(made)
@@ -170,18 +153,9 @@ def runs_of(out: Recorder) -> dict[int, SeedRun]:
 
 
 def start_workers(experiment: Experiment, options: argparse.Namespace, deadline: float) -> list[subprocess.Popen]:
-    """Starts further processes that run units of the experiment."""
-    command = worker_command(experiment, options, (deadline - time.time()) / 60)
+    """Starts further processes, which take units of the experiment too."""
+    command = [sys.executable, "-m", "tests.benchmarks.learning", *worker_options(experiment, options, deadline)]
     return [subprocess.Popen(command, cwd=ROOT) for _ in range(options.processes - 1)]
-
-
-def worker_command(experiment: Experiment, options: argparse.Namespace, minutes: float) -> list[str]:
-    """Returns the command of a process that runs the same units as this one, for so many minutes."""
-    command = [sys.executable, "-m", "tests.benchmarks.learning", "--worker", "--only", experiment.name]
-    command += ["--state", str(options.state), *(["--pilot"] if options.pilot else [])]
-    command += [] if options.seeds is None else ["--seeds", str(options.seeds)]
-    command += ["--budget-minutes", str(minutes)]
-    return command + (["--arms", *options.arms] if options.arms else [])
 
 
 def results_of(experiment: Experiment, options: argparse.Namespace) -> Path:
@@ -201,18 +175,18 @@ def redraw(experiment: Experiment, path: Path) -> None:
 
 
 def progress(experiment: Experiment, options: argparse.Namespace) -> str:
-    """Returns the number of finished units in words."""
+    """Returns the number of finished units in words, and whether results are written."""
     seeds = experiment.pilot_seeds if options.pilot else experiment.seeds
     units = units_of(experiment, list(seeds), list(experiment.arms), state_of(experiment, options))
-    return f"{experiment.name}: {sum(unit.is_finished for unit in units)} of {len(units)} units finished"
+    finished, path = sum(unit.is_finished for unit in units), results_of(experiment, options)
+    written = ""
+    if path.exists() and not options.pilot:
+        written = (
+            ", unfinished results are written" if json.loads(path.read_text())["missing"] else ", results are written"
+        )
+    return f"{experiment.name}: {finished} of {len(units)} units finished{written}"
 
 
 def state_of(experiment: Experiment, options: argparse.Namespace) -> Path:
     """Returns the folder of an experiment's units."""
     return options.state / (f"{experiment.name}-pilot" if options.pilot else experiment.name)
-
-
-def command_of(experiment: Experiment, options: argparse.Namespace) -> str:
-    """Returns the command that repeats the results."""
-    flags = [flag for flag, is_set in (("--pilot", options.pilot), ("--partial", options.partial)) if is_set]
-    return " ".join([COMMAND, "--only", experiment.name, *flags])

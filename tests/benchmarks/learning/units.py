@@ -19,6 +19,7 @@ from tests.benchmarks.learning.experiment import Experiment, Settings, hash_of, 
 from tests.benchmarks.learning.recorder import CHECKPOINT_SECONDS, OutOfTimeError, Recorder
 
 ROOT = Path(__file__).resolve().parents[3]
+ANEW = "begun-anew"  # a file in the folder of an experiment's units
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,13 @@ def set_aside(state: Path) -> None:
     if state.exists():
         number = 1 + len(list(state.parent.glob(f"{state.name}.old-*")))
         state.rename(state.with_name(f"{state.name}.old-{number}"))
+    state.mkdir(parents=True)
+    (state / ANEW).touch()
+
+
+def begins_anew(state: Path) -> bool:
+    """Whether the units of earlier results were set aside, so that later commands do not take them either."""
+    return (state / ANEW).exists()
 
 
 def commit() -> str:

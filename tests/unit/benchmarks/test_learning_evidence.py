@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.learning.command import RESULTS
 from tests.benchmarks.learning.evidence import BEGIN, END, METHODS, PAGE, REPLACED, rows, table, write_table
 from tests.benchmarks.learning.experiment import Pairs
-from tests.benchmarks.learning.runner import RESULTS, all_experiments
+from tests.benchmarks.learning.runner import all_experiments
 
 README = PAGE.parents[1] / "README.md"
 FIGURE = re.compile(r"[-+]?[\d.,]*\d \[[^\]]+\]")  # a number with its interval

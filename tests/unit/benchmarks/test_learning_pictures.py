@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.benchmarks.learning.command import RESULTS
 from tests.benchmarks.learning.evidence import REPLACED
 from tests.benchmarks.learning.experiment import Experiment, Panel, hash_of, last_of
 from tests.benchmarks.learning.page import Results
 from tests.benchmarks.learning.pictures import curves_of, draw_panels
 from tests.benchmarks.learning.recorder import SeedRun
-from tests.benchmarks.learning.runner import RESULTS, all_experiments
+from tests.benchmarks.learning.runner import all_experiments
 
 EXPERIMENT = Experiment(
     name="two-arms",

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.benchmarks.learning.command import parser_of
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder, seed_runs
-from tests.benchmarks.learning.runner import main, parser_of, worker_command
+from tests.benchmarks.learning.runner import main
 from tests.benchmarks.learning.units import carry_out_all, units_of
 
 CALLS: list[tuple[str, tuple[int, ...]]] = []
@@ -247,15 +248,6 @@ def test_a_unit_that_another_process_runs_is_left_to_it(tmp_path) -> None:
     assert len(CALLS) == 1
 
 
-def test_further_processes_run_the_same_units(tmp_path) -> None:
-    parser = parser_of(argparse.ArgumentParser())
-    given = ["--arms", "drift", "no*", "--seeds", "2", "--pilot", "--state", str(tmp_path), "--processes", "2"]
-    command = worker_command(EXPERIMENT, parser.parse_args(given), minutes=1.5)
-    found = parser.parse_args(command[command.index("tests.benchmarks.learning") + 1 :])
-    assert found.worker and found.pilot and found.only == ["walk"] and found.arms == ["drift", "no*"]
-    assert (found.seeds, found.state, found.budget_minutes, found.processes) == (2, tmp_path, 1.5, 1)
-
-
 def test_pages_are_drawn_anew_without_running(tmp_path) -> None:
     start(tmp_path)
     written = (tmp_path / "results" / "walk.json").read_text()
@@ -286,10 +278,3 @@ def test_measures_that_are_not_finite_are_refused(tmp_path) -> None:
     lost = dataclasses.replace(EXPERIMENT, measure=dataclasses.replace(EXPERIMENT.measure, of=lambda run: float("nan")))
     with pytest.raises(ValueError, match=r"walk, drift: 'place at the end' by seed is .*finite"):
         start(tmp_path, experiment=lost)
-
-
-def test_unknown_names_are_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="no experiment is named 'run'; choose from walk"):
-        start(tmp_path, "--only", "run")
-    with pytest.raises(ValueError, match="no arm is named 'slip'; choose from no drift, drift"):
-        start(tmp_path, "--arms", "slip")

@@ -15,11 +15,18 @@ from tensordict import TensorDict
 from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
 from lightning_replay.retention import eviction_order
 from lightning_replay.retention.diagnostics import NewestRows
+from lightning_replay.retention.rules import RetentionRule
 from lightning_replay.writers import OldestLeaves, OnPolicynessOnly, RetentionWriter, SurpriseOnly
 from tests.transitions import numbered_steps
 
 SAVES = Path(__file__).parents[2] / "fixtures"
 FIGURES = ("age_over_capacity", "terminal_share", "terminal_over_newest", "td_error_over_newest")
+
+
+class MostSurprising(RetentionRule):
+    """A rule of one's own, without draw_discount."""
+
+    takes_surprise = learns = True
 
 
 def squared_reward(transitions: TensorDict) -> torch.Tensor:
@@ -141,9 +148,9 @@ def test_rows_without_a_flag_each_have_no_share_of_ends(change: str) -> None:
     assert set(figures(replay)) == {"age_over_capacity", "td_error_over_newest"}
 
 
-def hoarding(capacity: int = 100) -> Replay:
+def hoarding(capacity: int = 100, **options: Any) -> Replay:
     """Rows that end episodes fill the buffer and refuse 700 others, of whose ages the mean is 749.5."""
-    replay = buffer(capacity)
+    replay = buffer(capacity, **options)
     replay.extend(steps([2.0] * capacity, ends=tuple(range(capacity))))
     replay.extend(steps([0.5] * 700, ends=(650,)))
     return replay
@@ -161,6 +168,22 @@ def test_hoarding_is_warned_of_once() -> None:
         warnings.simplefilter("error")
         assert replay.stats()["refused"] == 700
         hoarding(capacity=99).stats()  # too few rows for shares
+
+
+@pytest.mark.parametrize(
+    ("rule", "advice"),
+    [
+        (SurpriseOnly(), "Give draw_discount=0.9, and compare with first in"),
+        (
+            SurpriseOnly(draw_discount=0.9),
+            "draw_discount=0.9 does not suffice here: give a lower one, and compare with",
+        ),
+        (MostSurprising(), "stays. Compare MostSurprising with first in"),
+    ],
+)
+def test_the_warning_advises_what_the_rule_has(rule: RetentionRule, advice: str) -> None:
+    with pytest.warns(UserWarning, match=advice):
+        hoarding(rule=rule).stats()
 
 
 @pytest.mark.parametrize(
