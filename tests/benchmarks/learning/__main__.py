@@ -19,8 +19,9 @@ import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: one thread, and equal sums on every machine
 
-from tests.benchmarks.learning.command import UsageError, parser_of
+from tests.benchmarks.learning.command import parser_of
 from tests.benchmarks.learning.runner import main
+from tests.benchmarks.learning.units import UsageError
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(

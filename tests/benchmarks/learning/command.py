@@ -11,14 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.benchmarks.learning.experiment import Experiment
-from tests.benchmarks.learning.units import ROOT
+from tests.benchmarks.learning.units import ROOT, UsageError
 
 RESULTS = Path(__file__).parents[1] / "results"
 COMMAND = "python -m tests.benchmarks.learning"
-
-
-class UsageError(ValueError):
-    """A command that names what does not exist; the message is for whoever typed it."""
 
 
 def chosen(names: Sequence[str], patterns: Sequence[str], what: str) -> list[str]:

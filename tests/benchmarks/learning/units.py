@@ -22,6 +22,10 @@ ROOT = Path(__file__).resolve().parents[3]
 ANEW = "begun-anew"  # a file in the folder of an experiment's units
 
 
+class UsageError(ValueError):
+    """A command that cannot be carried out as given; the message is for whoever typed it."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """An arm with a group of seeds.
@@ -61,7 +65,7 @@ class Unit:
         """Refuses a unit that was begun with other settings or another group of seeds.
 
         Raises:
-            ValueError: with the settings that differ.
+            UsageError: with the settings that differ.
         """
         path = self.folder / "settings.json"
         if not path.exists():
@@ -72,7 +76,7 @@ class Unit:
         kept, given = ({"seeds": each["seeds"], **each["settings"]} for each in (kept, given))
         differ = sorted(key for key in kept | given if kept.get(key) != given.get(key))
         words = ", ".join(f"{key} {kept.get(key)!r} (now {given.get(key)!r})" for key in differ)
-        raise ValueError(
+        raise UsageError(
             f"{self.experiment.name}, {self.arm}: {self.folder} was begun with {words}. Restore these settings, or set "
             "the kept units aside with --restart."
         )

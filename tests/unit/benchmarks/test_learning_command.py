@@ -16,8 +16,9 @@ import time
 import pytest
 
 from tests.benchmarks.learning import runner
-from tests.benchmarks.learning.command import UsageError, chosen, parser_of, worker_options
+from tests.benchmarks.learning.command import chosen, parser_of, worker_options
 from tests.benchmarks.learning.runner import main
+from tests.benchmarks.learning.units import UsageError
 from tests.unit.benchmarks.test_learning_runner import CALLS, EXPERIMENT, fresh, ordinary_priority, start
 
 __all__ = ["fresh", "ordinary_priority"]  # fixtures
