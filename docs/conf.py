@@ -48,6 +48,7 @@ include_patterns = [
     "examples/*.py",
     "configs/**.yaml",
     "tests/benchmarks/results/*.md",
+    "tests/benchmarks/learning/experiment.py",
     "tests/benchmarks/learning/experiments/locks.py",
     "tests/integration/test_write_your_own.py",
 ]

@@ -125,7 +125,7 @@ def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
         content: of its ``NAME.json``.
         experiment: whose ``headlines`` are shown.
     """
-    prefix = "unfinished, so no verdict; " if content["missing"] else ""
+    prefix = "unfinished; " if content["missing"] else ""
     every = content["comparisons"][content["measure"]]
     texts = [pair["text"] for pair in every if (pair["arm"], pair["other"]) in experiment.headlines]
     if len(texts) < len(every):

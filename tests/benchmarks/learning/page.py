@@ -134,7 +134,7 @@ class Results:
             if seeds:
                 columns = ([each[seed] for seed in seeds] for each in (ours, theirs))
                 options = {"higher_is_better": measure.higher_is_better, "digits": measure.digits}
-                options["is_complete"] = not self.missing
+                options["is_complete"] = not {arm, other} & self.missing.keys()
                 made.append(compare(arm, other, *columns, measure.contrast, **options))
         return made
 
@@ -142,7 +142,7 @@ class Results:
         if not self.missing:
             return ""
         absent = "; ".join(f"{arm}: {spans(seeds)}" for arm, seeds in self.missing.items())
-        return f"**Unfinished: no verdict yet.** Seeds that have not been run: {absent}."
+        return f"**Unfinished: no verdict on arms of which seeds are missing.** Seeds that have not been run: {absent}."
 
     def _arms_table(self) -> str:
         measure, others = self.experiment.measure, self.experiment.also

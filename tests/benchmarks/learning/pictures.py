@@ -45,7 +45,7 @@ def draw_panels(experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]
             at, curves = curves_of(runs[arm], panel.curve, panel.block)
             label = arm if is_even else f"{arm}, {counts[arm]} seed(s)"
             lines[label] = draw_band(axes, at, curves, label, **line_style(arms.index(arm)))
-        axes.set(xlabel=experiment.xlabel, ylabel=panel.label)
+        axes.set(xlabel=textwrap.fill(experiment.xlabel, TITLE_WIDTH), ylabel=panel.label)
         axes.set_title(panel.title, fontsize="medium")
         count_on(axes.xaxis)
     for axes in list(grid.flat)[len(panels) :]:

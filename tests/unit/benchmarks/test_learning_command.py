@@ -93,6 +93,18 @@ def test_unfinished_experiments_have_no_verdict(tmp_path) -> None:
     assert text.startswith("drift is better than no drift")
 
 
+def test_arms_with_all_seeds_have_a_verdict_while_other_arms_are_unfinished(tmp_path) -> None:
+    arms = {**EXPERIMENT.arms, "back": {"drift": -1.0}, "far": {"drift": 2.0}}
+    more = dataclasses.replace(EXPERIMENT, seeds=range(8), arms=arms)
+    start(tmp_path, "--arms", "no drift", "drift", experiment=more)
+    start(tmp_path, "--arms", "back", "--seeds", "6", "--partial", experiment=more)
+    drift, back = json.loads((tmp_path / "results" / "walk.json").read_text())["verdicts"]
+    assert drift.startswith("drift is better than no drift") and drift.endswith("8 of 8 seeds")
+    assert back.startswith("no verdict yet, back with no drift") and back.endswith("6 seeds")
+    page = (tmp_path / "results" / "walk.md").read_text()
+    assert "back: 6 to 7; far: 0 to 7" in page
+
+
 def test_what_is_begun_anew_takes_no_units_of_results_in_later_commands_either(tmp_path) -> None:
     start(tmp_path, "--seeds", "2", "--partial")
     assert start(tmp_path, "--restart", "--budget-minutes", "0") == 1

@@ -62,7 +62,7 @@ def test_rows_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> No
     found = {name: row for row in rows(experiments, tmp_path) for name in [row[3].split("=")[1].rstrip("`")]}
     assert list(found) == [name for _, names in METHODS.values() for name in names]
     assert found["locks"][2] == "success:<br>verdict 0"
-    assert found["rooms"][2] == "unfinished, so no verdict; success:<br>verdict 0"
+    assert found["rooms"][2] == "unfinished; success:<br>verdict 0"
     assert found["multi-room"][2] == "not finished, no verdict yet"
 
 

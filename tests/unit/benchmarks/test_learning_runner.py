@@ -200,7 +200,7 @@ def test_more_seeds_and_arms_keep_what_is_finished(tmp_path) -> None:
 def test_unfinished_experiments_are_printed_and_written_only_when_asked_for(tmp_path, capsys) -> None:
     assert start(tmp_path, "--seeds", "2", "--arms", "dr*") == 1
     assert CALLS == [("walk", (0, 1))] and not (tmp_path / "results").exists()
-    assert "Unfinished: no verdict yet" in capsys.readouterr().out
+    assert "Unfinished: no verdict on arms" in capsys.readouterr().out
     assert start(tmp_path, "--seeds", "2", "--partial") == 1
     page = (tmp_path / "results" / "walk.md").read_text()
     assert "no drift: 2 to 3; drift: 2 to 3" in page
