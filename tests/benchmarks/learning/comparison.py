@@ -138,9 +138,9 @@ def compare(
 ) -> Comparison:
     """Compares the numbers ``[n]`` of two arms over the same n seeds.
 
-    The arm is better, or worse, where the 95 % interval of the contrast does not include equality. While seeds of one of
-    them have not been run (``is_complete=False``) there is no verdict: whoever stops when the interval allows one finds
-    too many.
+    The arm is better, or worse, where the 95 % interval of the contrast does not include equality. While seeds of one
+    of them have not been run (``is_complete=False``) there is no verdict: whoever stops when the interval allows one
+    finds too many.
     """
     ours, theirs = np.asarray(values, dtype=np.float64), np.asarray(others, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
