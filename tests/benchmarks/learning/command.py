@@ -60,6 +60,14 @@ def minutes(text: str) -> float:
     return number
 
 
+def folder(text: str) -> Path:
+    """Returns the path of a folder, which need not exist, from the command line."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a file; give a folder, which is made where it does not exist")
+    return path
+
+
 def parser_of(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Adds the options of the command and returns the parser."""
     parser.add_argument(
@@ -79,8 +87,8 @@ def parser_of(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     parser.add_argument("--restart", action="store_true", help="set kept units aside (NAME.old-1), begin anew")
     parser.add_argument("--redraw", action="store_true", help="pages and pictures from the results; nothing is run")
-    parser.add_argument("--state", type=Path, default=ROOT / ".experiments", help="folder of the units")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--state", type=folder, default=ROOT / ".experiments", help="folder of the units")
+    parser.add_argument("--results", type=folder, default=RESULTS, help="folder of the results")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 

@@ -58,9 +58,11 @@ def test_arms_of_all_experiments_are_looked_up_before_the_first_is_run(tmp_path)
         (["--processes", "0"], "--processes: '0' is not accepted"),
         (["--budget-minutes", "-1"], "--budget-minutes: '-1' is not accepted; give a number of minutes, 0 or more"),
         (["--budget-minutes", "soon"], "--budget-minutes: 'soon' is not accepted"),
+        (["--state", __file__], "is a file; give a folder"),
+        (["--results", __file__], "is a file; give a folder"),
     ],
 )
-def test_numbers_out_of_range_are_refused(flags, message, tmp_path, capsys) -> None:
+def test_wrong_values_of_options_are_refused(flags, message, tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
         start(tmp_path, *flags)
     assert message in capsys.readouterr().err and not CALLS
