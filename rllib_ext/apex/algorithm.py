@@ -201,8 +201,10 @@ class ApexDQN(DQN):
         self._updates_until_broadcast = self.config.broadcast_interval
         self._learned: set[str] = set()
         timeout_s = math.inf if self.config.sample_timeout_s is None else self.config.sample_timeout_s
-        self._collection = Collection(self.env_runner_group, self.config.rows_per_request, timeout_s)
-        others = self._set_epsilons()
+        exploration = {"epsilon": self.config.epsilon, "exponent": self.config.epsilon_exponent}
+        self._collection = Collection(self.env_runner_group, self.config.rows_per_request, timeout_s, exploration)
+        found = self.env_runner_group.foreach_env_runner(lambda runner: set_epsilons(runner, **exploration))
+        others = [name for names in found for name in names]
         if others and not self.config.is_multi_agent:
             raise ValueError(
                 f"the module is of class {others[0]}, which has no epsilon that could be set. Derive it from RLlib's "
@@ -210,20 +212,14 @@ class ApexDQN(DQN):
             )
 
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
-        """Restores lost EnvRunners, with their own epsilon, once they answer again; returns their numbers."""
+        """Restores lost EnvRunners once they answer again; returns their numbers."""
         is_ours = env_runner_group is self.env_runner_group
         if is_ours and not probe_lost(env_runner_group):
             return []
         restored: list[int] = super().restore_env_runners(env_runner_group)
         if restored and is_ours:
             self._collection.forget(restored)
-            self._set_epsilons(remote_worker_ids=restored, local_env_runner=False)
         return restored
-
-    def _set_epsilons(self, **which: Any) -> list[str]:
-        options = {"epsilon": self.config.epsilon, "exponent": self.config.epsilon_exponent}
-        found = self.env_runner_group.foreach_env_runner(lambda runner: set_epsilons(runner, **options), **which)
-        return [name for names in found for name in names]
 
     def training_step(self) -> None:
         """Adds the steps that have arrived, requests further ones, and updates the Learners once if it may draw."""

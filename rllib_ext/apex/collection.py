@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import ray
 from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED
 
+from rllib_ext.apex.exploration import set_epsilons
 from rllib_ext.rllib_compat import Attached, force_weights
 
 TAG = "apex_collect"
 _PAUSE_S = 0.01  # while nothing may be drawn
 _VERSION: Attached[int] = Attached("_apex_state_version")
+_HAS_EPSILONS: Attached[bool] = Attached("_apex_has_epsilons")
 
 
 class Collected(NamedTuple):
@@ -27,14 +29,21 @@ class Collected(NamedTuple):
     num_env_steps: int
 
 
-def collect(env_runner: Any, version: int, state: list[Any]) -> tuple[list[Any], Any, Any]:
+def collect(
+    env_runner: Any, version: int, state: list[Any], exploration: Mapping[str, float]
+) -> tuple[list[Any], Any, Any]:
     """Plays one fragment on an EnvRunner; returns the episodes, states of the connectors and metrics.
 
     Args:
         env_runner: this one.
         version: of the state.
         state: a reference in a list, which Ray does not resolve: it is fetched if the EnvRunner has an older version.
+        exploration: options of :func:`~rllib_ext.apex.exploration.set_epsilons`, for the first fragment of a process:
+            RLlib does not notice every restart, because the answer to a second request makes an EnvRunner healthy.
     """
+    if not _HAS_EPSILONS.of(env_runner):
+        set_epsilons(env_runner, **exploration)
+        _HAS_EPSILONS.set(env_runner, True)
     if state and _VERSION.of(env_runner) != version:
         force_weights(env_runner, ray.get(state[0]))
         _VERSION.set(env_runner, version)
@@ -45,19 +54,23 @@ def collect(env_runner: Any, version: int, state: list[Any]) -> tuple[list[Any],
 class Collection:
     """Requests fragments from remote EnvRunners, and has the answers that have arrived.
 
-    Weights travel with the requests: an EnvRunner plays each fragment with the newest weights at the time it was
-    requested, one that was restarted too, and a slow one has no queue of old weights.
+    Weights and epsilons travel with the requests: an EnvRunner plays each fragment with the newest weights at the time
+    it was requested, one that was restarted too, and a slow one has no queue of old weights.
 
     Args:
         env_runner_group: with remote EnvRunners.
         rows_per_request: steps that an EnvRunner plays for one request.
         timeout_s: after which a request is no longer expected to be answered; the EnvRunner may be stuck.
+        exploration: options of :func:`~rllib_ext.apex.exploration.set_epsilons`.
     """
 
-    def __init__(self, env_runner_group: Any, rows_per_request: int, timeout_s: float) -> None:
+    def __init__(
+        self, env_runner_group: Any, rows_per_request: int, timeout_s: float, exploration: Mapping[str, float]
+    ) -> None:
         self._group = env_runner_group
         self._rows_per_request = rows_per_request
         self._timeout_s = timeout_s
+        self._exploration = exploration
         self._requested: dict[int, list[float]] = defaultdict(list)  # times of unanswered requests by EnvRunner
         self._newest: dict[int, int] = defaultdict(int)  # number of the last request by EnvRunner
         self._num_requests = self._version = 0
@@ -107,7 +120,7 @@ class Collection:
             sent = self._group.foreach_env_runner_async(
                 collect,
                 tag=TAG,
-                kwargs={"version": self._version, "state": self._state},
+                kwargs={"version": self._version, "state": self._state, "exploration": self._exploration},
                 remote_worker_ids=[number],
             )
             if sent:

@@ -17,11 +17,12 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 import rllib_ext
 from rllib_ext.apex import ApexDQN, ApexDQNConfig
-from rllib_ext.apex.collection import TAG
+from rllib_ext.apex.collection import TAG, collect
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
 
@@ -166,6 +167,15 @@ def test_on_two_env_runners(tmp_path: Path) -> None:
     check_weights_arrive(algorithm)
     assert abs(limiter.balance) <= limiter.error_buffer
     algorithm.stop()
+
+
+def test_a_process_has_its_epsilons_from_its_first_fragment_on() -> None:
+    """That of an EnvRunner whose restart was not noticed, because a later request was answered."""
+    config = apex(Counting).env_runners(num_env_runners=2, num_envs_per_env_runner=2)
+    runner = SingleAgentEnvRunner(config=config, worker_index=2)
+    collect(runner, 0, [], {"epsilon": 0.4, "exponent": 7.0})
+    torch.testing.assert_close(epsilons(runner), torch.tensor([0.4 ** (1 + 14 / 3), 0.4**8]))
+    runner.stop()
 
 
 def test_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
