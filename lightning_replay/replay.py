@@ -71,6 +71,11 @@ class Replay(AssembledReplay, TrainingReplay):
         check_finite: refuse NaN and infinity in rewards and observations, see
             :class:`~lightning_replay.storage.transition_check.TransitionCheck`. About 5 % of the time of an insert of
             64 rows.
+        check_continuity: returns over several steps go on to the next row only if that row starts with the observation
+            that the row before ended with, bit for bit, see :class:`~lightning_replay.episodes.links.Continuity`. Turn
+            it off where observations change between two steps: wrappers that draw noise each time they are read, or
+            that normalize stored observations by statistics which move on. Samplers, writers and transforms that follow
+            episodes have an option of the same name.
         seed: of sampler, transform and writer; ``None`` leaves their generators as they are.
 
     Sampled keys:
@@ -110,6 +115,7 @@ class Replay(AssembledReplay, TrainingReplay):
         priority_key: str = "td_error",
         prefetch: int | None = None,
         check_finite: bool = True,
+        check_continuity: bool = True,
         seed: int | None = None,
     ) -> None:
         kinds = {"storage": (storage, Storage), "sampler": (sampler, Sampler), "writer": (writer, Writer)}
@@ -127,9 +133,10 @@ class Replay(AssembledReplay, TrainingReplay):
         if prefetch is not None:
             prefetch = checked_count("prefetch", prefetch, 0, of="batches")
         seed = checked_seed(seed)
-        episodes = EpisodeTracker(n_steps, discount)  # which checks both
+        episodes = EpisodeTracker(n_steps, discount, check_continuity)  # which checks all three
         self._episodes = episodes if n_steps > 1 else None
         self._feedback = Feedback()
+        self._is_restored = False  # and no row has come since
         self._row_check = TransitionCheck(checked_flag("check_finite", check_finite))
         sampler = UniformSampler() if sampler is None else sampler
         writer = FirstInFirstOutWriter() if writer is None else writer
@@ -202,6 +209,8 @@ class Replay(AssembledReplay, TrainingReplay):
         with self._replay_lock, self._write_lock:
             if self._refusal is not None:
                 self._check_usable()
+            if self._is_restored:
+                self._end_saved_episodes()
             has_transforms = self._has_transforms
             may_change = has_transforms or not (packed is None or packed.has_columns)
             before = self._entry_state() if may_change else _UNCHANGED
@@ -272,6 +281,8 @@ class Replay(AssembledReplay, TrainingReplay):
                 self._check_usable()
             storage = self._packed
             assert storage is not None
+            if self._is_restored:
+                self._end_saved_episodes()
             if self._has_transforms or (self._episodes is not None and self._episodes.links is None):
                 return None
             if self._sampler_hooks.uses_priorities and storage.has_column(self.priority_key):
@@ -284,6 +295,8 @@ class Replay(AssembledReplay, TrainingReplay):
                 return None
             self.last_insertion = inserted
             self._sampler.extend(inserted.slots)
+            if self._episodes is not None:
+                self._episodes.warn()
             return inserted.slots
 
     def flush(self, trajectories: Iterable[int] | None = None) -> Tensor:
@@ -349,6 +362,8 @@ class Replay(AssembledReplay, TrainingReplay):
                 self._sampler.update_priority(index, priority[stored], storage=self._storage)
         if first_rows:
             logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
+        if self._episodes is not None:
+            self._episodes.warn()
         return index
 
     def _try_transforms(self, rows: TensorDictBase) -> None:
@@ -665,38 +680,52 @@ class Replay(AssembledReplay, TrainingReplay):
         Steps that a transform keeps back are stored first, as returns over the steps there are. Then the newest row of
         each episode is marked truncated and done, so that returns, pairs and histories end there. Where that may not be
         the last step of its episode (a writer that refuses rows or keeps no order, returns formed before they are
-        stored) it is not marked, and only later rows are kept apart from it. Reads all rows once, O(N).
+        stored), and in a storage of TorchRL's, it is not marked, and only later rows are kept apart from it. Reads all
+        rows once, O(N).
 
         Args:
             trajectories: ids of the episodes, where rows have them; ``None`` for all that run.
 
         Returns:
             int64, slots of the rows that were stored by this call.
-
-        Raises:
-            TypeError: the storage is not a :class:`~lightning_replay.storage.PackedStorage`.
         """
         packed, writer = self._packed, self._writer_hooks
-        if packed is None:  # before anything is stored
-            raise TypeError(
-                f"end_episodes marks rows in a PackedStorage; the storage is a {type(self._storage).__name__}. "
-                "Build the buffer with storage=PackedStorage(capacity)"
-            )
         named = None if trajectories is None else list(trajectories)
         stored = self.flush(named)
         with self._changing():
-            in_order = None if writer.may_refuse else slots_by_age(packed, writer)
-            if in_order is None:
-                self.break_episodes(stored_trajectories(packed) if named is None else named)
+            self._is_restored &= named is not None
+            in_order = None if writer.may_refuse or packed is None else slots_by_age(packed, writer)
+            if in_order is None or packed is None:
+                self.break_episodes(stored_trajectories(self._storage) if named is None else named)
                 return stored
             index, running = newest_running(packed, in_order, named)
             if any(one.delays_rows for one in self._own_transforms()):
                 self.break_episodes(running)
             elif len(index):
-                packed.set_flags(_ENDS, index)
-                self.cut(index)
+                self._mark_ends(packed, index)
             writer.cut(index)
         return stored
+
+    def _mark_ends(self, packed: PackedStorage, index: Tensor) -> None:
+        """Marks the newest rows of episodes, slots int64 ``[n]``, truncated and done; nothing follows them."""
+        packed.set_flags([key for key in _ENDS if packed.has_column(key)], index)
+        self.cut(index)
+
+    def _end_saved_episodes(self) -> None:
+        """Ends the episodes that ran when the loaded state was saved: the environments that played them are gone.
+
+        Called before the first rows that come after it; until then contents and draws are those that were saved.
+        """
+        self._is_restored = False
+        self.end_episodes()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned; see :meth:`AssembledReplay.load_state_dict`.
+
+        Episodes that ran then end before the next rows are stored, as by :meth:`end_episodes`.
+        """
+        super().load_state_dict(state_dict)
+        self._is_restored = len(self._storage) > 0
 
     def truncate(self, index: Tensor, generation: Tensor) -> None:
         """Marks the newest rows of interrupted episodes truncated and done, where the slots still hold them.
@@ -709,8 +738,7 @@ class Replay(AssembledReplay, TrainingReplay):
         with self._changing():
             index = index[self._packed.generation_of(index) == generation]
             if len(index):
-                self._packed.set_flags(_ENDS, index)
-                self.cut(index)
+                self._mark_ends(self._packed, index)
                 self._writer_hooks.cut(index)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -10,8 +11,14 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.row_layout import observation_keys
 from lightning_replay.validation import checked_count
+
+_MOST_NUMBERS = 4_096  # of a row and a column that are compared: more would cost an eighth of the insert of an image
+_LEAST_COMPARED = 16  # before rows are reported that do not continue others
 
 TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))
 
@@ -33,17 +40,145 @@ def trajectory_name(rows: TensorDictBase) -> str:
     return repr(next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), TRAJECTORY_KEYS[0]))
 
 
+def comparable(column: Any) -> Any:
+    """Returns a column ``[N, ...]`` as ``[N, numbers]``, of large ones every k-th number: 4,096 of a row at most.
+
+    An array where it lies on the CPU, because rows of arrays are read faster.
+    """
+    if isinstance(column, Tensor):
+        if column.dtype == torch.bfloat16:  # which NumPy lacks
+            column = column.view(torch.int16)
+        if column.device.type == "cpu":
+            column = column.detach().numpy()
+    flat = column.reshape(len(column), -1)
+    return flat[:, :: -(-flat.shape[1] // _MOST_NUMBERS)] if flat.shape[1] > _MOST_NUMBERS else flat
+
+
+def equal_rows(one: Any, other: Any) -> Any:
+    """Returns whether rows ``[N, numbers]`` of two columns of one dtype are equal bit for bit, bool ``[N]``."""
+    if isinstance(one, Tensor):
+        return (one.contiguous().view(torch.uint8) == other.contiguous().view(torch.uint8)).all(1)
+    one, other = np.ascontiguousarray(one), np.ascontiguousarray(other)
+    if one.tobytes() == other.tobytes():  # in a tenth of the time
+        return np.ones(len(one), dtype=np.bool_)
+    return (one.view(np.uint8) == other.view(np.uint8)).all(1)
+
+
+class Tally:
+    """Counts rows that do not continue the row before, for one warning where they are the majority."""
+
+    def __init__(self) -> None:
+        self._compared = self._broken = 0
+        self._has_warned = False
+
+    def add(self, compared: int, broken: int) -> None:
+        """Adds rows that were compared with the row before, and those of them that do not continue it."""
+        self._compared += compared
+        self._broken += broken
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether :meth:`warn` would warn."""
+        return not self._has_warned and 2 * self._broken > self._compared >= _LEAST_COMPARED
+
+    def warn(self, column: str) -> None:
+        """Warns once of rows that are mixed; ``column`` names the episode of each row."""
+        if not self.is_suspicious:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{self._broken} of {self._compared} rows do not start with the observation that the row before ended "
+            "with, and were not joined to it: rows of several environments or runs are mixed, or were shuffled. Give "
+            f"each row the number of its running episode in the column {column}, int64 [N], another one for each "
+            "environment; or, where observations change between two steps (by noise, or by statistics that move on), "
+            "build the buffer with check_continuity=False",
+            stacklevel=2,
+        )
+
+
+class Continuity:
+    """Whether rows continue others: they start with the observations that those ended with, bit for bit.
+
+    Compared is every column that is stored at the root and, of the same dtype and shape, under ``"next"``, flags and
+    rewards left out; NaN equals NaN. Frames that are stored once are compared by their numbers; of other columns with
+    more than 4,096 numbers a row every k-th is compared. Rows without such a column all continue.
+
+    Args:
+        source: the storage of the rows, or rows, TensorDict ``[N]``, whose slots are their places.
+    """
+
+    def __init__(self, source: Storage | TensorDictBase) -> None:
+        self._source = source
+        self._packed: Tensor | None = None  # the rows of a packed storage that the pairs are views of
+        self._pairs: list[tuple[Any, Any]] = []
+        self._tally = Tally()
+
+    def of_slots(self, before: Tensor, after: Tensor) -> Tensor:
+        """Returns whether the rows in the slots ``after`` continue those in ``before``, int64 ``[n]`` each; bool."""
+        self._read()
+        equal: Any = torch.ones(len(before), dtype=torch.bool, device=before.device)
+        for own, following in self._pairs:
+            if isinstance(own, Tensor):
+                found = equal_rows(own[after.to(own.device)], following[before.to(own.device)])
+            else:
+                found = torch.from_numpy(equal_rows(own[after.cpu().numpy()], following[before.cpu().numpy()]))
+            equal &= found.to(equal.device)
+        self._tally.add(len(before), len(before) - int(equal.sum()))
+        return equal
+
+    def of_one(self, before: int, after: int) -> bool:
+        """Returns whether the row in the slot ``after`` continues that in ``before``."""
+        self._read()
+        is_equal = all(
+            own[after].tobytes() == following[before].tobytes()
+            if type(own) is np.ndarray
+            else bool(equal_rows(own[after : after + 1], following[before : before + 1]))
+            for own, following in self._pairs
+        )
+        self._tally.add(1, not is_equal)
+        return is_equal
+
+    def warn(self) -> None:
+        """Warns once where most rows do not continue the row before; call it when all parts have the new rows."""
+        if self._tally.is_suspicious:
+            self._tally.warn(trajectory_name(self._rows()))
+
+    def _rows(self) -> TensorDictBase:
+        source: Any = self._source
+        if isinstance(source, PackedStorage):
+            return source.readable_rows
+        return source if isinstance(source, TensorDictBase) else source.get(slice(0, len(source)))
+
+    def _read(self) -> None:
+        """Reads the columns, which a packed storage keeps until it is loaded."""
+        if not isinstance(self._source, PackedStorage):
+            pairs = observation_pairs(self._rows())
+        elif self._packed is not self._source.all_packed:
+            pairs, self._packed = self._source.observation_pairs(), self._source.all_packed
+        else:
+            return
+        self._pairs = [(comparable(own), comparable(following)) for own, following in pairs]
+
+
+def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
+    """Returns the columns ``[N, ...]`` of each observation and of the one under ``"next"``."""
+    leaves = {(key,) if isinstance(key, str) else key: value for key, value in rows.items(True, True)}
+    keys = observation_keys({key: (value.dtype, value.shape) for key, value in leaves.items()})
+    return [(leaves[key], leaves["next", *key]) for key in keys]
+
+
 class EpisodeLinks:
     """Slots of the next step of every slot's episode: ``successor[slot]``, -1 when there is none.
 
     Call :meth:`write` with every batch of rows that enters the storage, in insertion order. A row is linked to the
-    previous row of its trajectory unless that one ended its episode (terminated or truncated) or was overwritten,
-    so links never cross an episode end, the write head or environments. Overwriting a slot cuts the link of its
-    predecessor.
+    previous row of its trajectory unless that one ended its episode (terminated or truncated) or was overwritten, or the
+    row does not start with the observation that the other ended with. So links never cross an episode end, the write
+    head, environments or runs. Overwriting a slot cuts the link of its predecessor.
 
     Args:
         capacity: slots in the storage.
         device: of the links; the storage's device.
+        continuity: compares the observations of two rows; ``None`` links rows by their trajectory alone.
 
     Example:
         >>> links = EpisodeLinks(capacity=4)
@@ -56,7 +191,8 @@ class EpisodeLinks:
                 [2, 2, 2]]), tensor([2, 1]))
     """
 
-    def __init__(self, capacity: int, device: str | torch.device = "cpu") -> None:
+    def __init__(self, capacity: int, device: str | torch.device = "cpu", continuity: Continuity | None = None) -> None:
+        self.continuity: Continuity | None = continuity
         self.capacity: int = checked_count("capacity", capacity, of="slots")
         self.successor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._predecessor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
@@ -102,6 +238,10 @@ class EpisodeLinks:
     def predecessors(self, index: Tensor) -> Tensor:
         """Returns the slots of the steps before, of the shape of ``index``; -1 where none is stored."""
         return self._predecessor[index]
+
+    def running_slots(self) -> Tensor:
+        """Returns the newest slot of each running episode, int64 ``[E]``."""
+        return torch.tensor(list(self._trajectory_at), dtype=torch.int64, device=self.successor.device)
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes at these slots: nothing follows them, now or later."""
@@ -174,6 +314,8 @@ class EpisodeLinks:
         if slot in self._trajectory_at:
             del self._newest_slot[self._trajectory_at.pop(slot)]
         previous = self._forget(trajectory)
+        if previous >= 0 and self.continuity is not None and not self.continuity.of_one(previous, slot):
+            previous = -1
         predecessor[slot] = previous
         if previous >= 0:
             successor[previous] = slot
@@ -198,9 +340,6 @@ class EpisodeLinks:
             starts = torch.cat([torch.zeros(1, dtype=torch.int64), (~same).nonzero().squeeze(1).cpu() + 1])
             names = trajectory[starts.to(trajectory.device)].tolist()
         linked = same & ~ends[:-1]
-        first, second = order[:-1][linked], order[1:][linked]
-        self.successor[first] = second
-        self._predecessor[second] = first
         # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
         lasts = torch.cat([starts[1:] - 1, torch.tensor([order.numel() - 1])])
         first_slots, last_slots = order[starts.to(order.device)].tolist(), order[lasts.to(order.device)].tolist()
@@ -209,11 +348,16 @@ class EpisodeLinks:
         for name, slot, is_over in zip(names, last_slots, ended, strict=True):
             if not is_over:
                 self._remember(name, slot)
+        first, second = order[:-1][linked], order[1:][linked]
         joined = [(old, new) for old, new in zip(previous, first_slots, strict=True) if old >= 0]
         if joined:
-            first, second = torch.tensor(joined, dtype=torch.int64, device=order.device).unbind(1)
-            self.successor[first] = second
-            self._predecessor[second] = first
+            old, new = torch.tensor(joined, dtype=torch.int64, device=order.device).unbind(1)
+            first, second = torch.cat((old, first)), torch.cat((new, second))
+        if self.continuity is not None and len(first):
+            continued = self.continuity.of_slots(first, second)
+            first, second = first[continued], second[continued]
+        self.successor[first] = second
+        self._predecessor[second] = first
 
     def _forget_running(self, index: Tensor) -> None:
         for slot in index.tolist() if self._trajectory_at else ():

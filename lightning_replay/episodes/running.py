@@ -1,20 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running episodes of a storage: trajectories whose newest stored row did not end them."""
+"""Running episodes: trajectories whose newest row did not end them, and the observations that these rows ended with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.episodes.links import Tally, equal_rows
 from lightning_replay.episodes.tracker import read_trajectory
 from lightning_replay.parts import WriterHooks
 from lightning_replay.storage.access import device_of, occupancy_of
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.tables.arrays import EpisodeGroups, groups_of
 
-__all__ = ["newest_running", "slots_by_age", "stored_trajectories"]
+__all__ = ["Breaks", "RunningObservations", "newest_running", "slots_by_age", "stored_trajectories"]
+
+ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
+
+
+class Breaks(NamedTuple):
+    """Where new rows ``[N]`` start with another observation than the row before ended with."""
+
+    done: np.ndarray  #: bool ``[N]``, whether an episode ends with each row; also where it breaks off.
+    starts: list[int]  #: The running episodes that the rows given before them do not continue.
+    begins: list[tuple[int, int]]  #: Rows with which another episode of the same trajectory begins, and these.
+    compared: int  #: Rows that were compared with the one before.
+
+    def parts(self) -> Iterator[tuple[slice, int | None]]:
+        """Yields the rows in parts, each with the trajectory whose episode begins anew with it, if one does."""
+        bounds = [(0, None), *self.begins] if not self.begins or self.begins[0][0] else self.begins
+        for place, (first, name) in enumerate(bounds):
+            yield slice(first, bounds[place + 1][0] if place + 1 < len(bounds) else len(self.done)), name
+
+
+class RunningObservations:
+    """The observations that running episodes ended with so far, with which their next rows must start, bit for bit."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, bytes] = {}
+        self.tally: Tally = Tally()  #: Of rows that were compared with the one before.
+
+    def breaks(self, pairs: Sequence[ObservationPair], trajectory: np.ndarray | None, done: np.ndarray) -> Breaks:
+        """Returns where new rows do not continue the rows before them; changes nothing.
+
+        Args:
+            pairs: the observations of the rows; without any, all rows continue.
+            trajectory: int64 ``[N]``, of each row; ``None`` where all are 0.
+            done: bool ``[N]``.
+        """
+        if not pairs:
+            return Breaks(done, [], [], 0)
+        episodes = groups_of(trajectory, done)
+        starts, begins, compared = [], [], 0
+        for name, first in zip(episodes.trajectory.tolist(), episodes.order[episodes.start[:-1]].tolist(), strict=True):
+            last = self._last.get(name)
+            if last is not None:
+                compared += 1
+                if last != b"".join([own[first].tobytes() for own, _ in pairs]):
+                    starts.append(name)
+                    begins.append((first, name))
+        if len(done) > 1:
+            is_inner = ~done[episodes.order[:-1]]
+            is_inner[episodes.start[1:-1] - 1] = False
+            before, after = episodes.order[:-1][is_inner], episodes.order[1:][is_inner]
+            compared += len(before)
+            broken = np.zeros(len(before), dtype=np.bool_)
+            for own, following in pairs:
+                broken |= ~equal_rows(own[after], following[before])
+            if broken.any():
+                done = done.copy()
+                done[before[broken]] = True
+                names = np.zeros(len(done), dtype=np.int64) if trajectory is None else trajectory
+                begins += [(row, int(names[row])) for row in after[broken].tolist()]
+        return Breaks(done, starts, sorted(begins), compared)
+
+    def follow(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups, breaks: Breaks) -> None:
+        """Keeps the observations that rows ended with, once they are stored.
+
+        Args:
+            pairs: as for :meth:`breaks`.
+            episodes: the groups of all rows.
+            breaks: of the rows.
+        """
+        if not pairs:
+            return
+        lasts = episodes.order[episodes.start[1:] - 1].tolist()
+        for name, row, has_ended in zip(episodes.trajectory.tolist(), lasts, episodes.ended.tolist(), strict=True):
+            if has_ended:
+                self._last.pop(name, None)
+            else:
+                self._last[name] = b"".join([following[row].tobytes() for _, following in pairs])
+        self.tally.add(breaks.compared, len(breaks.begins))
+
+    def forget(self, trajectory: int) -> None:
+        """Discards an episode that ended."""
+        self._last.pop(trajectory, None)
 
 
 def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
@@ -24,9 +109,9 @@ def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
     return None if age is None else slots[age.to(slots.device).argsort(descending=True)]
 
 
-def stored_trajectories(storage: PackedStorage) -> list[int | None]:
+def stored_trajectories(storage: Storage) -> list[int | None]:
     """Returns the ids of all stored trajectories; ``[None]`` where rows have none."""
-    slots = storage.occupancy.slots().to(storage.device)
+    slots = occupancy_of(storage).slots().to(device_of(storage) or "cpu")
     ids = read_trajectory(storage, slots) if len(slots) else None
     return [None] if ids is None else ids.unique().tolist()
 

@@ -13,11 +13,11 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes.links import EpisodeLinks, trajectory_name, trajectory_of
+from lightning_replay.episodes.links import Continuity, EpisodeLinks, trajectory_name, trajectory_of
 from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns
 from lightning_replay.storage.access import device_of, occupancy_of, read_columns, stored_before
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.validation import checked_count, checked_share
+from lightning_replay.validation import checked_count, checked_flag, checked_share
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
@@ -85,16 +85,19 @@ class EpisodeTracker:
     """Follows the episodes in a storage and turns drawn rows into n-step rows.
 
     Call :meth:`mark_update` after every write. A return never crosses an episode end, the newest row, another
-    trajectory or a row that was overwritten; it is shortened there. Sutton and Barto, section 7.1.
+    trajectory or a row that was overwritten, nor a row that starts with another observation than the row before ended
+    with; it is shortened there. Sutton and Barto, section 7.1.
 
     Args:
         n_steps: rewards summed into one return.
         discount: γ per environment step.
+        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
     """
 
-    def __init__(self, n_steps: int, discount: float) -> None:
+    def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
         self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
         self.discount: float = checked_share("discount", discount)
+        self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
         self.links: EpisodeLinks | None = None
 
     @property
@@ -113,10 +116,19 @@ class EpisodeTracker:
         The first call also links rows that were stored before, in the order of their slots.
         """
         if self.links is None:
-            self.links = EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu")
+            self.links = self._new_links(storage)
             index = torch.cat((stored_before(storage, index), index))
         (done,) = read_columns(storage, index, [("next", "done")])
         self.links.write(index, read_trajectory(storage, index), done.flatten())
+
+    def _new_links(self, storage: Storage) -> EpisodeLinks:
+        continuity = Continuity(storage) if self.check_continuity else None
+        return EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu", continuity=continuity)
+
+    def warn(self) -> None:
+        """Warns once where most rows do not continue the row before them, once all parts have the new rows."""
+        if self.links is not None and self.links.continuity is not None:
+            self.links.continuity.warn()
 
     def draw(self, data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
         """Turns the rows drawn at ``index`` into n-step rows.
@@ -185,5 +197,5 @@ class EpisodeTracker:
         """Restores what :meth:`state_dict` returned."""
         self.links = None
         if state_dict["links"] is not None:
-            self.links = EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu")
+            self.links = self._new_links(storage)
             self.links.load_state_dict(state_dict["links"])

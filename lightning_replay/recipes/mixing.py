@@ -42,6 +42,7 @@ def neighborhood_mixup(
     memmap: str | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Mixes each drawn transition with one of its nearest neighbours (NMER, Sander et al. 2022).
@@ -89,6 +90,7 @@ def continuous_transition(
     memmap: str | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Mixes each drawn transition with the next one of its episode (CT, Lin et al. 2021, arXiv:2011.14487).
@@ -96,7 +98,8 @@ def continuous_transition(
     As in NMER's baseline, the mixing temperature is not tuned.
     """
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    return assemble(Replay, locals(), ContinuousTransitionSampler(), transform=transform)
+    sampler = ContinuousTransitionSampler(check_continuity=check_continuity)
+    return assemble(Replay, locals(), sampler, transform=transform)
 
 
 @recipe
@@ -113,6 +116,7 @@ def mixup(
     memmap: str | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Mixes each drawn transition with any other (naive mixup, Zhang et al. 2018, arXiv:1710.09412).
@@ -136,6 +140,7 @@ def s4rl(
     memmap: str | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Mixes each observation with its own next observation (S4RL, Sinha et al. 2022, arXiv:2103.06326).
@@ -162,6 +167,7 @@ def noisy(
     memmap: str | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Adds Gaussian noise to the state, action, reward and next state of every drawn transition, a baseline of NMER.

@@ -25,7 +25,7 @@ R = TypeVar("R")
 B = TypeVar("B", bound=Replay)
 
 _OF_STORAGE = ("device", "memmap", "frame_stack", "image_key", "frame_capacity", "n_steps")
-_OF_BUFFER = ("batch_size", "n_steps", "discount", "prefetch", "check_finite", "seed")
+_OF_BUFFER = ("batch_size", "n_steps", "discount", "prefetch", "check_finite", "check_continuity", "seed")
 
 _DOCUMENTED = """
     capacity: most transitions kept.
@@ -47,6 +47,8 @@ _DOCUMENTED = """
         ``capacity`` for stacks of 4, enough for episodes of 32 steps or more.
     prefetch: batches drawn ahead in threads.
     check_finite: refuse rows with NaN or infinity in rewards or observations.
+    check_continuity: a row follows another only if it starts with the observation that the other ended with, bit for
+        bit; see :class:`~lightning_replay.episodes.links.Continuity`.
     seed: seed of every draw; ``None`` seeds from torch's global generator.
 """
 _ENTRY = re.compile(r"^    (\w+):.*(?:\n(?:     .*))*", re.MULTILINE)

@@ -27,6 +27,7 @@ def uniform(
     frame_capacity: int | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Draws uniformly and evicts the oldest: experience replay as introduced by Lin (1992)."""
@@ -51,6 +52,7 @@ def prioritized(
     frame_capacity: int | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Draws rows of large TD errors more often (Schaul et al. 2016, https://arxiv.org/abs/1511.05952).
@@ -88,6 +90,7 @@ def reverse_sweep(
     frame_capacity: int | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Replays episodes that reached a goal backwards in contiguous batches, mixed with uniform ones.
@@ -99,4 +102,5 @@ def reverse_sweep(
         goal: which steps reach the goal, for instance :func:`lightning_replay.events.reward_at_least`.
         sweep_share: share of batches that are part of a sweep.
     """
-    return assemble(Replay, locals(), ReverseSweepSampler(goal=goal, sweep_share=sweep_share))
+    sampler = ReverseSweepSampler(goal=goal, sweep_share=sweep_share, check_continuity=check_continuity)
+    return assemble(Replay, locals(), sampler)

@@ -40,6 +40,7 @@ def surprise_retention(
     frame_capacity: int | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Evicts the row of lowest surprise times on-policyness, for small buffers (https://openreview.net/forum?id=SPRHpBKzJE).
@@ -105,6 +106,6 @@ def surprise_retention(
         prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset),
         default_frame_capacity=frames_at_worst(capacity, frame_stack, n_steps),
         writer=RetentionWriter(rule, initial_surprise=initial_surprise, always_admit=always_admit),
-        transform=None if n_steps == 1 else NStepTransitions(n_steps, discount),
+        transform=None if n_steps == 1 else NStepTransitions(n_steps, discount, check_continuity),
         n_steps=1,  # of draws: the transform forms the returns
     )

@@ -51,6 +51,7 @@ def event_tables(
     frame_capacity: int | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> TableReplay:
     """Draws a share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
@@ -114,6 +115,7 @@ def event_tables(
         max_trajectories=max_trajectories,
         forget_stale=forget_stale,
         count_state_actions=correction in NEEDS_COUNTS,
+        check_continuity=check_continuity,
     )
     least = min(batch_size, capacity) if min_size is None else checked_count("min_size", min_size, of="rows")
     if least > capacity:
@@ -166,6 +168,7 @@ def parallel_curriculum(
     frame_capacity: int | None = None,
     prefetch: int | None = None,
     check_finite: bool = True,
+    check_continuity: bool = True,
     seed: int | None = None,
 ) -> CurriculumReplay:
     """Draws each batch from one of several tasks, a hard one and easier ones (DPCER).

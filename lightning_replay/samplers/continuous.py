@@ -11,7 +11,6 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.episodes.tracker import read_trajectory
 from lightning_replay.samplers.linked import LinkedSampler
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import recorded
@@ -24,11 +23,13 @@ class ContinuousTransitionSampler(LinkedSampler, PairSampler):
 
     The last row of an episode and the newest row of a running one have no next step and stay unmixed. Rows of several
     environments need ``trajectory`` (or ``("collector", "traj_ids")``); without it all rows are one environment in
-    order. Continuous Transition, Lin et al. 2021, https://arxiv.org/abs/2011.14487, without its tuning of the mixing
+    order. A row that starts with another observation than the row before ended with is not its next step. Continuous
+    Transition, Lin et al. 2021, https://arxiv.org/abs/2011.14487, without its tuning of the mixing
     temperature, as in the NMER paper.
 
     Args:
         done_key: the flag of rows that ended their episode, terminated or truncated.
+        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
         first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:
@@ -49,10 +50,11 @@ class ContinuousTransitionSampler(LinkedSampler, PairSampler):
         first: Sampler | None = None,
         update_partners: bool = False,
         done_key: NestedKey = ("next", "done"),
+        check_continuity: bool = True,
         seed: int | None = None,
     ) -> None:
         super().__init__(first=first, update_partners=update_partners, seed=seed)
-        self._set_done_key(done_key)
+        self._set_up_links(done_key, check_continuity)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""
@@ -67,9 +69,12 @@ class ContinuousTransitionSampler(LinkedSampler, PairSampler):
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
         """Links new rows to the steps before them."""
-        (done,) = read_columns(storage, index, [self._done_key])
-        links = self._allocate(storage.max_size, done.device) if self._links is None else self._links
-        links.write(index.to(done.device), read_trajectory(storage, index), done)
+        if self._links is None:
+            (done,) = read_columns(storage, index, [self._done_key])
+            self._allocate(storage.max_size, done.device)
+        assert self._links is not None
+        self._write_links(index.to(self._links.successor.device), storage)
+        self._warn()
 
     def forget(self) -> None:
         """Removes every link."""

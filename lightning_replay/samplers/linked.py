@@ -9,11 +9,13 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
+from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes.links import EpisodeLinks
-from lightning_replay.episodes.tracker import require_one_each
+from lightning_replay.episodes.links import Continuity, EpisodeLinks
+from lightning_replay.episodes.tracker import read_trajectory, require_one_each
 from lightning_replay.parts import ReplaySampler
-from lightning_replay.validation import checked_key
+from lightning_replay.storage.access import read_columns
+from lightning_replay.validation import checked_flag, checked_key
 
 
 class LinkedSampler(ReplaySampler):
@@ -22,9 +24,10 @@ class LinkedSampler(ReplaySampler):
     reads_columns = True
     _links: EpisodeLinks | None = None  # until rows are stored
 
-    def _set_done_key(self, key: NestedKey) -> None:
-        checked_key("done_key", key)
-        self._done_key = tuple(key) if isinstance(key, list) else key
+    def _set_up_links(self, done_key: NestedKey, check_continuity: bool) -> None:
+        checked_key("done_key", done_key)
+        self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
+        self._check_continuity = checked_flag("check_continuity", check_continuity)
 
     def _check_done(self, rows: TensorDictBase, purpose: str) -> None:
         """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
@@ -40,6 +43,19 @@ class LinkedSampler(ReplaySampler):
     def _allocate(self, capacity: int, device: torch.device) -> EpisodeLinks:
         self._links = EpisodeLinks(capacity, device=device)
         return self._links
+
+    def _write_links(self, index: Tensor, storage: Storage) -> None:
+        """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order."""
+        assert self._links is not None
+        if self._check_continuity and self._links.continuity is None:
+            self._links.continuity = Continuity(storage)
+        (done,) = read_columns(storage, index, [self._done_key])
+        self._links.write(index, read_trajectory(storage, index), done)
+
+    def _warn(self) -> None:
+        """Warns once where most rows do not continue the row before them, once this sampler has the new rows."""
+        if self._links is not None and self._links.continuity is not None:
+            self._links.continuity.warn()
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes at these slots: nothing follows them, now or later."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.draw_parts import DrawPart, PartDraw
-from lightning_replay.episodes.links import EpisodeLinks, trajectory_of
+from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.events.conditions.condition import Condition, ConditionLike, holds, own
 from lightning_replay.samplers.goal_episodes import GoalEpisodes
 from lightning_replay.samplers.linked import LinkedSampler
@@ -40,6 +40,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
             copy of a condition with a state.
         sweep_share: chance of a batch to be a sweep.
         done_key: the flag of rows that ended their episode, terminated or truncated.
+        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
         seed: of the sampler's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
@@ -66,12 +67,13 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         goal: ConditionLike,
         sweep_share: float = 0.5,
         done_key: NestedKey = ("next", "done"),
+        check_continuity: bool = True,
         seed: int | None = None,
     ) -> None:
         super().__init__(seed=seed)
         self.goal: ConditionLike = own(goal, "goal")
         self.sweep_share: float = checked_share("sweep_share", sweep_share)
-        self._set_done_key(done_key)
+        self._set_up_links(done_key, check_continuity)
         self._empty()
 
     @property
@@ -123,6 +125,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         if self._links is None:
             self._attach_storage(storage, slots)
         self._link(slots, storage)
+        self._warn()
 
     @property
     def nbytes(self) -> int:
@@ -192,10 +195,9 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         self._goals.drop(index)
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
-        rows = storage.get(index)
-        self._links.write(index, trajectory_of(rows), rows.get(self._done_key))
+        self._write_links(index, storage)
         episode = self._number(index)
-        reached = holds(self.goal, rows)
+        reached = holds(self.goal, storage.get(index))
         if bool(reached.any()):
             self._goals.put(episode[reached], index[reached])
 

@@ -26,7 +26,7 @@ from lightning_replay.storage.devices import check_present, checked_device
 from lightning_replay.storage.forkable import ForkableStorage
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.row_block import RowBlock
-from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
+from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of, observation_keys
 from lightning_replay.storage.stored_column import GENERATION, RowReader, StoredColumn
 from lightning_replay.storage.transition_check import Column, ColumnsCheck, TransitionCheck
 from lightning_replay.validation import checked_count
@@ -165,6 +165,12 @@ class PackedStorage(ForkableStorage):
     def rows_at_once(self) -> int:
         """Most rows that a single write can store, whatever they are."""
         return self.capacity
+
+    def observation_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns the columns, ``[capacity, ...]``, of each observation and of the one under ``"next"``, as views."""
+        rows = self.readable_rows
+        keys = observation_keys(self._layout.columns) if self._layout is not None else []
+        return [(rows.get(key), rows.get(("next", *key))) for key in keys]
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
         """Returns one column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ Leaf = tuple[Key, torch.dtype, torch.Size]  # a column, and dtype and shape of o
 
 WORD_BYTES = 8
 ROW_ALIGNMENT_BYTES = 64
+_NO_OBSERVATIONS = frozenset(("reward", "done", "terminated", "truncated", "is_init"))
 
 
 class _Group(NamedTuple):
@@ -130,6 +131,21 @@ class RowLayout:
                 raise TypeError(f"the column {'/'.join(leaf['key'])} has no dtype of torch")
             leaves.append((tuple(leaf["key"]), dtype, torch.Size(leaf["shape"])))
         return cls(leaves)
+
+
+def observation_keys(columns: Mapping[Key, tuple[torch.dtype, Any]]) -> list[Key]:
+    """Returns the columns that are also stored, with the same dtype and shape, under ``"next"``.
+
+    Flags, rewards and columns without numbers are left out: the others are observations. Rows that hold returns over
+    several steps have none, because the next row starts before they end.
+    """
+    if ("steps_to_next_obs",) in columns:
+        return []
+    return sorted(
+        key
+        for key, kind in columns.items()
+        if columns.get(("next", *key)) == kind and key[-1] not in _NO_OBSERVATIONS and 0 not in kind[1]
+    )
 
 
 def shown(key: Key) -> str:

@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.episodes.links import EpisodeLinks, trajectory_of
+from lightning_replay.episodes.links import Continuity, EpisodeLinks, trajectory_of
 from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns
 from lightning_replay.episodes.tracker import require_columns
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
-from lightning_replay.validation import checked_count, checked_share
+from lightning_replay.validation import checked_count, checked_flag, checked_share
 
 _Column = tuple[str, str, str]  # name, dtype and shape of a column
 
@@ -28,13 +28,15 @@ class NStepTransitions(ReplayTransform):
     of an episode the remaining ones are shorter. Everything under ``"next"`` but the reward is that of the last step:
     after truncation the bootstrap is from the last observation, after termination there is none. Rows of several
     running episodes may be interleaved (``trajectory`` or ``("collector", "traj_ids")``); without these ids they are
-    one environment in order. ``Replay(n_steps=...)`` forms the same transitions when they are drawn, without the delay;
+    one environment in order. No return goes on over a step that starts with another observation than the step before
+    ended with. ``Replay(n_steps=...)`` forms the same transitions when they are drawn, without the delay;
     use this transform in other buffers, or where stored rows must be final (retention by priority). Use ``extend``,
     not ``add``: one step may form several transitions.
 
     Args:
         n_steps: n, longest return.
         discount: γ.
+        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
 
     Stored keys:
         discount: float32 ``[N, 1]``, γ to the power of the steps used, 0 where the last one terminated.
@@ -51,12 +53,14 @@ class NStepTransitions(ReplayTransform):
 
     delays_rows = True
 
-    def __init__(self, n_steps: int, discount: float) -> None:
+    def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
         n_steps = checked_count("n_steps", n_steps, of="rewards in a return")
         discount = checked_share("discount", discount)
+        check_continuity = checked_flag("check_continuity", check_continuity)
         super().__init__()
         self.n_steps = n_steps
         self.discount = discount
+        self._check_continuity = check_continuity
         self._waiting: TensorDictBase | None = None
         self._columns: frozenset[_Column] | None = None  # of the first steps; later ones must have the same
 
@@ -88,8 +92,9 @@ class NStepTransitions(ReplayTransform):
             )
         if self._waiting is not None:
             tensordict = torch.cat([self._waiting, tensordict])
-        slots, steps_used, complete = self._chain(tensordict)
-        formed = self._form(tensordict, complete, slots, steps_used)
+        slots, steps_used, ended = self._chain(tensordict)
+        complete = (steps_used == self.n_steps) | ended
+        formed = self._form(tensordict, complete, slots, steps_used, ended)
         waiting = tensordict[~complete]
         self.pending = waiting if len(waiting) else None, given
         return formed
@@ -117,8 +122,8 @@ class NStepTransitions(ReplayTransform):
             if not len(steps):
                 return None
         self._waiting = remaining
-        slots, steps_used, complete = self._chain(steps)
-        return self._form(steps, torch.ones_like(complete), slots, steps_used)
+        slots, steps_used, ended = self._chain(steps)
+        return self._form(steps, torch.ones_like(ended), slots, steps_used, ended)
 
     def clear(self) -> None:
         """Discards the waiting steps and the known columns."""
@@ -140,16 +145,19 @@ class NStepTransitions(ReplayTransform):
         self._columns = None if given is None else frozenset((name, dtype, shape) for name, dtype, shape in given)
 
     def _chain(self, steps: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns for each step the positions of its return ``[N, n]``, their number, and whether it is complete."""
+        """Returns the positions of each step's return ``[N, n]``, how many are used, and whether nothing follows it."""
         done = steps.get(("next", "done")).flatten()
         position = torch.arange(done.numel(), device=done.device)
-        links = EpisodeLinks(done.numel(), device=done.device)
+        continuity = Continuity(steps) if self._check_continuity else None
+        links = EpisodeLinks(done.numel(), device=done.device, continuity=continuity)
         links.write(position, trajectory_of(steps), done)
         slots, steps_used = links.chain(position, self.n_steps)
-        return slots, steps_used, (steps_used == self.n_steps) | done[slots[:, -1]]
+        is_last = links.successor < 0
+        is_last[links.running_slots()] = False
+        return slots, steps_used, is_last[slots[:, -1]]
 
     def _form(
-        self, steps: TensorDictBase, complete: Tensor, slots: Tensor, steps_used: Tensor
+        self, steps: TensorDictBase, complete: Tensor, slots: Tensor, steps_used: Tensor, ended: Tensor
     ) -> TensorDictBase | None:
         if not bool(complete.any()):
             return None
@@ -159,6 +167,10 @@ class NStepTransitions(ReplayTransform):
         returns = n_step_returns(reward.flatten()[slots], steps_used, self.discount)
         following.set("reward", returns.reshape(-1, *reward.shape[1:]))
         remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), self.discount)
+        broke_off = ended[complete] & ~following.get("done").flatten()
+        if bool(broke_off.any()):  # another episode follows: those who read the formed rows see an end here
+            for name in {"truncated", "done"} & set(following.keys()):
+                following.get(name)[broke_off] = True
         formed.set("next", following)
         formed.set("discount", remaining.float().unsqueeze(1))
         return formed.set("steps_to_next_obs", steps_used.unsqueeze(1))

@@ -15,15 +15,22 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.episodes.links import TRAJECTORY_KEYS, trajectory_of
+from lightning_replay.episodes.links import (
+    TRAJECTORY_KEYS,
+    comparable,
+    observation_pairs,
+    trajectory_name,
+    trajectory_of,
+)
+from lightning_replay.episodes.running import Breaks, ObservationPair, RunningObservations
 from lightning_replay.episodes.tracker import episodes_of
 from lightning_replay.events.conditions.comparisons import ConditionBlock
-from lightning_replay.events.conditions.condition import ConditionError, holds, load_state_of, state_of
+from lightning_replay.events.conditions.condition import Condition, ConditionError, holds, load_state_of, state_of
 from lightning_replay.events.event_table import EventTable
 from lightning_replay.parts import Insertion
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.storage.row_layout import Key
+from lightning_replay.storage.row_layout import Key, observation_keys
 from lightning_replay.storage.stored_column import as_array
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, groups_of
@@ -45,7 +52,8 @@ class EventTableWriter(TableWriter):
     An event is tested on the step that led to it, a row with its ``next`` state, never a reset state. This step counts
     as one of the history. A step goes to a table once, however many events follow it, even if it has left that table
     since. Histories never cross episodes: ``trajectory`` (int64 ``[N]``) is the episode of a row, without it the rows
-    are one environment in order; ``("next", "done")`` ends an episode. All tables are first in, first out. Needs no
+    are one environment in order; ``("next", "done")`` ends an episode, and so does a row that starts with another
+    observation than the row before ended with. All tables are first in, first out. Needs no
     feedback. Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
 
     Args:
@@ -53,6 +61,7 @@ class EventTableWriter(TableWriter):
         event_tables: the others.
         max_trajectories: episodes whose histories are held at once.
         forget_stale: where more run, forget those continued longest ago; otherwise such rows are refused.
+        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
         count_state_actions: keep the counts that the corrections of Lemma 2 need; for discrete states and actions.
             Tables with a share of 0 are not counted as events.
 
@@ -67,6 +76,7 @@ class EventTableWriter(TableWriter):
         max_trajectories: int = 64,
         forget_stale: bool = False,
         count_state_actions: bool = False,
+        check_continuity: bool = True,
     ) -> None:
         check_tables(event_tables, "event_tables")
         self._most_at_once = checked_count("capacity", capacity, of="transitions")
@@ -79,6 +89,7 @@ class EventTableWriter(TableWriter):
         self._max_trajectories = max_trajectories
         self._longest = longest
         self._counts_state_actions = checked_flag("count_state_actions", count_state_actions)
+        self._check_continuity = checked_flag("check_continuity", check_continuity)
         self._start()
 
     def _start(self) -> None:
@@ -94,6 +105,7 @@ class EventTableWriter(TableWriter):
         self._most_fired = 0  # the largest of them
         self._histories = Histories(self.tables, self._longest - 1, self._max_trajectories, self.forget_stale)
         self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] | None = None  # see _read_columns
+        self._running = RunningObservations()
         self._rows_tested = 0
         self._has_warned = False
         if self._counts_state_actions:
@@ -114,6 +126,9 @@ class EventTableWriter(TableWriter):
         # The first rows fix the columns, and are refused before they do; later ones are read and checked first.
         values = self._storage.checked_values(data) if self._storage.has_columns else None
         trajectory, done = episodes_of(data) if values is None else self._episodes_of(values)
+        observations = self._observations(values or (), data if values is None else None)
+        breaks = self._running.breaks(observations, trajectory, done)
+        done = breaks.done
         most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
         parts = [slice(start, start + most) for start in range(0, len(done), most)]
         episodes = [groups_of(trajectory, done)]
@@ -123,7 +138,7 @@ class EventTableWriter(TableWriter):
         states = [state_of(self._events[number].condition) for number in called]
         try:  # all that may refuse the rows, before any is stored
             self._histories.check_room(episodes, self.forget_stale)
-            fired = self._test(data, values, called)
+            fired = self._test(data, values, called, breaks)
             keys = None if self.tables.state_action_counts is None else state_action_keys(data)
             if values is None:
                 values = self._storage.checked_values(data)
@@ -131,6 +146,7 @@ class EventTableWriter(TableWriter):
             for number, state in zip(called, states, strict=True):
                 load_state_of(self._events[number].condition, state)
             raise
+        self._end_broken(breaks)
         if len(parts) == 1:
             index = self._write(values, fired, episodes[0], keys)
         else:
@@ -138,6 +154,8 @@ class EventTableWriter(TableWriter):
                 now = np.ascontiguousarray(fired[:, rows])
                 self._write([value[rows] for value in values], now, groups, keys and keys[rows])
             index = torch.from_numpy(self.tables.slots_of(0)[-len(done) :]).to(self._storage.device)
+        whole = episodes[0] if len(parts) == 1 else groups_of(trajectory, done)
+        self._running.follow(observations, whole, breaks)
         self._count(fired)  # may warn, and a warning may be made an error
         return index
 
@@ -147,10 +165,15 @@ class EventTableWriter(TableWriter):
             self._read_columns(storage.row_columns)
         if self._block.others or self._counts_state_actions or count > self._most_at_once:
             return None
-        episodes = groups_of(*self._episodes_of(values))
+        trajectory, done = self._episodes_of(values)
+        observations = self._observations(values)
+        breaks = self._running.breaks(observations, trajectory, done)
+        episodes = groups_of(trajectory, breaks.done)
         self._histories.check_room([episodes], self.forget_stale)
         fired = self._block(values)
+        self._end_broken(breaks)
         index = self._write(values, fired, episodes, None)
+        self._running.follow(observations, episodes, breaks)
         self._count(fired)
         return Insertion(index, slice(0, count))
 
@@ -164,31 +187,56 @@ class EventTableWriter(TableWriter):
         trajectory = as_array(values[self._trajectory_at]).reshape(-1)
         return np.ascontiguousarray(trajectory, dtype=np.int64), done
 
+    def _observations(self, values: Sequence[Column], rows: TensorDictBase | None = None) -> list[ObservationPair]:
+        """Returns the observations before and after the step of each row, of its values or, if given, of ``rows``."""
+        if not self._check_continuity:
+            return []
+        pairs = [(values[i], values[j]) for i, j in self._observed_at] if rows is None else observation_pairs(rows)
+        on_cpu = [[one.cpu() if isinstance(one, Tensor) else one for one in pair] for pair in pairs]
+        return [(comparable(own), comparable(following)) for own, following in on_cpu]
+
+    def _end_broken(self, breaks: Breaks) -> None:
+        """Discards the histories of episodes that new rows do not continue, once nothing can refuse these rows."""
+        for name in breaks.starts:
+            self._histories.forget(name)
+
     def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
         places = {key: place for place, key in enumerate(columns)}
         self._done_at = places["next", "done"]
         self._trajectory_at = next((places[key] for key in map(_full, TRAJECTORY_KEYS) if key in places), None)
+        self._observed_at = [(places[key], places["next", *key]) for key in observation_keys(columns)]
         self._block = ConditionBlock([event.condition for event in self._events], columns)
         self._columns = columns
 
-    def _test(self, data: TensorDictBase, values: Sequence[Column] | None, called: Iterable[int]) -> np.ndarray:
+    def _test(
+        self, data: TensorDictBase, values: Sequence[Column] | None, called: Iterable[int], breaks: Breaks
+    ) -> np.ndarray:
         """Returns which events happened in each row, bool ``[V, N]``.
 
         Args:
             data: the rows, TensorDict ``[N]``.
             values: their columns; ``None`` for the first rows.
             called: events whose conditions are called with the rows; those of the others are compiled.
+            breaks: where episodes begin that conditions would take for the one before.
         """
         if values is None:
             happened = np.empty((len(self._events), data.shape[0]), dtype=np.bool_)
         else:
             happened = self._block(values)
+        is_named = trajectory_of(data) is not None
         for number in called:
+            condition = self._events[number].condition
             try:
-                happened[number] = holds(self._events[number].condition, data).cpu().numpy()
+                if not breaks.begins or not isinstance(condition, Condition):
+                    happened[number] = holds(condition, data).cpu().numpy()
+                    continue
+                for rows, name in breaks.parts():
+                    if name is not None:
+                        condition.end_episodes([name if is_named else None])
+                    happened[number, rows] = holds(condition, data[rows]).cpu().numpy()
             except ConditionError as error:
-                name = self._event_tables[self._event_arrays.table[number]].name
-                raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
+                name_of_table = self._event_tables[self._event_arrays.table[number]].name
+                raise ConditionError(f"event table {name_of_table!r}: {error}. Nothing was stored") from error
         return happened
 
     def _write(
@@ -214,6 +262,8 @@ class EventTableWriter(TableWriter):
         return index
 
     def _count(self, fired: np.ndarray) -> None:
+        if self._running.tally.is_suspicious:
+            self._running.tally.warn(trajectory_name(self._storage.readable_rows))
         self._rows_tested += fired.shape[1]
         if np.count_nonzero(fired):
             self._fired += fired.sum(1)
@@ -252,6 +302,7 @@ class EventTableWriter(TableWriter):
         names = [None] if trajectory is None else trajectory[index].flatten().tolist()
         for name in names:
             self._histories.forget(name or 0)
+            self._running.forget(name or 0)
         self._end_conditions(names)
 
     def _end_conditions(self, names: Sequence[int | None]) -> None:

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 
 PARTS = ("sampler", "writer", "transform")
 # Options of a buffer put together from parts, beside the parts.
-PART_OPTIONS = ("capacity", "device", "memmap", "frame_stack", "image_key", "frame_capacity", "check_finite", "seed")
+PART_OPTIONS = (
+    "capacity",
+    "device",
+    "memmap",
+    "frame_stack",
+    "image_key",
+    "frame_capacity",
+    "check_finite",
+    "check_continuity",
+    "seed",
+)
 # Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
 _BY_IMPORTANCE = ("surprise_retention",)
 Returns = tuple[int | tuple[int, int], float]  # length, or the interval of lengths, and discount
@@ -187,7 +197,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
         n_steps, discount = _single_length(returns)
         worst = frames_at_worst(capacity, frame_stack, n_steps)
         if n_steps > 1:
-            transforms.append(NStepTransitions(n_steps, discount))
+            transforms.append(NStepTransitions(n_steps, discount, options.get("check_continuity", True)))
     return Replay(
         storage=storage_for(
             capacity,
@@ -204,6 +214,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
         transform=Compose(*transforms) if len(transforms) > 1 else next(iter(transforms), None),
         batch_size=1,
         check_finite=options.get("check_finite", True),
+        check_continuity=options.get("check_continuity", True),
         seed=options.get("seed"),
     )
 

@@ -291,6 +291,12 @@ class FrameStorage(PackedStorage):
         leaves[self.image_key], leaves[self.next_key] = first, second
         return gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
 
+    def observation_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns the columns of observations; stacks as the numbers of their frames, which are equal if these are."""
+        assert self._frames_of is not None
+        first, second = self._frames_of.unflatten(-1, (2, -1)).unbind(1)
+        return [*super().observation_pairs(), (first, second)]
+
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
         """Returns one column ``[N, ...]`` of the rows ``index``, stacks rebuilt; ``None`` when it is not stored."""
         name: Key = (key,) if isinstance(key, str) else tuple(key)
