@@ -12,11 +12,15 @@ from lightning_replay.replay import Replay
 from lightning_replay.saving.serialization import MALFORMED, DamagedFileError
 from lightning_replay.saving.spec import NotRebuildableError, build
 from lightning_replay.storage.devices import MissingDeviceError
-from lightning_replay.validation import check_kind, checked_entries
+from lightning_replay.validation import check_kind, checked_entries, checked_flag
 
 
-def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Path | None = None) -> Replay:
+def load_replay(
+    path: str | Path, *, trust: Sequence[str] = (), memmap: str | Path | None = None, end_episodes: bool = True
+) -> Replay:
     """Rebuilds a saved buffer and restores it: the next draws are those the saved one would have made.
+
+    Episodes that ran when it was saved end before the next rows are stored, see :meth:`Replay.end_episodes`.
 
     Classes and functions that the file names are imported from this library, TorchRL, torch and tensordict alone.
 
@@ -25,6 +29,7 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
         trust: further packages to import from: ``["my_package"]`` allows ``my_package`` and all below it.
         memmap: a directory for the scratch file of a buffer that keeps its rows on disk; in memory if absent, also
             where the saved buffer had them on disk.
+        end_episodes: ``False`` continues the episodes that ran, where their environments were restored with the buffer.
 
     Raises:
         FileNotFoundError: no saved buffer there.
@@ -45,6 +50,7 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
             raise ValueError(f"trust[{place}] is ''; it must be the name of a package, as trust=['my_package']")
     if memmap is not None:
         check_kind("memmap", memmap, str | os.PathLike, "a directory, or None to keep the rows in memory")
+    checked_flag("end_episodes", end_episodes)
     directory = Path(path)
     saved, state = read_replay(directory)
     chosen = {"memmap": None if memmap is None else str(memmap)}
@@ -53,6 +59,7 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
         if not isinstance(replay, Replay):
             raise TypeError(f"it describes a {type(replay).__name__}, not a replay buffer")
         replay.load_state_dict(state)
+        replay.awaits_new_episodes = end_episodes
     except (NotRebuildableError, MissingDeviceError):
         raise
     except MALFORMED as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,6 +102,7 @@ class Replay(AssembledReplay, TrainingReplay):
     """
 
     last_insertion: Insertion
+    awaits_new_episodes: bool  #: Whether the episodes that ran in loaded files end before the next rows are stored.
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class Replay(AssembledReplay, TrainingReplay):
         episodes = EpisodeTracker(n_steps, discount, check_continuity)  # which checks all three
         self._episodes = episodes if n_steps > 1 else None
         self._feedback = Feedback()
-        self._is_restored = False  # and no row has come since
+        self.awaits_new_episodes = False
         self._row_check = TransitionCheck(checked_flag("check_finite", check_finite))
         sampler = UniformSampler() if sampler is None else sampler
         writer = FirstInFirstOutWriter() if writer is None else writer
@@ -209,7 +211,7 @@ class Replay(AssembledReplay, TrainingReplay):
         with self._replay_lock, self._write_lock:
             if self._refusal is not None:
                 self._check_usable()
-            if self._is_restored:
+            if self.awaits_new_episodes:
                 self._end_saved_episodes()
             has_transforms = self._has_transforms
             may_change = has_transforms or not (packed is None or packed.has_columns)
@@ -281,7 +283,7 @@ class Replay(AssembledReplay, TrainingReplay):
                 self._check_usable()
             storage = self._packed
             assert storage is not None
-            if self._is_restored:
+            if self.awaits_new_episodes:
                 self._end_saved_episodes()
             if self._has_transforms or (self._episodes is not None and self._episodes.links is None):
                 return None
@@ -626,6 +628,7 @@ class Replay(AssembledReplay, TrainingReplay):
                 self._packed.check_writable()
             self._prefetch_queue.clear()
             super().empty(empty_write_count)
+            self.awaits_new_episodes = False
             self._feedback.forget()
             self._check_slices = SliceCheck()
             if self._episodes is not None:
@@ -693,7 +696,7 @@ class Replay(AssembledReplay, TrainingReplay):
         named = None if trajectories is None else list(trajectories)
         stored = self.flush(named)
         with self._changing():
-            self._is_restored &= named is not None
+            self.awaits_new_episodes &= named is not None
             in_order = None if writer.may_refuse or packed is None else slots_by_age(packed, writer)
             if in_order is None or packed is None:
                 self.break_episodes(stored_trajectories(self._storage) if named is None else named)
@@ -712,20 +715,28 @@ class Replay(AssembledReplay, TrainingReplay):
         self.cut(index)
 
     def _end_saved_episodes(self) -> None:
-        """Ends the episodes that ran when the loaded state was saved: the environments that played them are gone.
+        """Ends the episodes that ran when the loaded files were saved: the environments that played them are gone.
 
         Called before the first rows that come after it; until then contents and draws are those that were saved.
         """
-        self._is_restored = False
+        self.awaits_new_episodes = False
         self.end_episodes()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; see :meth:`AssembledReplay.load_state_dict`.
+    def load(self, path: str | Path, *, end_episodes: bool = True) -> None:
+        """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
 
-        Episodes that ran then end before the next rows are stored, as by :meth:`end_episodes`.
+        Episodes that ran when it was saved end before the next rows are stored, as by :meth:`end_episodes`.
+
+        Args:
+            path: a directory that :meth:`save` wrote.
+            end_episodes: ``False`` continues them, where the environments were restored with the buffer.
+
+        Raises:
+            FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
         """
-        super().load_state_dict(state_dict)
-        self._is_restored = len(self._storage) > 0
+        ends = checked_flag("end_episodes", end_episodes)
+        super().load(path)
+        self.awaits_new_episodes = ends
 
     def truncate(self, index: Tensor, generation: Tensor) -> None:
         """Marks the newest rows of interrupted episodes truncated and done, where the slots still hold them.

@@ -32,3 +32,14 @@ def numbered_steps(first: int, count: int, *, done_every: int = 0, trajectory: i
     if trajectory is not None:
         steps["trajectory"] = torch.full((count,), trajectory)
     return steps
+
+
+def connected(steps: TensorDict) -> TensorDict:
+    """The steps with next observations that are the observations of the next steps of their trajectories."""
+    trajectory = steps.get("trajectory", steps.get(("collector", "traj_ids"), torch.zeros(len(steps))))
+    newest: dict[int, int] = {}
+    for place, name in enumerate(trajectory.flatten().tolist()):
+        if name in newest:
+            steps["next", "observation"][newest[name]] = steps["observation"][place]
+        newest[name] = place
+    return steps

@@ -99,9 +99,10 @@ class Tally:
 class Continuity:
     """Whether rows continue others: they start with the observations that those ended with, bit for bit.
 
-    Compared is every column that is stored at the root and, of the same dtype and shape, under ``"next"``, flags and
-    rewards left out; NaN equals NaN. Frames that are stored once are compared by their numbers; of other columns with
-    more than 4,096 numbers a row every k-th is compared. Rows without such a column all continue.
+    Compared are the columns named ``observation`` or below it; without such a name every column that is stored at the
+    root and, of the same dtype and shape, under ``"next"``, flags and rewards left out. NaN equals NaN. Frames that are
+    stored once are compared by their numbers; of other columns with more than 4,096 numbers a row every k-th is
+    compared. Rows without such a column all continue.
 
     Args:
         source: the storage of the rows, or rows, TensorDict ``[N]``, whose slots are their places.
@@ -171,9 +172,9 @@ class EpisodeLinks:
     """Slots of the next step of every slot's episode: ``successor[slot]``, -1 when there is none.
 
     Call :meth:`write` with every batch of rows that enters the storage, in insertion order. A row is linked to the
-    previous row of its trajectory unless that one ended its episode (terminated or truncated) or was overwritten, or the
-    row does not start with the observation that the other ended with. So links never cross an episode end, the write
-    head, environments or runs. Overwriting a slot cuts the link of its predecessor.
+    previous row of its trajectory, unless that one ended its episode (terminated or truncated) or was overwritten, or
+    the row does not start with the observation that the other ended with. So links never cross an episode end, the
+    write head, environments or runs. Overwriting a slot cuts the link of its predecessor.
 
     Args:
         capacity: slots in the storage.

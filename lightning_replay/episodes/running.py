@@ -101,6 +101,20 @@ class RunningObservations:
         """Discards an episode that ended."""
         self._last.pop(trajectory, None)
 
+    def abandon(self, trajectories: Iterable[int]) -> None:
+        """Keeps episodes that no row continues."""
+        self._last = dict.fromkeys(trajectories, b"")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the running episodes, int64 ``[E]``, and their last observations, uint8 ``[E, bytes]``."""
+        last = np.frombuffer(b"".join(self._last.values()), dtype=np.uint8).reshape(len(self._last) or 1, -1)
+        return {"trajectory": torch.tensor(list(self._last), dtype=torch.int64), "last": torch.from_numpy(last.copy())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        names, last = state["trajectory"].tolist(), state["last"].numpy()
+        self._last = {name: row.tobytes() for name, row in zip(names, last, strict=False)}
+
 
 def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
     """Returns the slots of the stored rows, int64 ``[N]``, oldest first; ``None`` where the writer keeps no order."""

@@ -134,18 +134,19 @@ class RowLayout:
 
 
 def observation_keys(columns: Mapping[Key, tuple[torch.dtype, Any]]) -> list[Key]:
-    """Returns the columns that are also stored, with the same dtype and shape, under ``"next"``.
+    """Returns the columns of observations that are also stored, with the same dtype and shape, under ``"next"``.
 
-    Flags, rewards and columns without numbers are left out: the others are observations. Rows that hold returns over
+    Those named ``observation``, or below it; without such a name all but flags and rewards. Rows that hold returns over
     several steps have none, because the next row starts before they end.
     """
     if ("steps_to_next_obs",) in columns:
         return []
-    return sorted(
+    both = sorted(
         key
         for key, kind in columns.items()
         if columns.get(("next", *key)) == kind and key[-1] not in _NO_OBSERVATIONS and 0 not in kind[1]
     )
+    return [key for key in both if any(part.startswith("observation") for part in key)] or both
 
 
 def shown(key: Key) -> str:

@@ -319,6 +319,7 @@ class EventTableWriter(TableWriter):
         """Returns tables, running episodes, the slots sent to event tables, states of conditions, and counters."""
         return super().state_dict() | {
             "histories": self._histories.state_dict(),
+            "running": self._running.state_dict(),
             "sent": torch.from_numpy(self._event_arrays.sent.T.copy()),
             "fired": self._fired.tolist(),
             "rows_tested": self._rows_tested,
@@ -334,6 +335,10 @@ class EventTableWriter(TableWriter):
             )
         super().load_state_dict(dict(state_dict))
         self._histories.load_state_dict(state_dict["histories"])
+        if "running" in state_dict:
+            self._running.load_state_dict(state_dict["running"])
+        else:  # an early save: what its episodes ended with is not known, so that nothing continues them
+            self._running.abandon(state_dict["histories"]["trajectory"].tolist())
         self._event_arrays.sent[:] = state_dict["sent"].numpy().T
         self._fired = np.array(state_dict["fired"], dtype=np.int64)
         self._most_fired = int(self._fired.max())

@@ -17,13 +17,14 @@ IMAGE = (2, 4)
 
 @dataclass
 class Step:
-    """One step; ``following`` is the number of the next one of its episode, as soon as it was taken."""
+    """One step, and the numbers of those before and after it in its episode, as soon as they were taken."""
 
     trajectory: int
     task: int
     frames: tuple[int, int, int]
     terminated: bool
     truncated: bool
+    before: int | None = None
     following: int | None = None
 
     @property
@@ -67,7 +68,12 @@ class World:
             trajectory, seen = step.trajectory, step.frames[1:]
         ends = self._random.random()
         step = Step(
-            trajectory, environment % max(self.tasks, 1), (*seen, self._new_frame()), ends < 0.08, 0.08 <= ends < 0.12
+            trajectory,
+            environment % max(self.tasks, 1),
+            (*seen, self._new_frame()),
+            terminated=ends < 0.08,
+            truncated=0.08 <= ends < 0.12,
+            before=before,
         )
         self._newest[environment] = None if step.done else len(self.steps)
         self.steps.append(step)
@@ -85,18 +91,22 @@ class World:
         numbers = list(numbers)
         steps = [self.steps[number] for number in numbers]
         number = torch.tensor(numbers).unsqueeze(1)
+        # What the step before ended with; an episode begins with a number of its own.
+        seen = torch.tensor(
+            [one - 0.25 if step.before is None else step.before for one, step in zip(numbers, steps, strict=True)]
+        )
         terminated = torch.tensor([[step.terminated] for step in steps])
         truncated = torch.tensor([[step.truncated] for step in steps])
         following = {
             "observation": number + torch.tensor([0.5, 1.5, 2.5]),
-            "number": number.clone(),
+            "last_number": number.clone(),
             "reward": torch.tensor([[self.reward(one)] for one in numbers]),
             "terminated": terminated,
             "truncated": truncated,
             "done": terminated | truncated,
         }
         columns = {
-            "observation": number + torch.tensor([0.0, 1.0, 2.0]),
+            "observation": seen.unsqueeze(1) + torch.tensor([0.5, 1.5, 2.5]),
             "action": number.float() / 4096,
             "number": number,
             "trajectory": torch.tensor([step.trajectory for step in steps]),
@@ -128,7 +138,7 @@ class World:
             discount: of returns.
             mixed: observations, actions and rewards are what a transform made of them.
         """
-        firsts, lasts = rows["number"].flatten().tolist(), rows["next", "number"].flatten().tolist()
+        firsts, lasts = rows["number"].flatten().tolist(), rows["next", "last_number"].flatten().tolist()
         assert not [one for one in firsts if not 0 <= one < len(self.steps)], f"rows of steps never taken: {firsts}"
         counts = rows["steps_to_next_obs"].flatten().tolist() if "steps_to_next_obs" in rows else [1] * len(rows)
         chains = [self.chain(first, count) for first, count in zip(firsts, counts, strict=True)]

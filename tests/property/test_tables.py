@@ -67,6 +67,7 @@ def test_event_tables_hold_what_plain_lists_hold(capacity, tables, calls, saved_
         capacity=capacity,
         batch_size=1,
         max_trajectories=3,
+        check_continuity=False,  # the rows of an episode have any observations here
         tables=[
             EventTable(name, events=[Event(IsTrue(event), length) for event, length in events], capacity=most)
             for name, (most, events) in tables
@@ -83,7 +84,7 @@ def test_event_tables_hold_what_plain_lists_hold(capacity, tables, calls, saved_
         if number == saved_after:
             with tempfile.TemporaryDirectory() as directory:
                 replay.save(directory)
-                replay = load_replay(directory, trust=["tests"])
+                replay = load_replay(directory, trust=["tests"], end_episodes=False)
             check_same(replay, oracle)
 
 

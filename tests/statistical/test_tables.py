@@ -244,6 +244,7 @@ def stochastic_steps(visits: int, events: int) -> TensorDict:
     for number in range(3):
         happens[number, torch.randperm(visits, generator=torch.Generator().manual_seed(number))[:events]] = True
     rows["observation"], rows["action"] = state.float()[:, None], torch.zeros_like(state)
+    rows["next", "observation"] = (state.float()[:, None] + 1) % 3
     rows["next", "goal"] = happens[state, torch.arange(3 * visits) // 3][:, None]
     return rows
 

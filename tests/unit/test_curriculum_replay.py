@@ -14,7 +14,7 @@ from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.schedulers import Exp3, OneTask, UniformTasks
 from lightning_replay.table_replay import CurriculumReplay
 from lightning_replay.writers.task_tables import TaskTableWriter
-from tests.transitions import numbered_steps
+from tests.transitions import connected, numbered_steps
 
 TASKS = ["target", "far", "near"]
 
@@ -187,11 +187,12 @@ def test_returns_of_episodes_side_by_side_never_cross_a_row_that_was_dropped() -
     episode 8   0 f      2 f      4 f      6 f       4 + 6/2     6
     """
     replay = recipes.parallel_curriculum(["t", "f"], 2, 4, min_size=1, n_steps=3, discount=0.5, seed=0)
-    rows = rows_of([1, 0, 1, 1, 1, 0, 1])
-    rows["trajectory"] = torch.tensor([8, 7, 8, 7, 8, 7, 8])
-    replay.extend(rows)
+    rows = rows_of([1, 0, 1, 1, 1, 0, 1, 0])
+    rows["trajectory"] = torch.tensor([8, 7, 8, 7, 8, 7, 8, 7])
+    connected(rows)
+    replay.extend(rows[:7])
     assert returns(replay) == {1: (1.0, 1), 4: (7.0, 2), 5: (5.0, 1), 6: (6.0, 1)}
-    replay.extend(rows_of([0], first=7).set("trajectory", torch.tensor([7])))
+    replay.extend(rows[7:])
     assert returns(replay) == {4: (7.0, 2), 5: (8.5, 2), 6: (6.0, 1), 7: (7.0, 1)}
 
 

@@ -75,11 +75,12 @@ def test_a_curriculum_plays_and_draws_every_task(arm: str) -> None:
 
 def goals(replay: Replay) -> Replay:
     """Four pucks, the third of which reaches the goal at every eighth step."""
+    seen = torch.rand(65, 4, 4)
     for step in range(64):
         done = torch.tensor([[False], [False], [step % 8 == 7], [False]])
         flags = {"terminated": done, "truncated": torch.zeros_like(done), "done": done}
-        after = {"observation": torch.rand(4, 4), "reward": done.float(), **flags}
-        columns = {"observation": torch.rand(4, 4), "action": torch.rand(4, 2), "task": torch.full((4,), 2)}
+        after = {"observation": seen[step + 1], "reward": done.float(), **flags}
+        columns = {"observation": seen[step], "action": torch.rand(4, 2), "task": torch.full((4,), 2)}
         trajectory = torch.tensor([0, 1, 100 + step // 8, 3])
         replay.extend(TensorDict(columns | {"trajectory": trajectory, "next": after}, [4]))
     return replay
@@ -122,8 +123,9 @@ def test_the_arms_of_half_cheetah_draw_halves_and_pairs() -> None:
         for start in range(0, 4_000, 1_000):
             reward = torch.where(torch.arange(1_000) % 100 == 99, 1.3, 1.2).unsqueeze(1)
             flags = {name: torch.zeros(1_000, 1, dtype=torch.bool) for name in ("terminated", "truncated", "done")}
-            after = {"observation": torch.rand(1_000, 17), "reward": reward, **flags}
-            columns = {"observation": torch.rand(1_000, 17), "action": torch.rand(1_000, 6)}
+            seen = torch.rand(1_001, 17)
+            after = {"observation": seen[1:], "reward": reward, **flags}
+            columns = {"observation": seen[:-1], "action": torch.rand(1_000, 6)}
             trajectory = torch.full((1_000,), start)
             replay.extend(TensorDict(columns | {"trajectory": trajectory, "next": after}, [1_000]))
         assert replay.table("fast").shape == (800,)

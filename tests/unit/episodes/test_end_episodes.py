@@ -14,7 +14,7 @@ from lightning_replay.events import EventTable, reward_at_least, sustained
 from lightning_replay.samplers import ContinuousTransitionSampler
 from lightning_replay.transforms import NStepTransitions
 from lightning_replay.writers import FirstInFirstOutWriter, SurpriseOnly
-from tests.transitions import numbered_steps
+from tests.transitions import connected, numbered_steps
 
 
 def interleaved(first: int, trajectories: list[int], done: list[int] | None = None) -> TensorDict:
@@ -22,7 +22,7 @@ def interleaved(first: int, trajectories: list[int], done: list[int] | None = No
     steps = numbered_steps(first, len(trajectories))
     for place in done or []:
         steps["next", "terminated"][place] = steps["next", "done"][place] = True
-    return steps.set("trajectory", torch.tensor(trajectories))
+    return connected(steps.set("trajectory", torch.tensor(trajectories)))
 
 
 def flags(replay: Replay, name: str) -> dict[int, bool]:
@@ -43,9 +43,10 @@ def test_the_newest_row_of_each_running_episode_is_truncated(name) -> None:
 
 def test_the_named_trajectories_end_alone() -> None:
     replay = recipes.uniform(10, 4, n_steps=2, discount=0.5, seed=0)
-    replay.extend(interleaved(0, [7, 8, 7, 8]))
+    steps = interleaved(0, [7, 8, 7, 8, 7, 8])
+    replay.extend(steps[:4])
     replay.end_episodes([7, 99])
-    replay.extend(interleaved(4, [7, 8]))
+    replay.extend(steps[4:])
     assert [number for number, flag in flags(replay, "truncated").items() if flag] == [2]
     rows = {int(row["observation"][0]): row for row in replay.sample(256)}
     assert rows[2]["steps_to_next_obs"].item() == 1, "row 4 is of a new episode although its trajectory is 7"
@@ -117,9 +118,13 @@ def test_over_torchrls_writer_and_storage() -> None:
     waiting = NStepTransitions(n_steps=3, discount=0.5)
     replay = Replay(storage=LazyTensorStorage(4), transform=waiting, batch_size=2)
     replay.extend(interleaved(0, [1, 1, 1, 1]))
-    with pytest.raises(TypeError, match="end_episodes marks rows in a PackedStorage; the storage is a LazyTensorStor"):
-        replay.end_episodes()
-    assert len(replay) == 2 and len(replay.flush()) == 2, "the two steps that wait are still there"
+    assert len(replay) == 2 and len(replay.end_episodes()) == 2, "the two steps that wait are stored"
+    linked = Replay(storage=LazyTensorStorage(4), sampler=ContinuousTransitionSampler(), batch_size=2)
+    steps = interleaved(0, [1, 2, 1, 2])
+    linked.extend(steps[:2])
+    assert linked.end_episodes().tolist() == []
+    linked.extend(steps[2:])
+    assert linked.sampler.partners(torch.arange(4), linked.storage).tolist() == [0, 1, 2, 3]
 
 
 def test_without_an_order_of_rows_nothing_is_marked_and_nothing_follows() -> None:

@@ -14,6 +14,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import ContinuousTransitionSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
+from tests.transitions import connected
 
 
 def make_steps(done: list[int], trajectory: list[int] | None = None, key: object = "trajectory") -> TensorDict:
@@ -26,7 +27,7 @@ def make_steps(done: list[int], trajectory: list[int] | None = None, key: object
     )
     if trajectory is not None:
         steps[key] = torch.tensor(trajectory)
-    return steps
+    return connected(steps)
 
 
 def make_buffer(capacity: int = 6) -> TensorDictReplayBuffer:
@@ -56,8 +57,8 @@ def test_partner_is_the_next_step_and_the_row_itself_at_an_end() -> None:
 
 def test_the_newest_row_of_a_full_ring_has_no_partner_though_the_next_slot_is_occupied() -> None:
     buffer = make_buffer(capacity=3)
-    for _ in range(4):
-        buffer.add(make_steps([0])[0])
+    for step in make_steps([0, 0, 0, 0]):
+        buffer.add(step)
     # slots 0 1 2 hold steps 3 1 2
     assert partners(buffer) == [0, 2, 0]
 
@@ -65,18 +66,20 @@ def test_the_newest_row_of_a_full_ring_has_no_partner_though_the_next_slot_is_oc
 def test_environments_are_told_apart_by_either_key() -> None:
     for key in ("trajectory", ("collector", "traj_ids")):
         buffer = make_buffer()
-        buffer.extend(make_steps([0, 0, 0, 0, 1], [4, 8, 4, 8, 4], key))
-        buffer.extend(make_steps([0], [4], key))
+        steps = make_steps([0, 0, 0, 0, 1, 0], [4, 8, 4, 8, 4, 4], key)
+        buffer.extend(steps[:5])
+        buffer.extend(steps[5:])
         # 4: 0 -> 2 -> 4 |  5      8: 1 -> 3
         assert partners(buffer) == [2, 3, 4, 3, 4, 5]
 
 
 def test_state_goes_on(tmp_path: Path) -> None:
     buffer, again = make_buffer(), make_buffer()
-    buffer.extend(make_steps([0, 0, 0], [1, 2, 1]))
+    steps = make_steps([0, 0, 0, 0, 0], [1, 2, 1, 2, 1])
+    buffer.extend(steps[:3])
     again.load_state_dict(buffer.state_dict())
     for each in (buffer, again):
-        each.extend(make_steps([0, 0], [2, 1]))
+        each.extend(steps[3:])
     assert partners(again) == partners(buffer) == [2, 3, 4, 3, 4]
     assert torch.equal(buffer.sample()["index"], again.sample()["index"])
     buffer.sampler.dumps(tmp_path)
@@ -87,9 +90,10 @@ def test_state_goes_on(tmp_path: Path) -> None:
 
 def test_cut_and_empty() -> None:
     buffer = make_buffer()
-    buffer.extend(make_steps([0, 0]))
+    steps = make_steps([0, 0, 0])
+    buffer.extend(steps[:2])
     buffer.sampler.cut(torch.tensor([1]))
-    buffer.extend(make_steps([0]))
+    buffer.extend(steps[2:])
     assert partners(buffer) == [1, 1, 2]
     assert buffer.sampler.nbytes == 2 * 8 * 6
     buffer.empty()
@@ -109,9 +113,10 @@ def test_in_our_buffer() -> None:
 def test_an_interrupted_episode_that_was_truncated_is_not_continued() -> None:
     sampler = ContinuousTransitionSampler()
     replay = Replay(storage=PackedStorage(8), sampler=sampler, transform=MixPairs(), batch_size=8, seed=0)
-    index = replay.extend(make_steps([0, 0]))
+    steps = make_steps([0, 0, 0, 0])
+    index = replay.extend(steps[:2])
     replay.truncate(index[-1:], replay.storage.generation_of(index[-1:]))
-    replay.extend(make_steps([0, 0]))
+    replay.extend(steps[2:])
     assert partners(replay) == [1, 1, 3, 3]
 
 

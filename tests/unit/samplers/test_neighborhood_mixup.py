@@ -17,6 +17,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
+from tests.transitions import connected
 
 FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "nmer_neighbours.json").read_text())
 
@@ -135,7 +136,7 @@ def test_nested_columns_that_are_no_numbers_to_mix_are_named(observation, messag
 
 
 def test_a_recipe_takes_the_keys_that_the_errors_name(tmp_path: Path) -> None:
-    steps = make_steps(torch.randn(20, 2), torch.rand(20, 1))
+    steps = connected(make_steps(torch.randn(20, 2), torch.rand(20, 1)))
     for place in ((), ("next",)):
         steps.rename_key_((*place, "observation"), (*place, "position"))
     with pytest.raises(

@@ -23,6 +23,7 @@ from lightning_replay.samplers import (
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
+from tests.transitions import connected
 
 
 def make_steps(count: int) -> TensorDict:
@@ -232,7 +233,7 @@ def test_the_first_sampler_gets_ends_of_episodes(pairs: Any, how: str) -> None:
     """Steps 0 and 1 of an episode, its end, and step 2, from which no sweep goes back."""
     sweep = ReverseSweepSampler(lambda steps: steps["next", "reward"].flatten() > 0, sweep_share=1.0, seed=0)
     replay = Replay(storage=PackedStorage(8), sampler=pairs(sweep), batch_size=2)
-    steps = make_steps(3).set(("next", "reward"), torch.tensor([[0.0], [0.0], [1.0]]))
+    steps = connected(make_steps(3).set(("next", "reward"), torch.tensor([[0.0], [0.0], [1.0]])))
     replay.extend(steps[:2])
     if how == "cut":
         replay.sampler.cut(torch.tensor([1]))

@@ -132,8 +132,13 @@ def test_without_counts_they_are_refused(correction) -> None:
 def repeated_steps(first: int, count: int, event: bool, **options) -> TensorDict:
     """Steps of one state and action, of which the last is an event or none is."""
     rows = event_steps(first, count, {count - 1: {"goal"}} if event else {}, ["goal"], **options)
-    rows["observation"].zero_()
-    rows["action"].zero_()
+    return alike(rows)
+
+
+def alike(rows: TensorDict) -> TensorDict:
+    """The steps with one state and action."""
+    for column in (rows["observation"], rows["next", "observation"], rows["action"]):
+        column.zero_()
     return rows
 
 
@@ -165,10 +170,7 @@ def test_a_table_with_a_share_of_nothing_leaves_no_trace_in_the_weights(correcti
     for tables in ([goal, gap], [goal]):
         options = {"at_least_one": True, "correction": correction, "default_share": 0.5, "seed": 0}
         replay = recipes.event_tables(20, 8, tables=tables, **options)
-        rows = event_steps(0, 8, {2: {"gap"}, 5: {"goal"}}, ["goal", "gap"])
-        rows["observation"].zero_()
-        rows["action"].zero_()
-        replay.extend(rows)
+        replay.extend(alike(event_steps(0, 8, {2: {"gap"}, 5: {"goal"}}, ["goal", "gap"])))
         batches = torch.cat([replay.sample() for _ in range(20)])
         assert batches["table"].bincount().tolist() == [80, 80]
         found.append((batches["index"], batches["priority_weight"]))

@@ -34,7 +34,7 @@ from lightning_replay.writers import (
     SurpriseOnPolicyness,
 )
 from lightning_replay.writers import retention as retention_module
-from tests.transitions import numbered_steps
+from tests.transitions import connected, numbered_steps
 
 # softmax of these is 0.6285 for action 1 and 0.1402 for action 2
 VALUES = [1.0, 2.0, 0.5]
@@ -581,8 +581,9 @@ def interleaved(first: int, surprise: list[float]) -> TensorDict:
 @pytest.mark.parametrize("sampler", [ContinuousTransitionSampler, lambda: ReverseSweepSampler(goal=first_number_is_2)])
 def test_rows_are_not_linked_across_a_row_that_was_refused(at_once, sampler) -> None:
     replay = small(4, sampler=sampler())
-    replay.extend(interleaved(0, [1.0, 1.0, 3.0, 3.0]))
-    later = interleaved(4, [5.0, 0.5, 6.0, 6.0])  # a2 enters in place of a0, bx is refused, a3 replaces b0, b3 a1
+    steps = connected(interleaved(0, [1.0, 1.0, 3.0, 3.0, 5.0, 0.5, 6.0, 6.0]))
+    replay.extend(steps[:4])
+    later = steps[4:]  # a2 enters in place of a0, bx is refused, a3 replaces b0, b3 a1
     parts = [later] if at_once else later.split(1)
     for part in parts:
         replay.extend(part)
