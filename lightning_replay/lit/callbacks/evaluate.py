@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_replay.agents.foreign import observes_batches
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
@@ -23,10 +28,13 @@ __all__ = ["Evaluate", "GeneralizationGap"]
 class Evaluate(L.Callback, ActsAtUpdates):
     """Every ``every_n_env_steps`` plays episodes without exploration in an environment of its own.
 
-    Their mean is ``trainer.callback_metrics["eval/return"]`` from before the first update on, so that
-    ``ReplayCheckpoint``, ``EarlyStopping`` and Tune find it; loggers record it against environment steps. The agent is
-    evaluated at the start and after the last update too. All evaluations of a run start from the same seeds, and none
-    changes the training's random numbers.
+    Their mean is ``trainer.callback_metrics["eval/return"]`` until the next training step changes the weights that it
+    is the score of; loggers record it against environment steps. Each evaluation ends one of Lightning's epochs, and
+    each epoch ends with one, so that what acts at the end of an epoch acts once per evaluation: ``EarlyStopping``,
+    ``ModelCheckpoint``, schedulers such as ``ReduceLROnPlateau``, Tune's callbacks with ``on="train_epoch_end"``. The
+    agent is evaluated before the first update too. All evaluations of a run start from the same seeds, and none changes
+    the training's random numbers. With Lightning's ``WeightAveraging`` the averaged weights are evaluated, those that a
+    checkpoint holds.
 
     Args:
         every_n_env_steps: training steps between evaluations.
@@ -40,6 +48,18 @@ class Evaluate(L.Callback, ActsAtUpdates):
         self.seed: int = checked_count("seed", seed, 0)
         self.history: list[tuple[int, float]] = []
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Makes the epochs of ``fit`` end with evaluations."""
+        if stage != TrainerFn.FITTING:
+            return
+        source_of(trainer, self).is_evaluated = True
+        for one in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(one, ModelCheckpoint) and observes_batches(one) and str(one.monitor).startswith("eval/"):
+                rank_zero_info(
+                    f"{type(one).__name__}(monitor={one.monitor!r}) saves only after those of its every_n_train_steps "
+                    "that are evaluated too. Without every_n_train_steps it saves after each evaluation."
+                )
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluates the untrained agent, or publishes the last evaluation again after a resume."""
         if self.history and self.history[-1][0] <= source_of(trainer, self).env_steps_done > 0:
@@ -48,11 +68,31 @@ class Evaluate(L.Callback, ActsAtUpdates):
             self.history.clear()
             self._evaluate(trainer, pl_module)
 
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Removes the score of the weights that this step changes."""
+        metrics = trainer.callback_metrics
+        for name in self._metrics():
+            metrics.pop(name, None)
+        if self.is_due(source_of(trainer, self)):
+            _end_epoch(trainer)  # now, as schedulers of automatic optimisation step before on_train_batch_end
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Evaluates when due."""
-        if self.is_due(source_of(trainer, self)):
+        """Evaluates when due, and ends the epoch."""
+        if not self.is_due(source_of(trainer, self)):
+            return
+        for averaging in _averaging(trainer):  # each update counts once, whichever callback comes first
+            averaging.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            averaging.on_train_epoch_end(trainer, pl_module)
+        self._evaluate(trainer, pl_module)
+        _end_epoch(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluates at the end of an epoch that ended for another reason, such as ``max_steps``."""
+        if source_of(trainer, self).env_steps_done > self.history[-1][0]:
             self._evaluate(trainer, pl_module)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
@@ -61,7 +101,8 @@ class Evaluate(L.Callback, ActsAtUpdates):
         return now // self.every_n_env_steps > last // self.every_n_env_steps or (source.is_finished and now > last)
 
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-        self._play(trainer, agent)
+        with _averaged_weights(trainer, agent):
+            self._play(trainer, agent)
         self._publish(trainer)
         for logger in trainer.loggers:
             logger.log_metrics(self._metrics())
@@ -84,6 +125,8 @@ class Evaluate(L.Callback, ActsAtUpdates):
 
     def _publish(self, trainer: L.Trainer) -> None:
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics().items()})
+        if isinstance(trainer.progress_bar_callback, ReplayProgressBar):
+            trainer.progress_bar_callback.evaluation = self.history[-1][1]
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far."""
@@ -92,6 +135,27 @@ class Evaluate(L.Callback, ActsAtUpdates):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the evaluations."""
         self.history = [(int(steps), float(value)) for steps, value in state_dict["history"]]
+
+
+def _end_epoch(trainer: L.Trainer) -> None:
+    """Makes the present training step the last one of its epoch."""
+    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
+
+
+def _averaging(trainer: L.Trainer) -> list[WeightAveraging]:
+    return [one for one in trainer.callbacks if isinstance(one, WeightAveraging)]  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _averaged_weights(trainer: L.Trainer, agent: L.LightningModule) -> Iterator[None]:
+    """Gives the agent its averaged weights, as Lightning's own validation does."""
+    for averaging in _averaging(trainer):
+        averaging.on_validation_epoch_start(trainer, agent)
+    try:
+        yield
+    finally:
+        for averaging in _averaging(trainer):
+            averaging.on_validation_epoch_end(trainer, agent)
 
 
 class GeneralizationGap(Evaluate):
