@@ -75,7 +75,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.is_evaluated: bool = False
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._asynchronous = checked_flag("asynchronous", asynchronous)
-        self._limit_val_batches: int | float | None = None
+        self._validation: dict[str, Any] = {}  # options of the trainer to restore
         self._logging_axis = EnvStepAxis(self)
 
     @property
@@ -188,12 +188,17 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return CheckedCheckpointIO(plugin)
 
     def _limit_validation(self, is_fitting: bool) -> None:
-        """Disables Lightning's own validation in ``fit``, where it would count epochs, not environment steps."""
+        """Disables Lightning's own validation in ``fit``, where it would count epochs, not environment steps.
+
+        The options of its interval are reset too, as callbacks wait for validation where these differ from the default.
+        """
         assert self.trainer is not None
-        if self._limit_val_batches is not None:
-            self.trainer.limit_val_batches, self._limit_val_batches = self._limit_val_batches, None
+        vars(self.trainer).update(self._validation)
+        self._validation = {}
         if is_fitting:
-            self._limit_val_batches, self.trainer.limit_val_batches = self.trainer.limit_val_batches, 0
+            options = {"limit_val_batches": 0, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}
+            self._validation = {name: getattr(self.trainer, name) for name in options}
+            vars(self.trainer).update(options)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Returns the batch: :meth:`draw` has moved it, and moving a TensorDict to where it is costs 50 µs."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of Lightning beside the library's: early stopping, schedulers, checkpoints, averages, precision, compilation."""
+"""Lightning's own parts beside the library's: early stopping, schedulers, averages, precision, compilation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lightning_replay.lit import (
     ReplayProgressBar,
 )
 from tests.unit.lit.level_toys import Doors, Stairs, Valuer
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+from tests.unit.lit.toys import Counting, Tiny, make_trainer
 
 # Lightning's WeightAveraging of an agent that builds its networks in configure_model
 pytestmark = pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback with a model")
@@ -186,6 +186,16 @@ def test_an_epoch_that_ends_for_another_reason_is_evaluated_too(tmp_path: Path, 
     assert stop.best_score == trainer.callback_metrics["eval/return"] == 4.0
 
 
+@pytest.mark.parametrize("interval", [{"check_val_every_n_epoch": 5}, {"val_check_interval": 20}], ids=str)
+def test_intervals_of_validation_that_fit_does_not_run_stop_no_callback(tmp_path: Path, interval) -> None:
+    stop = EarlyStopping("eval/return", mode="max", patience=3)
+    keep = ModelCheckpoint(tmp_path, monitor="eval/return", mode="max")
+    trainer, data = make_trainer(tmp_path, [Scored(5.0, 4.0), stop, keep], **interval), replayed(env_steps=200)
+    trainer.fit(Tiny(), datamodule=data)
+    assert data.env_steps_done == 50 and keep.best_model_score == 4.0
+    assert interval.items() <= vars(trainer).items()
+
+
 def test_a_score_is_there_until_the_weights_change(tmp_path: Path) -> None:
     seen = []
 
@@ -264,15 +274,10 @@ def test_an_average_that_replaces_the_weights_after_the_run_is_not_in_the_best(t
 
 def test_a_checkpoint_at_steps_is_kept_only_for_a_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # evaluated after updates       -    1    10   20   30   40
-    evaluate, weights = Scored(1.0, 2.0, 9.0, 3.0, 4.0, 5.0), {}
-
-    class Record(L.Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-            weights[trainer.global_step] = pl_module.weight.detach().clone()
-
+    evaluate = Scored(1.0, 2.0, 9.0, 3.0, 4.0, 5.0)
     keep = ModelCheckpoint(tmp_path, "{step}", monitor="eval/return", mode="max", every_n_train_steps=4, save_top_k=-1)
     with caplog.at_level(logging.INFO):
-        make_trainer(tmp_path, [Record(), evaluate, keep]).fit(Tiny(), datamodule=replayed())
+        make_trainer(tmp_path, [evaluate, keep]).fit(Tiny(), datamodule=replayed())
     assert {Path(path).stem: float(score) for path, score in keep.best_k_models.items()} == {
         "step=20": 3.0,
         "step=40": 5.0,
