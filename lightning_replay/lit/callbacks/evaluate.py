@@ -47,6 +47,7 @@ class Evaluate(L.Callback, ActsAtUpdates):
         self.episodes: int = checked_count("episodes", episodes)
         self.seed: int = checked_count("seed", seed, 0)
         self.history: list[tuple[int, float]] = []
+        self._is_current = False  # whether the weights are those of the last evaluation
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Makes the epochs of ``fit`` end with evaluations."""
@@ -72,9 +73,10 @@ class Evaluate(L.Callback, ActsAtUpdates):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Removes the score of the weights that this step changes."""
-        metrics = trainer.callback_metrics
-        for name in self._metrics():
-            metrics.pop(name, None)
+        if self._is_current:
+            self._is_current = False
+            for name in self._metrics():
+                trainer.callback_metrics.pop(name, None)
         if self.is_due(source_of(trainer, self)):
             _end_epoch(trainer)  # now, as schedulers of automatic optimisation step before on_train_batch_end
 
@@ -92,13 +94,15 @@ class Evaluate(L.Callback, ActsAtUpdates):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluates at the end of an epoch that ended for another reason, such as ``max_steps``."""
-        if source_of(trainer, self).env_steps_done > self.history[-1][0]:
+        if not self._is_current:
             self._evaluate(trainer, pl_module)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
         """Returns whether an evaluation follows the update that was made last."""
         last, now = self.history[-1][0], source.env_steps_done
-        return now // self.every_n_env_steps > last // self.every_n_env_steps or (source.is_finished and now > last)
+        if now >= source.pace.env_steps:  # further updates may follow the last step
+            return source.is_finished and now > last
+        return now // self.every_n_env_steps > last // self.every_n_env_steps
 
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
         with _averaged_weights(trainer, agent):
@@ -124,6 +128,7 @@ class Evaluate(L.Callback, ActsAtUpdates):
         return {"eval/return": self.history[-1][1]}
 
     def _publish(self, trainer: L.Trainer) -> None:
+        self._is_current = True
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics().items()})
         if isinstance(trainer.progress_bar_callback, ReplayProgressBar):
             trainer.progress_bar_callback.evaluation = self.history[-1][1]

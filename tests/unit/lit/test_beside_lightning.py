@@ -177,6 +177,16 @@ def test_schedulers_of_epochs_step_once_for_each_evaluation(tmp_path: Path) -> N
     assert agent.rates == pytest.approx([1.0] + 9 * [0.5] + 10 * [0.25] + 10 * [0.125] + 10 * [0.0625])
 
 
+def test_the_weights_after_the_last_update_are_evaluated(tmp_path: Path) -> None:
+    evaluate, agent = Scored(1.0, 2.0, 3.0, 4.0, every_n_env_steps=20), Tiny()
+    stop = EarlyStopping("eval/return", mode="max", patience=1)
+    # of the last six updates five follow the last two steps
+    data = replayed(env_steps=60, num_envs=2, updates_per_env_step=3)
+    make_trainer(tmp_path, [evaluate, stop]).fit(agent, datamodule=data)
+    assert [steps for steps, _ in evaluate.history] == [0, 22, 40, 60]
+    assert torch.equal(evaluate.weights[4.0]["weight"], agent.weight) and stop.best_score == 4.0
+
+
 @pytest.mark.parametrize("options", [{"max_steps": 13}, {"limit_train_batches": 13, "max_epochs": 1}], ids=str)
 def test_an_epoch_that_ends_for_another_reason_is_evaluated_too(tmp_path: Path, options) -> None:
     evaluate, stop = Scored(5.0, 4.0, every_n_env_steps=100), EarlyStopping("eval/return", mode="max", patience=3)
