@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_replay.agents.foreign import observes_batches
@@ -86,16 +87,16 @@ class Evaluate(L.Callback, ActsAtUpdates):
         """Evaluates when due, and ends the epoch."""
         if not self.is_due(source_of(trainer, self)):
             return
-        for averaging in _averaging(trainer):  # each update counts once, whichever callback comes first
-            averaging.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-            averaging.on_train_epoch_end(trainer, pl_module)
-        self._evaluate(trainer, pl_module)
         _end_epoch(trainer)
+        for averaging in _averaging(trainer):  # once per update, whatever the callbacks' order
+            averaging.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if not is_overridden("on_train_batch_end", pl_module):  # which follows, and may change the weights
+            self._evaluate_epoch(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Evaluates at the end of an epoch that ended for another reason, such as ``max_steps``."""
+        """Evaluates after the agent's own hook, or if the epoch ended for another reason, such as ``max_steps``."""
         if not self._is_current:
-            self._evaluate(trainer, pl_module)
+            self._evaluate_epoch(trainer, pl_module)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
         """Returns whether an evaluation follows the update that was made last."""
@@ -103,6 +104,11 @@ class Evaluate(L.Callback, ActsAtUpdates):
         if now >= source.pace.env_steps:  # further updates may follow the last step
             return source.is_finished and now > last
         return now // self.every_n_env_steps > last // self.every_n_env_steps
+
+    def _evaluate_epoch(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        for averaging in _averaging(trainer):
+            averaging.on_train_epoch_end(trainer, agent)  # once per epoch, whatever the callbacks' order
+        self._evaluate(trainer, agent)
 
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
         with _averaged_weights(trainer, agent):
