@@ -25,10 +25,13 @@ _IGNORING_BATCHES = (object, L.Callback, ProgressBar, RichProgressBar, TQDMProgr
 
 __all__ = [
     "acting_agent",
+    "idle_schedulers",
+    "is_compiled",
     "name_of",
     "observes_batches",
     "rollout_agent",
     "scales_gradients",
+    "steps_of",
     "surprise_agent",
     "takes_update_batches",
     "training_data",
@@ -95,6 +98,8 @@ def takes_update_batches(agent: L.LightningModule) -> bool:
     class that overrides the method without the attribute takes a single batch. So does one that overrides the update
     of an agent of this library: what it logs there would be logged for the last update of a training step alone.
     """
+    if is_compiled(agent):  # the batches would be drawn in compiled code
+        return False
     changes_update = False
     for kind in type(agent).__mro__:
         is_own = kind.__module__.startswith(_OWN_MODULES)
@@ -104,6 +109,23 @@ def takes_update_batches(agent: L.LightningModule) -> bool:
             return False
         changes_update |= not is_own and not vars(kind).keys().isdisjoint(_UPDATE_METHODS)
     return False
+
+
+def is_compiled(agent: L.LightningModule) -> bool:
+    """Returns whether the agent came from ``torch.compile``, by which Lightning compiles its ``training_step``."""
+    return getattr(agent, "_compiler_ctx", None) is not None
+
+
+def idle_schedulers(trainer: L.Trainer) -> list[str]:
+    """Returns the classes of those learning rate schedulers that neither the agent nor the trainer has stepped."""
+    steps_itself = not trainer.lightning_module.automatic_optimization
+    due = [config.scheduler for config in trainer.lr_scheduler_configs if config.frequency == 1]
+    return [type(one).__name__ for one in due if steps_itself and steps_of(one) == 0]
+
+
+def steps_of(scheduler: Any) -> int | None:
+    """Returns how often a learning rate scheduler was stepped; ``None`` of one that is not of torch."""
+    return getattr(scheduler, "last_epoch", None)
 
 
 def observes_batches(part: Any) -> bool:

@@ -109,15 +109,19 @@ class OffPolicyAgent(SizedAgent):
     def training_step(self, batch: TensorDictBase | UpdateBatches, batch_idx: int) -> dict[str, Tensor]:
         """Updates once, or once per batch where a step has several."""
         if not isinstance(batch, UpdateBatches):
-            return self.update(batch)
-        outputs: dict[str, Tensor] = {}
+            outputs = self.update(batch)
+            self.step_schedulers("step")
+            return outputs
+        outputs = {}
         for drawn in batch:
             outputs = self.update(drawn)
+            self.step_schedulers("step")
             batch.update_priority(drawn, **outputs)
         return outputs
 
     def on_fit_start(self) -> None:
-        """Refuses a replay whose n-step returns are discounted differently."""
+        """Refuses a precision that scales gradients, and a replay whose n-step returns are discounted differently."""
+        super().on_fit_start()
         data = training_data(self.trainer)
         replay = None if data is None else data.replay
         for n_steps, discount in replay.returns if isinstance(replay, TrainingReplay) else ():

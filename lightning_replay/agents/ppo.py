@@ -14,7 +14,7 @@ from torch.distributions import Categorical
 from torchrl.objectives import ClipPPOLoss
 
 from lightning_replay.agents.advantages import generalized_advantages
-from lightning_replay.agents.foreign import scales_gradients, training_data
+from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.agents.networks import ActorCritic
 from lightning_replay.agents.sized_agent import SizedAgent, drop_gradients
@@ -181,6 +181,7 @@ class PPO(SizedAgent):
             for minibatch in zip(*shuffled, strict=True):
                 optimizer = counted if len(numbers) == steps - 1 else raw
                 numbers.append(self._step(dict(zip(columns, minibatch, strict=True)), optimizer))
+        self.step_schedulers("step")
         return dict(zip(_NUMBERS, torch.stack(numbers).mean(0).unbind(0), strict=True))
 
     def trained_rows(self, rollout: TensorDictBase) -> TensorDictBase:
@@ -242,11 +243,7 @@ class PPO(SizedAgent):
 
         ``TypeError`` for one that replays transitions, else ``ValueError``.
         """
-        if scales_gradients(self.trainer):
-            raise ValueError(
-                f"precision is {self.trainer.precision}, which scales gradients between steps; PPO takes many steps "
-                "per training step. Use precision 32-true or bf16-mixed."
-            )
+        super().on_fit_start()
         data = training_data(self.trainer)
         if data is None:
             return

@@ -172,7 +172,8 @@ class Rainbow(ExploringAgent):
         optimizer.zero_grad()
         self.take_gradients(loss)
         if self.hparams["gradient_norm"] is not None:
-            self.clip_gradients(optimizer.optimizer, self.hparams["gradient_norm"], gradient_clip_algorithm="norm")
+            # not by Lightning, which in mixed precision refuses fused optimizers
+            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.hparams["gradient_norm"])
         self.take_step(optimizer)
         self._target_update.step()
         return {

@@ -15,8 +15,9 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightning_replay.agents.foreign import training_data
+from lightning_replay.agents.foreign import scales_gradients, steps_of, training_data
 from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.spaces import SizeReader, spaces_of
 
@@ -41,6 +42,7 @@ class SizedAgent(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.is_built: bool = False
+        self._scheduler_steps: dict[int, int | None] = {}
 
     @classmethod
     def sizes_from(cls, observation_space: Space[Any], action_space: Space[Any]) -> dict[str, Any]:
@@ -115,6 +117,40 @@ class SizedAgent(L.LightningModule):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Logs the return of one evaluation episode."""
         self.log("eval/return", batch["return"], batch_size=1, on_step=False, on_epoch=True)
+
+    def on_fit_start(self) -> None:
+        """Refuses a precision that scales gradients, as updates clip them or take further steps outside the scaler."""
+        if scales_gradients(self.trainer):
+            raise ValueError(
+                f"precision is {self.trainer.precision}, which scales gradients between steps; {type(self).__name__} "
+                "clips gradients or takes several steps per training step. Use precision 32-true or bf16-mixed."
+            )
+
+    def on_train_start(self) -> None:
+        """Records where schedulers stand, so that those which a subclass steps itself are left to it."""
+        self._scheduler_steps = {
+            id(one.scheduler): steps_of(one.scheduler) for one in self.trainer.lr_scheduler_configs
+        }
+
+    def on_train_epoch_end(self) -> None:
+        """Steps the schedulers of epochs."""
+        self.step_schedulers("epoch")
+
+    def step_schedulers(self, interval: str) -> None:
+        """Steps the schedulers that ``configure_optimizers`` of a subclass returned, as automatic optimisation does.
+
+        Those with the interval "epoch", Lightning's default, step at the end of an epoch, those with "step" after each
+        update, of PPO each rollout; a ``frequency`` counts these. A scheduler that the subclass steps itself is left
+        alone, and so is ``ReduceLROnPlateau``, whose ``monitor`` Lightning drops in manual optimisation.
+        """
+        for config in self.trainer.lr_scheduler_configs:
+            scheduler: Any = config.scheduler
+            clock = self.trainer.global_step if interval == "step" else self.trainer.current_epoch + 1
+            steps = self._scheduler_steps.setdefault(id(scheduler), steps_of(scheduler))
+            is_due = config.interval == interval and clock % config.frequency == 0
+            if is_due and steps == steps_of(scheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+                self.lr_scheduler_step(scheduler, None)
+                self._scheduler_steps[id(scheduler)] = steps_of(scheduler)
 
     def adam(self, parameters: Iterable[Tensor], rate: str = "learning_rate") -> torch.optim.Optimizer:
         """Returns Adam with the option ``rate`` as learning rate, and ``adam_epsilon`` if the agent has it."""

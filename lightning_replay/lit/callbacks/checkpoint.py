@@ -133,6 +133,11 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         if self._source is not None:
             self._source.is_update_open = False
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves the best at the end of the run, before averages replace the weights that were scored."""
+        if self._source is not None and (trainer.should_stop or self._source.is_finished):
+            self._save_best(trainer)
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the last checkpoint."""
         if self._source is None:
@@ -178,7 +183,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             self._save_due(self._source.trainer, self._source)
         self._signals.raise_pending()
 
-    def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
+    def _save_best(self, trainer: L.Trainer) -> bool:
+        """Saves the state if its score is a new one and among the best."""
         metric, seen = self._metric(trainer), self._seen
         is_seen = metric is seen
         if metric is not None and seen is not None and self.best_k_models:
@@ -187,7 +193,12 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         is_best = metric is not None and not is_seen and self.check_monitor_top_k(trainer, metric)
         if is_best:
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
-        self._seen = metric
+        if metric is not None:  # that of an evaluation is absent until the next one
+            self._seen = metric
+        return is_best
+
+    def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
+        is_best = self._save_best(trainer)
         is_due = self._is_save_due(source) or (is_last and source.clocks != self._saved)
         # With the best too: a run that is resumed before it would search for it again and might overwrite it.
         if is_best or is_due:

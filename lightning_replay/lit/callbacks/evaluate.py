@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_replay.agents.foreign import observes_batches
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
@@ -23,10 +29,13 @@ __all__ = ["Evaluate", "GeneralizationGap"]
 class Evaluate(L.Callback, ActsAtUpdates):
     """Every ``every_n_env_steps`` plays episodes without exploration in an environment of its own.
 
-    Their mean is ``trainer.callback_metrics["eval/return"]`` from before the first update on, so that
-    ``ReplayCheckpoint``, ``EarlyStopping`` and Tune find it; loggers record it against environment steps. The agent is
-    evaluated at the start and after the last update too. All evaluations of a run start from the same seeds, and none
-    changes the training's random numbers.
+    Their mean is ``trainer.callback_metrics["eval/return"]`` until the next training step changes the weights that it
+    is the score of; loggers record it against environment steps. Each evaluation ends one of Lightning's epochs, and
+    each epoch ends with one, so that what acts at the end of an epoch acts once per evaluation: ``EarlyStopping``,
+    ``ModelCheckpoint``, schedulers such as ``ReduceLROnPlateau``, Tune's callbacks with ``on="train_epoch_end"``. The
+    agent is evaluated before the first update too. All evaluations of a run start from the same seeds, and none changes
+    the training's random numbers. With Lightning's ``WeightAveraging`` the averaged weights are evaluated, those that a
+    checkpoint holds.
 
     Args:
         every_n_env_steps: training steps between evaluations.
@@ -39,6 +48,19 @@ class Evaluate(L.Callback, ActsAtUpdates):
         self.episodes: int = checked_count("episodes", episodes)
         self.seed: int = checked_count("seed", seed, 0)
         self.history: list[tuple[int, float]] = []
+        self._is_current = False  # whether the weights are those of the last evaluation
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Makes the epochs of ``fit`` end with evaluations."""
+        if stage != TrainerFn.FITTING:
+            return
+        source_of(trainer, self).is_evaluated = True
+        for one in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(one, ModelCheckpoint) and observes_batches(one) and str(one.monitor).startswith("eval/"):
+                rank_zero_info(
+                    f"{type(one).__name__}(monitor={one.monitor!r}) saves only after those of its every_n_train_steps "
+                    "that are evaluated too. Without every_n_train_steps it saves after each evaluation."
+                )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluates the untrained agent, or publishes the last evaluation again after a resume."""
@@ -48,20 +70,49 @@ class Evaluate(L.Callback, ActsAtUpdates):
             self.history.clear()
             self._evaluate(trainer, pl_module)
 
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Removes the score of the weights that this step changes."""
+        if self._is_current:
+            self._is_current = False
+            for name in self._metrics():
+                trainer.callback_metrics.pop(name, None)
+        if self.is_due(source_of(trainer, self)):
+            _end_epoch(trainer)  # now, as schedulers of automatic optimisation step before on_train_batch_end
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Evaluates when due."""
-        if self.is_due(source_of(trainer, self)):
-            self._evaluate(trainer, pl_module)
+        """Evaluates when due, and ends the epoch."""
+        if not self.is_due(source_of(trainer, self)):
+            return
+        _end_epoch(trainer)
+        for averaging in _averaging(trainer):  # once per update, whatever the callbacks' order
+            averaging.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if not is_overridden("on_train_batch_end", pl_module):  # which follows, and may change the weights
+            self._evaluate_epoch(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluates after the agent's own hook, or if the epoch ended for another reason, such as ``max_steps``."""
+        if not self._is_current:
+            self._evaluate_epoch(trainer, pl_module)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
         """Returns whether an evaluation follows the update that was made last."""
         last, now = self.history[-1][0], source.env_steps_done
-        return now // self.every_n_env_steps > last // self.every_n_env_steps or (source.is_finished and now > last)
+        if now >= source.pace.env_steps:  # further updates may follow the last step
+            return source.is_finished and now > last
+        return now // self.every_n_env_steps > last // self.every_n_env_steps
+
+    def _evaluate_epoch(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        for averaging in _averaging(trainer):
+            averaging.on_train_epoch_end(trainer, agent)  # once per epoch, whatever the callbacks' order
+        self._evaluate(trainer, agent)
 
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-        self._play(trainer, agent)
+        with _averaged_weights(trainer, agent):
+            self._play(trainer, agent)
         self._publish(trainer)
         for logger in trainer.loggers:
             logger.log_metrics(self._metrics())
@@ -83,7 +134,10 @@ class Evaluate(L.Callback, ActsAtUpdates):
         return {"eval/return": self.history[-1][1]}
 
     def _publish(self, trainer: L.Trainer) -> None:
+        self._is_current = True
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics().items()})
+        if isinstance(trainer.progress_bar_callback, ReplayProgressBar):
+            trainer.progress_bar_callback.evaluation = self.history[-1][1]
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far."""
@@ -92,6 +146,27 @@ class Evaluate(L.Callback, ActsAtUpdates):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the evaluations."""
         self.history = [(int(steps), float(value)) for steps, value in state_dict["history"]]
+
+
+def _end_epoch(trainer: L.Trainer) -> None:
+    """Makes the present training step the last one of its epoch."""
+    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
+
+
+def _averaging(trainer: L.Trainer) -> list[WeightAveraging]:
+    return [one for one in trainer.callbacks if isinstance(one, WeightAveraging)]  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _averaged_weights(trainer: L.Trainer, agent: L.LightningModule) -> Iterator[None]:
+    """Gives the agent its averaged weights, as Lightning's own validation does."""
+    for averaging in _averaging(trainer):
+        averaging.on_validation_epoch_start(trainer, agent)
+    try:
+        yield
+    finally:
+        for averaging in _averaging(trainer):
+            averaging.on_validation_epoch_end(trainer, agent)
 
 
 class GeneralizationGap(Evaluate):

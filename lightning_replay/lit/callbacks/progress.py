@@ -27,12 +27,16 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
     Args:
         refresh_seconds: time between two refreshes, at least 10 if the output is no terminal. A refresh costs as much
             as a small update.
+
+    Attributes:
+        evaluation: the newest return of an evaluation, which ``Evaluate`` sets; NaN before the first.
     """
 
     def __init__(self, refresh_seconds: float = 0.5) -> None:
         super().__init__()
         checked_number("refresh_seconds", refresh_seconds, 0.0)
         self.refresh_seconds: float = refresh_seconds if sys.stderr.isatty() else max(refresh_seconds, 10.0)
+        self.evaluation: float = math.nan
         self._is_enabled = True
         self._bar: tqdm | None = None
         self._last_updates = 0
@@ -78,9 +82,7 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
     def _refresh(self, trainer: L.Trainer, now: float) -> None:
         source = source_of(trainer, self)
         assert self._bar is not None
-        shown = {"return": source.collection.recent_return}
-        if "eval/return" in trainer.callback_metrics:
-            shown["eval/return"] = float(trainer.callback_metrics["eval/return"])
+        shown = {"return": source.collection.recent_return, "eval/return": self.evaluation}
         shown["updates/s"] = (source.updates_done - self._last_updates) / max(now - self._last_time, 1e-9)
         postfix = {
             name: f"{value:.{1 if abs(value) >= 10 else 2}f}" for name, value in shown.items() if not math.isnan(value)

@@ -13,11 +13,11 @@ import lightning as L
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tensordict import TensorDictBase
 
 from lightning_replay.agents.feedback import UpdateBatches
-from lightning_replay.agents.foreign import name_of
+from lightning_replay.agents.foreign import idle_schedulers, name_of
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.envs.building import check_env
 from lightning_replay.lit.checkpoint_digest import CheckedCheckpointIO
@@ -30,6 +30,8 @@ from lightning_replay.validation import check_kind, checked_flag
 
 __all__ = ["EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
 
+_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
+
 
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
@@ -41,6 +43,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
         updates_done: batches or rollouts handed to the agent.
         is_update_open: whether the agent may not have learned from the newest of them yet.
+        is_evaluated: whether a callback ``Evaluate`` ends the epochs.
         pause_hooks: called with ``True`` between training steps, and with ``False`` while many steps are collected.
     """
 
@@ -69,9 +72,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.evaluation_env_kwargs: dict[str, Any] = self.env_kwargs | dict(evaluation_env_kwargs or {})
         self.updates_done: int = 0
         self.is_update_open: bool = False
+        self.is_evaluated: bool = False
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._asynchronous = checked_flag("asynchronous", asynchronous)
-        self._limit_val_batches: int | float | None = None
+        self._validation: dict[str, Any] = {}  # options of the trainer to restore
         self._logging_axis = EnvStepAxis(self)
 
     @property
@@ -138,14 +142,19 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         """Reads the spaces and installs the checkpoint plug-in and the loggers' axis.
 
         Raises:
-            ValueError: several processes, or an environment that cannot be used.
+            ValueError: several processes, a precision that changes the dtype of weights, or an environment that cannot
+                be used.
         """
+        self.is_evaluated = False
         if self.trainer is not None:
             self._join_processes(self.trainer.world_size)
+            self._check_precision(str(self.trainer.precision))
         if self.observation_space is None:
             probe = self._make_probe()
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             probe.close()
+        if self.trainer is not None:
+            self._agent.configure_model()  # before callbacks such as StochasticWeightAveraging copy the agent
         # last: Lightning does not undo changes of the trainer if setup raises
         if self.trainer is not None:
             plugin = self.trainer.strategy.checkpoint_io
@@ -165,24 +174,55 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                 f"{self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
             )
 
+    @staticmethod
+    def _check_precision(precision: str) -> None:
+        """Refuses weights of other dtypes than float32, in which observations and rows come."""
+        if precision not in _PRECISIONS:
+            raise ValueError(
+                f"precision is {precision}, in which weights are not float32; observations and replayed rows are. Use "
+                "Trainer(precision='32-true'), or 'bf16-mixed' for faster layers on float32 weights."
+            )
+
     def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
         """Wraps the plug-in that writes the trainer's checkpoint files."""
         return CheckedCheckpointIO(plugin)
 
     def _limit_validation(self, is_fitting: bool) -> None:
-        """Disables Lightning's own validation in ``fit``, where it would count epochs, not environment steps."""
+        """Disables Lightning's own validation in ``fit``, where it would count epochs, not environment steps.
+
+        The options of its interval are reset too, as callbacks wait for validation where these differ from the default.
+        """
         assert self.trainer is not None
-        if self._limit_val_batches is not None:
-            self.trainer.limit_val_batches, self._limit_val_batches = self._limit_val_batches, None
+        vars(self.trainer).update(self._validation)
+        self._validation = {}
         if is_fitting:
-            self._limit_val_batches, self.trainer.limit_val_batches = self.trainer.limit_val_batches, 0
+            options = {"limit_val_batches": 0, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}
+            self._validation = {name: getattr(self.trainer, name) for name in options}
+            vars(self.trainer).update(options)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Returns the batch: :meth:`draw` has moved it, and moving a TensorDict to where it is costs 50 µs."""
         return batch
 
+    def _updates_of_epoch(self, option: str, given: int | None, default: int) -> int:
+        """Returns the most updates of an epoch: all of the run, where evaluations end the epochs."""
+        if not self.is_evaluated:
+            return default if given is None else given
+        if given is not None:
+            rank_zero_info(f"{option}={given} has no effect: the evaluations of the callback Evaluate end the epochs.")
+        return max(1, self.updates_done + self.remaining_updates)
+
     def start_epoch(self) -> None:
-        """Warns if the run is finished; the stream calls it first."""
+        """Warns if the run is finished, or if schedulers were not stepped; the stream calls it first."""
+        if self.trainer is not None and self.trainer.current_epoch == 1:
+            idle = idle_schedulers(self.trainer)
+            if idle:
+                rank_zero_warn(
+                    f"{', '.join(idle)} of {type(self._agent).__name__}.configure_optimizers did not step in the first "
+                    "epoch: Lightning steps no schedulers in manual optimisation. Call step() of self.lr_schedulers() "
+                    "in training_step or on_train_epoch_end, of a ReduceLROnPlateau with a metric such as "
+                    "self.trainer.callback_metrics['eval/return']."
+                )
         if self.is_finished:
             rank_zero_warn(
                 f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. Give a "

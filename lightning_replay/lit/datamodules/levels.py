@@ -47,7 +47,8 @@ class LevelDataModule(EnvStepDataModule):
         env_steps: environment steps of the whole run.
         num_envs: environments stepped together.
         rollout_length: steps of each environment per rollout.
-        rollouts_per_epoch: rollouts in one of Lightning's epochs.
+        rollouts_per_epoch: rollouts in one of Lightning's epochs, 10 by default; with the callbacks ``Evaluate`` and
+            ``GeneralizationGap`` an epoch ends with each evaluation instead.
         asynchronous: step environments in processes of their own (then keep a script's main part under ``__main__``).
         flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
             does; else the pieces of an episode are joined, as in the paper.
@@ -87,7 +88,7 @@ class LevelDataModule(EnvStepDataModule):
         env_steps: int,
         num_envs: int = 16,
         rollout_length: int = 256,
-        rollouts_per_epoch: int = 10,
+        rollouts_per_epoch: int | None = None,
         asynchronous: bool = False,
         flush_unfinished: bool = False,
         return_normalization: ReturnNormalization | None = None,
@@ -108,7 +109,9 @@ class LevelDataModule(EnvStepDataModule):
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)
         self.rollout_rows: int = num_envs * rollout_length
         self.levels = levels
-        self.rollouts_per_epoch: int = checked_count("rollouts_per_epoch", rollouts_per_epoch)
+        if rollouts_per_epoch is not None:
+            checked_count("rollouts_per_epoch", rollouts_per_epoch)
+        self.rollouts_per_epoch = rollouts_per_epoch
         self.flush_unfinished: bool = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
         self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)
@@ -151,7 +154,7 @@ class LevelDataModule(EnvStepDataModule):
 
     def train_dataloader(self) -> UpdateStream:
         """Returns one epoch of rollouts, each collected with the newest policy."""
-        return UpdateStream(self, self.rollouts_per_epoch)
+        return UpdateStream(self, self._updates_of_epoch("rollouts_per_epoch", self.rollouts_per_epoch, 10))
 
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
         return self.returns_on(self.held_out_levels, agent, seed=10_000)

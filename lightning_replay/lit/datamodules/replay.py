@@ -22,7 +22,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.agents.foreign import surprise_agent
+from lightning_replay.agents.foreign import is_compiled, surprise_agent
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay
 from lightning_replay.lit.collectors.replay import Collection
@@ -61,7 +61,8 @@ class ReplayDataModule(EnvStepDataModule):
             16 if only the speed changes by that: for agents of this library, unless a callback of another origin, or
             one of Lightning's other than progress bars, is called for every batch. A training step ends early where a
             callback acts, at the end of an epoch and on a signal, so that all happen after the same update. Else 1.
-        updates_per_epoch: updates in one of Lightning's epochs.
+        updates_per_epoch: updates in one of Lightning's epochs, 1,000 by default; with the callback ``Evaluate`` an
+            epoch ends with each evaluation instead.
         evaluation_episodes: episodes of ``trainer.validate``.
         env_kwargs: further arguments of the environment.
         evaluation_env_kwargs: those that differ in evaluation: whole games, rewards as they are.
@@ -109,7 +110,7 @@ class ReplayDataModule(EnvStepDataModule):
         num_envs: int = 1,
         asynchronous: bool = False,
         updates_per_training_step: int | None = None,
-        updates_per_epoch: int = 1_000,
+        updates_per_epoch: int | None = None,
         evaluation_episodes: int = 5,
         env_kwargs: dict[str, Any] | None = None,
         seed: int | None = None,
@@ -132,7 +133,9 @@ class ReplayDataModule(EnvStepDataModule):
             check_option("updates_per_training_step", updates_per_training_step, Integral, accepted, 1)
         self.updates_per_training_step = updates_per_training_step
         self._updates_per_env_step = updates_per_env_step
-        self.updates_per_epoch: int = checked_count("updates_per_epoch", updates_per_epoch)
+        if updates_per_epoch is not None:
+            checked_count("updates_per_epoch", updates_per_epoch)
+        self.updates_per_epoch = updates_per_epoch
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
         self._saved_replay: Path | None = None  # of the checkpoint that is being restored
         if seed is not None:
@@ -236,11 +239,17 @@ class ReplayDataModule(EnvStepDataModule):
     def train_dataloader(self) -> UpdateStream:
         """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer."""
         several = self.updates_per_training_step
+        updates = self._updates_of_epoch("updates_per_epoch", self.updates_per_epoch, 1_000)
         if several is None:
             if self.trainer is not None and may_join_updates(self.trainer, self, self._updates_per_env_step):
-                return StepsToCallbacks(self, self.updates_per_epoch)
+                return StepsToCallbacks(self, updates)
             several = 1
-        return UpdateStream(self, math.ceil(self.updates_per_epoch / several), several)
+        if several > 1 and self.trainer is not None and is_compiled(self._agent):
+            raise ValueError(
+                f"updates_per_training_step is {several}, and training_step of {type(self._agent).__name__} is "
+                "compiled, which would draw the batches in compiled code. Leave the option out or set it to 1."
+            )
+        return UpdateStream(self, math.ceil(updates / several), several)
 
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
         environment = self.make_environment()

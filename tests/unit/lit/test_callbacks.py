@@ -11,7 +11,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 from lightning_replay import recipes
@@ -84,14 +84,6 @@ def test_model_checkpoint_keeps_the_best(tmp_path: Path, when) -> None:
     make_trainer(tmp_path, [best, evaluate]).fit(Tiny(), datamodule=make_data())
     assert best.best_model_score == 9.0
     assert best.best_model_path.endswith("step=10.ckpt")
-
-
-def test_early_stopping_stops(tmp_path: Path) -> None:
-    evaluate = ScriptedEvaluate(1.0, 2.0, 1.0, 1.0, 1.0, 1.0, every_n_env_steps=10, episodes=1)
-    stop = EarlyStopping("eval/return", mode="max", patience=1)
-    data = make_data()
-    make_trainer(tmp_path, [evaluate, stop]).fit(Tiny(), datamodule=data)
-    assert data.updates_done == 20  # epoch 1 sees 1.0 after the start's and step 21's; epoch 2 is one too many
 
 
 def test_evaluations_are_resumed(tmp_path: Path) -> None:

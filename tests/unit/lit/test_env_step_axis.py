@@ -91,7 +91,7 @@ def test_whoever_logs_the_axis_is_environment_steps(tmp_path: Path) -> None:
     trainer.fit(Logging(), datamodule=make_data())
     rows = read(logger)
     assert moments(rows, "loss_step") == [(28, 4), (36, 8), (44, 12), (52, 16), (60, 20)]
-    assert moments(rows, "loss_epoch") == [(40, 10), (60, 20)]
+    assert moments(rows, "loss_epoch") == [(22, 1), (40, 10), (60, 20)]  # at each evaluation but that of the start
     assert moments(rows, "lr-SGD") == [(28, 4), (36, 8), (44, 12), (52, 16), (60, 20)]
     assert moments(rows, "replay/nbytes") == [(36, 8), (52, 16)]
     assert moments(rows, "eval/return") == [(0, 0), (22, 1), (40, 10), (60, 20)]
