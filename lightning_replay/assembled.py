@@ -17,6 +17,7 @@ from lightning_replay.checkpoint.replay import read_replay, save_replay
 from lightning_replay.checkpoint.state import read_state, restore_state
 from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.draw_parts import GroupTotals
+from lightning_replay.episodes.running import slots_by_age
 from lightning_replay.locking import LockedReplay
 from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySampler, ReplayTransform
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
@@ -48,10 +49,14 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         check_slice_writer(sampler, declared_writer(writer), type(writer).__name__)
 
 
+_ENDS = (("next", "truncated"), ("next", "done"))
+
+
 class AssembledReplay(BufferHooks, LockedReplay):
     """A storage, a writer, a sampler and transforms, called through :mod:`lightning_replay.parts`."""
 
     _row_check: TransitionCheck
+    _checks_continuity: bool
 
     def _begin_life(self) -> None:
         super()._begin_life()
@@ -67,12 +72,16 @@ class AssembledReplay(BufferHooks, LockedReplay):
         if self._packed is not None:
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
+        self._cuts_slices = isinstance(self._sampler, SliceSampler) and self._checks_continuity
         self.last_insertion: Insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the previous one."""
         before = super().set_sampler(sampler)
         self._attach_parts()
+        in_order = slots_by_age(self._storage, self._writer_hooks) if self._cuts_slices and len(self) else None
+        if in_order is not None:
+            self._mark_ends(self._check_slices.broken(in_order[1:], self._storage))
         return before
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -173,6 +182,8 @@ class AssembledReplay(BufferHooks, LockedReplay):
         """Informs sampler and episodes of rows just written to these slots; the writer calls it."""
         if not isinstance(index, Tensor) or index.ndim != 1:
             index = torch.as_tensor(index).reshape(-1)
+        if self._cuts_slices:
+            self._mark_ends(self._check_slices.broken(index, self._storage))
         if self._episodes is not None:
             self._episodes.mark_update(index, self._storage)
         self._sampler.mark_update(index, storage=self._storage)
@@ -188,6 +199,20 @@ class AssembledReplay(BufferHooks, LockedReplay):
         if self._episodes is not None:
             self._episodes.cut(index)
         self._sampler_hooks.cut(index)
+
+    def _mark_ends(self, index: Tensor) -> None:
+        """Marks the rows in these slots, int64 ``[n]``, truncated and done: nothing follows them."""
+        if not len(index):
+            return
+        storage: Any = self._storage
+        rows = storage.readable_rows if self._packed is not None else storage.get(slice(0, len(storage)))
+        flags = [key for key in _ENDS if rows.get(key, None) is not None]
+        if self._packed is not None:
+            self._packed.set_flags(flags, index)
+        else:
+            for key in flags:
+                rows.get(key)[index] = True
+        self.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
         """Ends the running episodes of these trajectories: their next rows follow no stored row."""

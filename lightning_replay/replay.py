@@ -45,8 +45,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 _EntryState = tuple[list[tuple[ReplayTransform, Any]], bool | None]
 _UNCHANGED: _EntryState = ([], None)
 
-_ENDS = (("next", "truncated"), ("next", "done"))
-
 #: Feedback of ``update_priority`` beside TD errors.
 SIGNALS = ("action_values", "action", "surprise")
 
@@ -136,7 +134,7 @@ class Replay(AssembledReplay, TrainingReplay):
             prefetch = checked_count("prefetch", prefetch, 0, of="batches")
         seed = checked_seed(seed)
         episodes = EpisodeTracker(n_steps, discount, check_continuity)  # which checks all three
-        self._episodes = episodes if n_steps > 1 else None
+        self._episodes, self._checks_continuity = episodes if n_steps > 1 else None, check_continuity
         self._feedback = Feedback()
         self.awaits_new_episodes = False
         self._row_check = TransitionCheck(checked_flag("check_finite", check_finite))
@@ -705,14 +703,9 @@ class Replay(AssembledReplay, TrainingReplay):
             if any(one.delays_rows for one in self._own_transforms()):
                 self.break_episodes(running)
             elif len(index):
-                self._mark_ends(packed, index)
+                self._mark_ends(index)
             writer.cut(index)
         return stored
-
-    def _mark_ends(self, packed: PackedStorage, index: Tensor) -> None:
-        """Marks the newest rows of episodes, slots int64 ``[n]``, truncated and done; nothing follows them."""
-        packed.set_flags([key for key in _ENDS if packed.has_column(key)], index)
-        self.cut(index)
 
     def _end_saved_episodes(self) -> None:
         """Ends the episodes that ran when the loaded files were saved: the environments that played them are gone.
@@ -749,7 +742,7 @@ class Replay(AssembledReplay, TrainingReplay):
         with self._changing():
             index = index[self._packed.generation_of(index) == generation]
             if len(index):
-                self._mark_ends(self._packed, index)
+                self._mark_ends(index)
                 self._writer_hooks.cut(index)
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from torchrl.data import find_start_stop_traj
 from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage
 
-from lightning_replay.episodes.links import TRAJECTORY_KEYS
+from lightning_replay.episodes.links import TRAJECTORY_KEYS, Continuity
+from lightning_replay.episodes.tracker import read_trajectory
 from lightning_replay.parts import WriterHooks
+from lightning_replay.storage.access import read_columns
 
 _FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")  # in its order, where a SliceSampler has no traj_key
 _DONE = ("next", "done")
@@ -40,6 +42,28 @@ class SliceCheck:
     def __init__(self) -> None:
         self._written: int | None = None  # rows written before the last check
 
+    def broken(self, index: Tensor, storage: Storage) -> Tensor:
+        """Returns the slots, int64 ``[m]``, of rows that break off: the next one starts with another observation.
+
+        Args:
+            index: int64 ``[n]``, slots that were just written, in the order of a ring.
+            storage: of the rows, in which the slot before holds the row that was given before.
+        """
+        before = (index - 1) % storage.max_size
+        before, after = before[before < len(storage)], index[before < len(storage)]
+        if not len(before):
+            return before
+        (ended,) = read_columns(storage, before, [_DONE])
+        joined = ~ended.reshape(len(before), -1).any(1)
+        first, second = read_trajectory(storage, before), read_trajectory(storage, after)
+        if first is not None and second is not None:
+            joined &= first == second
+        before, after = before[joined], after[joined]
+        found = before[~Continuity(storage).of_slots(before, after)] if len(before) else before
+        if len(found):
+            self._written = None  # look again before the next draw
+        return found
+
     def __call__(self, sampler: SliceSampler, storage: Storage, writer: RoundRobinWriter, batch_size: int) -> None:
         """Raises ValueError for interleaved rows, if they have a column of trajectories."""
         newest = (writer._cursor - 1) % storage.max_size
@@ -61,6 +85,15 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
     if named is None:
         return
     trajectory = rows.get(named).reshape(len(rows), -1)[:, 0]
+    slots = torch.arange(len(rows), device=trajectory.device)
+    following = (slots + 1) % len(rows)
+    joined = int((_ended(rows, (_DONE,), slots) & (trajectory == trajectory[following]) & (slots != newest)).sum())
+    if joined and key is not None:
+        raise ValueError(
+            f"{joined} episodes end beside another one of the same {named!r}, and {type(sampler).__name__} with "
+            f"traj_key={named!r} would cut slices through both. Give each episode another number, or build the sampler "
+            f"with end_key={_DONE!r}"
+        )
     _, stop, length = find_start_stop_traj(trajectory=trajectory, at_capacity=storage._is_full, cursor=newest)
     last = stop[:, 0]
     breaks_off = ~_ended(rows, ends, last)
