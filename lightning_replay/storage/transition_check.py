@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_replay.storage.row_layout import Key, shown
 
-__all__ = ["Column", "ColumnsCheck", "TransitionCheck", "with_done"]
+__all__ = ["Column", "ColumnsCheck", "ContradictingFlags", "TransitionCheck", "with_done", "with_real_ends"]
 
 Column = Tensor | np.ndarray
 
@@ -38,11 +38,46 @@ def with_done(rows: TensorDictBase) -> TensorDictBase:
     return rows.copy().set(_DONE, done)
 
 
+def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
+    """Returns rows that are all truncated, some of them not done, with the ends of their episodes alone.
+
+    TorchRL's trainers mark all rows of a batch so before they store it. A row that is not done ends its episode only
+    where the next row does not start from its next observation. ``None`` for other rows that are not done.
+
+    Args:
+        rows: TensorDict ``[N]``, in time order.
+    """
+    following = rows.get("next")
+    done, truncated = following.get("done"), following.get("truncated", None)
+    terminated = following.get("terminated", torch.zeros_like(done))
+    if truncated is None or not bool(truncated.all()) or _contradicts(done, terminated):
+        return None
+    continued = torch.zeros_like(done)
+    continued[:-1] = _starts_where_ended(rows[1:], following[:-1]).view_as(done[:-1])
+    ended = done | ~continued
+    return rows.copy().update({"next": following.copy().update({"done": ended, "truncated": ended & ~terminated})})
+
+
+def _starts_where_ended(rows: TensorDictBase, before: TensorDictBase) -> Tensor:
+    """Returns whether rows start from the entries under ``"next"`` of those before, bool ``[N]``."""
+    same: list[Tensor] = []
+    for key, ended in before.items(True, True):
+        start = rows.get(key, None)
+        is_flag = (key if isinstance(key, str) else key[-1]) in ("done", "terminated", "truncated", "reward")
+        if is_flag or not isinstance(start, Tensor) or start.shape != ended.shape:
+            continue
+        equal = start == ended
+        if start.is_floating_point():
+            equal |= start.isnan() & ended.isnan()
+        same.append(equal.flatten(1).all(1) if equal.ndim > 1 else equal)
+    return torch.stack(same).all(0) if same else torch.zeros(rows.shape, dtype=torch.bool, device=rows.device)
+
+
 class TransitionCheck:
     """Refuses transitions that no buffer should hold, before anything is stored.
 
     * ``("next", "terminated")`` or ``("next", "truncated")`` is true where ``("next", "done")`` is false: returns and
-      histories would cross the end of an episode.
+      histories would cross the end of an episode; see :func:`with_real_ends` for rows of TorchRL's trainers.
     * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
     * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
       such row makes every network it trains NaN.
@@ -158,9 +193,13 @@ def _contradicts(done: Any, ended: Any) -> bool:
     return bool(np.count_nonzero(ended) and np.count_nonzero(ended > done))
 
 
-def _contradiction(done: Any, ended: Any) -> ValueError:
+class ContradictingFlags(ValueError):
+    """Rows that are terminated or truncated and not done."""
+
+
+def _contradiction(done: Any, ended: Any) -> ContradictingFlags:
     rows = torch.as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
-    return ValueError(
+    return ContradictingFlags(
         f"rows {rows[:10]} are terminated or truncated, and ('next', 'done') is false there; done must be true where "
         "an episode ended, for either reason. Nothing was stored; store done = terminated | truncated"
     )

@@ -289,7 +289,8 @@ class FrameStorage(PackedStorage):
             first, second = (stack.view(*index.shape, *stack.shape[1:]) for stack in (first, second))
         leaves = self._outer_layout.leaves(rows, index.shape)
         leaves[self.image_key], leaves[self.next_key] = first, second
-        return gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
+        read = gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
+        return self._indexed(read, index) if self._is_torchrls else read
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
         """Returns one column ``[N, ...]`` of the rows ``index``, stacks rebuilt; ``None`` when it is not stored."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -204,6 +205,17 @@ def test_importance_exponent_follows_its_clock() -> None:
     assert sampler.beta == 0.9
     with pytest.raises(ValueError, match="importance_exponent is -1"):
         sampler.importance_exponent = -1.0
+
+
+@pytest.mark.parametrize("number", [torch.tensor, np.array, np.float32])
+def test_exponents_may_be_tensors_and_arrays_of_no_dimension(number) -> None:
+    sampler = PrioritizedSampler(4, number(0.5), number(0.25), number(0.125), seed=0)
+    assert (sampler.alpha, sampler.beta, sampler.priority_offset) == (0.5, 0.25, 0.125)
+    sampler.alpha, sampler.beta = number(0.75), number(1.0)
+    assert (sampler.alpha, sampler.beta) == (0.75, 1.0) and type(sampler.alpha) is float
+    for wrong, error in ((number(-0.5), ValueError), (torch.tensor([0.5]), TypeError), (torch.tensor(True), TypeError)):
+        with pytest.raises(error, match="importance_exponent is"):
+            sampler.beta = wrong
 
 
 def test_torchrl_schedulers_and_names() -> None:
