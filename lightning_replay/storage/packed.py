@@ -244,6 +244,7 @@ class PackedStorage(ForkableStorage):
 
         Raises:
             IndexError: a slot below 0 or beyond the capacity; nothing is written.
+            TypeError: no TensorDict; nothing is written.
             ValueError: no slots; keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check`
                 refuses; nothing is written.
             RuntimeError: see :meth:`check_writable`.
@@ -276,6 +277,12 @@ class PackedStorage(ForkableStorage):
 
     def checked_values(self, data: TensorDictBase) -> list[Column]:
         """Returns the values of rows ``[N]`` in the order of the columns, after all checks of :meth:`set`."""
+        if not isinstance(data, TensorDictBase):
+            raise TypeError(
+                f"a PackedStorage holds rows of a TensorDict; got {type(data).__name__}. Nothing was stored; wrap "
+                "columns as TensorDict({'observation': ...}, batch_size=[N]), call to_tensordict() of a class, or "
+                "use one of TorchRL's storages"
+            )
         if self._refusal is not None:
             self.check_writable()
         may_change, is_new = self._given_device is None, self._columns is None

@@ -218,6 +218,12 @@ def test_exponents_may_be_tensors_and_arrays_of_no_dimension(number) -> None:
             sampler.beta = wrong
 
 
+def test_an_exponent_of_an_empty_sampler_is_set_without_a_warning() -> None:
+    sampler = PrioritizedSampler(4, priority_exponent=0.0)
+    sampler.alpha = 0.5
+    assert sampler.alpha == 0.5
+
+
 def test_torchrl_schedulers_and_names() -> None:
     sampler = PrioritizedSampler(4, priority_exponent=0.5, importance_exponent=0.4)
     assert isinstance(sampler, TorchRLPrioritizedSampler)

@@ -18,6 +18,7 @@ from torchrl.data.replay_buffers.offline_to_online import prefill_replay_buffer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.access import read_columns
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.writers import FirstInFirstOutWriter
 from tests.transitions import numbered_steps
 
 MIXED = {
@@ -187,6 +188,17 @@ def test_batches_of_an_offline_and_an_online_half_have_the_same_columns(buffer, 
     prefilled = prefill_replay_buffer(TensorDictReplayBuffer(storage=PackedStorage(20)), offline, n_samples=6)
     prefilled.extend(numbered_steps(0, 3))
     assert len(prefilled) == 9
+
+
+@pytest.mark.parametrize("writer", [FirstInFirstOutWriter, RoundRobinWriter])
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_rows_that_are_no_tensordict_are_refused_in_torchrls_buffers(writer, earlier) -> None:
+    replay = ReplayBuffer(storage=PackedStorage(4), writer=writer(), batch_size=2)
+    if earlier:
+        replay.extend(numbered_steps(0, earlier))
+    with pytest.raises(TypeError, match="holds rows of a TensorDict; got Tensor. Nothing was stored"):
+        replay.extend(torch.zeros(3, 2))
+    assert len(replay) == earlier
 
 
 def test_a_row_at_an_int_slot() -> None:
