@@ -214,7 +214,9 @@ class PackedStorage(ForkableStorage):
             self._has_views = True
             views = super().get(index)
             self.check_read()
-            return self._indexed(views, torch.arange(self._len)[index]) if self._is_torchrls else views
+            if not self._is_torchrls or is_key(index):
+                return views
+            return self._indexed(views, torch.arange(self._len)[index])
         rows = self.packed_rows(index if index.ndim == 1 else index.flatten())
         read = self._layout.unpack(rows, index.shape, extra)
         return self._indexed(read, index) if self._is_torchrls else read
@@ -602,3 +604,8 @@ class PackedStorage(ForkableStorage):
 
     def __repr__(self) -> str:
         return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
+
+
+def is_key(index: Any) -> bool:
+    """Returns whether an index of a storage is the key of a column, as TorchRL's sequences give it."""
+    return isinstance(index, str) or (isinstance(index, tuple) and all(isinstance(part, str) for part in index))

@@ -46,10 +46,11 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         Raises:
             ValueError: keys, shapes or dtypes are not those of the rows stored first.
         """
-        storage, count = self._storage, data.shape[0]
+        storage = self._storage
         if not isinstance(storage, PackedStorage):
             return super().extend(data.copy())  # TorchRL's writes an index into what it is given
-        kept = self.insert_values(storage, storage.checked_values(data), count).slots
+        values, count = storage.checked_values(data), data.shape[0]
+        kept = self.insert_values(storage, values, count).slots
         return kept if len(kept) == count else torch.cat((kept.new_full((count - len(kept),), -1), kept))
 
     def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion:

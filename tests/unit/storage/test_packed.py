@@ -10,6 +10,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import (
     OfflineToOnlineReplayBuffer,
     RoundRobinWriter,
+    Sequence,
     TensorDictMaxValueWriter,
     TensorDictRoundRobinWriter,
 )
@@ -188,6 +189,15 @@ def test_batches_of_an_offline_and_an_online_half_have_the_same_columns(buffer, 
     prefilled = prefill_replay_buffer(TensorDictReplayBuffer(storage=PackedStorage(20)), offline, n_samples=6)
     prefilled.extend(numbered_steps(0, 3))
     assert len(prefilled) == 9
+
+
+def test_torchrls_sequences_read_single_columns() -> None:
+    unit = Sequence(length=2, episode_boundary="stop")
+    replay = TensorDictReplayBuffer(storage=PackedStorage(8), sample_unit=unit, batch_size=4)
+    replay.extend(numbered_steps(0, 8, done_every=4))
+    assert replay.storage["next", "reward"].flatten().tolist() == list(range(8))
+    first, second = replay.sample()["observation"][:, 0].view(4, 2).unbind(1)
+    assert (second == first + 1).all() and (first % 4 < 3).all()
 
 
 @pytest.mark.parametrize("writer", [FirstInFirstOutWriter, RoundRobinWriter])
