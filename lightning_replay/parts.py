@@ -365,7 +365,8 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
     storage; a subclass of it that overrides ``extend`` alone, which ``Replay`` does not call, is a ``TypeError``. If it
     always stores the last n rows, it may define TorchRL's ``extend(data)`` instead, which writes into
     ``self._storage``, calls ``mark_update(index)`` of the buffers in ``self._storage._attached_entities`` and returns
-    the slots ``[n]``. All that decides which rows stay belongs to the state; see :class:`ReplaySampler`.
+    the slots ``[n]``, or ``[N]`` with -1 for rows that were not stored. All that decides which rows stay belongs to the
+    state; see :class:`ReplaySampler`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -384,6 +385,8 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
         index, count = self.extend(data), data.shape[0]
+        if bool((index[:1] < 0).any()):  # of rows that were not kept
+            index = index[index >= 0]
         return Insertion(index, slice(count - index.numel(), count))
 
     def add(self, data: TensorDictBase) -> Any:

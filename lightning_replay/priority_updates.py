@@ -63,6 +63,17 @@ def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priorit
         raise TypeError(f"{name} is {given}; it must be {accepted}. {outcome}") from error
 
 
+def td_error_of(td_error: Any, signals: dict[str, Any]) -> Any:
+    """Returns TD errors given as such or as ``priority``, TorchRL's name, which is removed from ``signals``."""
+    if "priority" not in signals:
+        return td_error
+    if td_error is not None:
+        raise TypeError(
+            "update_priority got td_error and priority, TorchRL's name of the same; give one. No priority was changed"
+        )
+    return signals.pop("priority")
+
+
 def row_generations(value: Any) -> Tensor:
     """Returns generations as a tensor; raises ``TypeError`` for anything else or another than an integer dtype."""
     generation = row_numbers("generation", value, "the batch's 'generation', of an integer dtype")

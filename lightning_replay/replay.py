@@ -24,17 +24,30 @@ from lightning_replay.argument_names import method_for
 from lightning_replay.assembled import AssembledReplay, check_parts
 from lightning_replay.declared import declared_sampler
 from lightning_replay.divided_draws import DrawPart, PartDraw, SamplerOfPart
+from lightning_replay.episodes.links import with_real_ends
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
 from lightning_replay.parts import Drawing, Insertion, ReplayTransform, SamplerHooks
-from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
+from lightning_replay.priority_updates import (
+    check_values,
+    given_priority,
+    real_numbers,
+    row_generations,
+    row_numbers,
+    td_error_of,
+)
 from lightning_replay.samplers.slices import SliceCheck
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows_of_columns import rows_of_columns
-from lightning_replay.storage.transition_check import Column, TransitionCheck, with_done
+from lightning_replay.storage.transition_check import (
+    Column,
+    ContradictingFlags,
+    TransitionCheck,
+    with_done,
+)
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
@@ -62,7 +75,7 @@ class Replay(AssembledReplay, TrainingReplay):
         sampler: which rows; uniform by default.
         writer: where rows go and which leave; first in, first out by default.
         transform: what happens to a batch once it is drawn (and, inversely, to rows before they are stored).
-        batch_size: rows per batch.
+        batch_size: rows per batch; by default 256, or the capacity where it is smaller.
         n_steps: rewards summed into one return, formed when a row is drawn; 1 leaves rows as they are.
         discount: γ of that return.
         priority_key: the column from which :meth:`update_tensordict_priority` reads TD errors.
@@ -109,7 +122,7 @@ class Replay(AssembledReplay, TrainingReplay):
         sampler: Sampler | None = None,
         writer: Writer | None = None,
         transform: Transform | None = None,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         n_steps: int = 1,
         discount: float = 0.99,
         priority_key: str = "td_error",
@@ -124,7 +137,7 @@ class Replay(AssembledReplay, TrainingReplay):
                 raise TypeError(f"{name} is {part!r}; it must be a {kind.__name__} of TorchRL or of this library")
         if transform is not None and not isinstance(transform, Transform):
             check_callable("transform", transform, "a Transform of TorchRL or of this library, or a callable")
-        batch_size = checked_count("batch_size", batch_size, of="transitions")
+        batch_size = given_batch_size(batch_size, storage.max_size)
         if storage.max_size < batch_size:
             raise ValueError(
                 f"capacity {storage.max_size} is below batch_size {batch_size}; raise the capacity or lower the batch "
@@ -182,10 +195,20 @@ class Replay(AssembledReplay, TrainingReplay):
         Raises:
             TypeError: not a TensorDict; a ``trajectory`` that is not of an integer dtype.
             ValueError: an empty batch, rows that do not fit the stored columns or lack what a part of the buffer needs,
-                rows that are terminated or truncated but not done, NaN or infinite rewards, observations or TD errors.
+                rows that are terminated or truncated but not done, NaN or infinite rewards, observations or TD errors
+                (rows that are all truncated, as TorchRL's trainers give them, are done where no row continues them).
                 Nothing is changed then, whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """
+        try:
+            return self._extend_once(tensordicts, update_priority)
+        except ContradictingFlags:
+            rows = with_real_ends(tensordicts)
+            if rows is None:
+                raise
+        return self._extend_once(rows, update_priority)
+
+    def _extend_once(self, tensordicts: TensorDictBase, update_priority: bool | None) -> Tensor:
         if self._is_direct and isinstance(tensordicts, TensorDictBase):
             index = self._store_directly(tensordicts, PackedStorage.fitting_values)
             if index is not None:
@@ -255,7 +278,10 @@ class Replay(AssembledReplay, TrainingReplay):
             (tensor([0]), tensor([1]))
         """
         if self._is_direct and isinstance(columns, Mapping):
-            index = self._store_directly(columns, PackedStorage.fitting_columns)
+            try:
+                index = self._store_directly(columns, PackedStorage.fitting_columns)
+            except ContradictingFlags:
+                index = None  # extend decides
             if index is not None:
                 return index
         return self.extend(rows_of_columns(columns))
@@ -525,7 +551,7 @@ class Replay(AssembledReplay, TrainingReplay):
             index: the batch that was drawn, whose ``index`` and ``generation`` are used; or the ``index`` alone, int64
                 ``[B]`` or ``[B, 2]``.
             td_error: signed, ``[B]`` or ``[B, 1]``; the magnitude becomes the sampler's priority. May be left out where
-                only the writer takes feedback and ``signals`` hold all of it.
+                only the writer takes feedback and ``signals`` hold all of it. TorchRL's name ``priority`` is accepted.
             generation: with an index alone, the batch's ``generation``. Rows whose slot was written or emptied since
                 are dropped and counted; without it they are only dropped if the slot is empty.
             signals: further feedback for a :class:`~lightning_replay.writers.RetentionWriter`: ``action_values``
@@ -541,6 +567,7 @@ class Replay(AssembledReplay, TrainingReplay):
         """
         if self._takes_batches and not signals and self._update_directly(index, td_error, generation):
             return
+        td_error = td_error_of(td_error, signals)
         if isinstance(index, TensorDictBase):
             batch, index = index, index.get("index", None)
             if index is None:
@@ -754,6 +781,11 @@ def _draw_states(parts: Iterable[Any]) -> list[tuple[Drawing, Any]]:
 def _undo_draws(before: list[tuple[Drawing, Any]]) -> None:
     for part, state in before:
         part.undo_draw(state)
+
+
+def given_batch_size(batch_size: int | None, capacity: int) -> int:
+    """Returns the batch size that was given; without one 256, or the capacity where it is smaller."""
+    return min(256, capacity) if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
 
 
 def wrong_shape(rows: TensorDictBase) -> ValueError:

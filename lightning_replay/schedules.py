@@ -8,7 +8,15 @@ from numbers import Real
 from typing import Any
 
 from lightning_replay.saving.spec import recorded
-from lightning_replay.validation import LARGEST, check_option, checked_choice, checked_count, checked_number, range_of
+from lightning_replay.validation import (
+    LARGEST,
+    check_option,
+    checked_choice,
+    checked_count,
+    checked_number,
+    plain_number,
+    range_of,
+)
 
 CLOCKS = ("draws", "updates", "env_steps")
 
@@ -94,6 +102,7 @@ def checked_schedule(name: str, value: Any, lowest: float = 0.0, highest: float 
     """
     accepted = f"{range_of(lowest, highest)}, or a schedule of such numbers"
     if not isinstance(value, Schedule):
+        value = plain_number(value)
         check_option(name, value, Real, accepted, lowest, highest)
         return Constant(value)
     checked_choice(f"the clock of {name}", value.clock, CLOCKS)

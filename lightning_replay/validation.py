@@ -21,6 +21,11 @@ LARGEST_COUNT = 2**63 - 1  # the largest number that an int64 index can be
 LARGEST = math.nextafter(math.inf, 0.0)  # the largest float that is finite
 
 
+def plain_number(value: Any) -> Any:
+    """Returns a tensor or array of no dimension as the number in it, anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
 def check_option(
     name: str, value: Any, kind: type, accepted: str, lowest: float = -LARGEST, highest: float = LARGEST
 ) -> None:
@@ -70,6 +75,7 @@ def checked_number(
     name: str, value: Any, lowest: float = -LARGEST, highest: float = LARGEST, *, accepted: str = ""
 ) -> float:
     """Returns a finite number from ``lowest`` to ``highest`` as a float; see :func:`check_option`."""
+    value = plain_number(value)
     check_option(name, value, Real, accepted or range_of(lowest, highest), lowest, highest)
     return float(value)
 

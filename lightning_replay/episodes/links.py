@@ -15,6 +15,7 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.row_layout import observation_keys
+from lightning_replay.storage.transition_check import contradicts
 from lightning_replay.validation import checked_count
 
 _MOST_NUMBERS = 4_096  # of a row and a column that are compared: more would cost an eighth of the insert of an image
@@ -166,6 +167,27 @@ def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
     leaves = {(key,) if isinstance(key, str) else key: value for key, value in rows.items(True, True)}
     keys = observation_keys({key: (value.dtype, value.shape) for key, value in leaves.items()})
     return [(leaves[key], leaves["next", *key]) for key in keys]
+
+
+def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
+    """Returns rows that are all truncated, some of them not done, with the ends of their episodes alone.
+
+    TorchRL's trainers mark all rows of a batch so before they store it. A row that is not done ends its episode only
+    where the next row does not continue it. ``None`` for other rows that are not done.
+
+    Args:
+        rows: TensorDict ``[N]``, in time order.
+    """
+    following = rows.get("next")
+    done, truncated = following.get("done"), following.get("truncated", None)
+    terminated = following.get("terminated", torch.zeros_like(done))
+    if truncated is None or not bool(truncated.all()) or contradicts(done, terminated):
+        return None
+    place = torch.arange(len(rows), device=done.device)
+    continued = torch.zeros_like(done)
+    continued[:-1] = Continuity(rows).of_slots(place[:-1], place[1:]).view_as(done[:-1])
+    ended = done | ~continued
+    return rows.copy().update({"next": following.copy().update({"done": ended, "truncated": ended & ~terminated})})
 
 
 class EpisodeLinks:

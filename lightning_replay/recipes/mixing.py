@@ -23,7 +23,7 @@ from lightning_replay.transforms.noise import NOISY_KEYS
 @recipe
 def neighborhood_mixup(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     num_neighbors: int = 10,
     mixup_concentration: float = 0.75,
@@ -79,7 +79,7 @@ def neighborhood_mixup(
 @recipe
 def continuous_transition(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     mixup_concentration: float = 0.75,
     fraction: float = 1.0,
@@ -105,7 +105,7 @@ def continuous_transition(
 @recipe
 def mixup(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     mixup_concentration: float = 0.75,
     fraction: float = 1.0,
@@ -130,7 +130,7 @@ def mixup(
 @recipe
 def s4rl(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     mixup_concentration: float = 0.75,
     keys: Sequence[str | tuple[str, ...]] = ("observation",),
@@ -156,7 +156,7 @@ def s4rl(
 @recipe
 def noisy(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     sigma: float = 0.1,
     keys: Sequence[str | tuple[str, ...]] = NOISY_KEYS,

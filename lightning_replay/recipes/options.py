@@ -29,7 +29,7 @@ _OF_BUFFER = ("batch_size", "n_steps", "discount", "prefetch", "check_finite", "
 
 _DOCUMENTED = """
     capacity: most transitions kept.
-    batch_size: transitions per batch.
+    batch_size: transitions per batch; by default 256, or the capacity where it is smaller.
     mixup_concentration: both parameters of the Beta distribution of the mixing coefficient.
     fraction: share of rows that are mixed.
     keys: columns that are mixed, those of a floating dtype; a key includes every entry nested under it.

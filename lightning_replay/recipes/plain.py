@@ -16,7 +16,7 @@ from lightning_replay.schedules import Schedule
 @recipe
 def uniform(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     n_steps: int = 1,
     discount: float = 0.99,
@@ -37,7 +37,7 @@ def uniform(
 @recipe
 def prioritized(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     priority_exponent: float = 0.6,
     importance_exponent: float | Schedule = 0.4,
@@ -77,7 +77,7 @@ def prioritized(
 @recipe
 def reverse_sweep(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     goal: ConditionLike,
     sweep_share: float = 0.5,

@@ -20,7 +20,7 @@ from lightning_replay.writers import RetentionRule, RetentionWriter, SurpriseOnP
 @recipe
 def surprise_retention(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     q_inverse_temperature: float = 1.0,
     surprise_exponent: float | Schedule = 1.0,

@@ -10,6 +10,7 @@ from torchrl.data.replay_buffers import Sampler
 from lightning_replay.events.event_table import EventTable
 from lightning_replay.recipes.options import assemble, recipe
 from lightning_replay.recipes.storage import frames_in_order
+from lightning_replay.replay import given_batch_size
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.scheduled import ScheduledSampler
 from lightning_replay.samplers.table_corrections import CORRECTIONS, NEEDS_COUNTS
@@ -27,7 +28,7 @@ CONTINUOUS = "continuous"  # the correction that is a sampler of its own
 @recipe
 def event_tables(
     capacity: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     tables: Sequence[EventTable],
     default_share: float = 0.5,
@@ -96,7 +97,6 @@ def event_tables(
     """
     check_tables(tables)
     checked_choice("correction", correction, (*CORRECTIONS, CONTINUOUS))
-    checked_count("batch_size", batch_size, of="transitions")
     if correction == CONTINUOUS:
         if multinomial or at_least_one or priority_exponent:
             raise ValueError(
@@ -117,6 +117,7 @@ def event_tables(
         count_state_actions=correction in NEEDS_COUNTS,
         check_continuity=check_continuity,
     )
+    batch_size = given_batch_size(batch_size, capacity)
     least = min(batch_size, capacity) if min_size is None else checked_count("min_size", min_size, of="rows")
     if least > capacity:
         raise ValueError(
@@ -152,7 +153,7 @@ def event_tables(
 def parallel_curriculum(
     tasks: Sequence[str],
     capacity_per_task: int,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     *,
     scheduler: Scheduler | None = None,
     min_size: int | None = None,
@@ -193,8 +194,8 @@ def parallel_curriculum(
     """
     scheduler = UniformTasks() if scheduler is None else scheduler
     check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
-    checked_count("batch_size", batch_size, of="transitions")
     writer = TaskTableWriter(tasks, capacity_per_task, shares_one_table=scheduler.shares_one_table)
+    batch_size = given_batch_size(batch_size, writer.num_slots)
     reachable = int(writer.tables.capacity[0])
     if min_size is not None and checked_count("min_size", min_size, of="rows") > reachable:
         raise ValueError(f"min_size is {min_size} and a table holds {reachable} rows at most: it can never fill")

@@ -258,10 +258,11 @@ class PrioritizedSampler(DividedPriorities):
         if value == self._priority_exponent:
             return
         if self._priority_exponent == 0:
-            warnings.warn(
-                "priority_exponent was 0, which keeps no priorities: stored rows stay equal until update_priority",
-                stacklevel=2,
-            )
+            if self._has_rows:
+                warnings.warn(
+                    "priority_exponent was 0, which keeps no priorities: stored rows stay equal until update_priority",
+                    stacklevel=2,
+                )
         else:
             leaves = self._tree.leaves()
             powered = leaves.pow(value / self._priority_exponent)

@@ -79,7 +79,8 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self.importance_exponent = value
+        # Without a bound, as in TorchRL: its schedulers step to 1.0000000015.
+        self._importance_exponent = checked_schedule("importance_exponent", value)
 
     @property
     def _max_priority(self) -> tuple[float | Tensor | None, None]:
@@ -135,7 +136,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     def _load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
         """Restores all of :meth:`_shared_state` but the priorities; a schedule stays that of the constructor."""
         if state_dict["importance_exponent"] is not None:
-            self.importance_exponent = state_dict["importance_exponent"]
+            self.beta = state_dict["importance_exponent"]
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
         self.set_generator_state(state_dict["generator"])
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.priority_updates import real_numbers, row_generations, row_numbers
+from lightning_replay.priority_updates import real_numbers, row_generations, row_numbers, td_error_of
 from lightning_replay.replay import SIGNALS
 from lightning_replay.sharded.batch_index import row_ids_of
 from lightning_replay.sharded.row_ids import RowIds
@@ -35,7 +34,7 @@ def checked_feedback(
     index: Tensor | TensorDictBase,
     td_error: Tensor | None,
     generation: Tensor | None,
-    signals: Mapping[str, Any],
+    signals: dict[str, Any],
     key: int,
 ) -> Feedback:
     """Returns the arguments of :meth:`ShardedReplay.update_priority
@@ -58,6 +57,7 @@ def checked_feedback(
     index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
+    td_error = td_error_of(td_error, signals)
     for name in set(signals) - set(SIGNALS):
         raise TypeError(f"update_priority got the signal {name!r}; the signals are {', '.join(SIGNALS)}")
     if td_error is None:

@@ -317,7 +317,8 @@ class ShardedReplay(TrainingReplay):
 
         Args:
             index: a batch that this replay has drawn, in any process; or its ``index``.
-            td_error: signed, ``[B]`` or ``[B, 1]``. Those of rows that have left, or of a lost shard, are dropped.
+            td_error: signed, ``[B]`` or ``[B, 1]``; also accepted as ``priority``. Those of rows that have left, or of
+                a lost shard, are dropped.
             generation: with an index alone, the batch's ``generation``.
             signals: further feedback, as for :meth:`~lightning_replay.Replay.update_priority`.
 

@@ -20,6 +20,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.memory import allocate_rows
+from lightning_replay.parts import BufferHooks
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.devices import check_present, checked_device
@@ -27,7 +28,7 @@ from lightning_replay.storage.forkable import ForkableStorage
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.row_block import RowBlock
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of, observation_keys
-from lightning_replay.storage.stored_column import GENERATION, RowReader, StoredColumn
+from lightning_replay.storage.stored_column import GENERATION, INDEX, NOT_STORED, RowReader, StoredColumn
 from lightning_replay.storage.transition_check import Column, ColumnsCheck, TransitionCheck
 from lightning_replay.validation import checked_count
 
@@ -42,10 +43,14 @@ class PackedStorage(ForkableStorage):
     with other keys, shapes or dtypes are refused and nothing is stored. Memory is taken then, and refused if less is
     free.
 
-    A TorchRL storage: any TorchRL sampler, writer and buffer works with it. Every row also holds ``generation``, int64:
-    how often its slot has been written or emptied, by which late priority updates for reused slots are recognised. It
-    continues to count through ``empty``, saving and loading; after a load into a used storage, new rows have larger
-    generations than any row before.
+    Every row also holds ``generation``, int64: how often its slot has been written or emptied, by which late priority
+    updates for reused slots are recognised. It continues to count through ``empty``, saving and loading; after a load
+    into a used storage, new rows have larger generations than any row before.
+
+    A TorchRL storage of one dimension, for TorchRL's samplers, writers and buffers. In its buffers rows have ``index``,
+    their slot, in place of ``generation``; columns of these two names are ignored in rows that are given. What TorchRL
+    concatenates with other rows must have this column too: the offline half of an ``OfflineToOnlineReplayBuffer`` is
+    a ``TensorDictReplayBuffer``, or has a ``PackedStorage``.
 
     Args:
         capacity: rows.
@@ -85,6 +90,8 @@ class PackedStorage(ForkableStorage):
         self._reader: RowReader | None = None
         self.row_check: TransitionCheck | None = None  #: Refuses new rows by raising; set by a ``Replay``.
         self._columns_check: ColumnsCheck | None = None
+        self._is_torchrls = False  # whether only buffers of TorchRL read it, whose rows have "index"
+        self._last_cursor: int | None = None  # the slot written last
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
         self._held_by: Occupancy | None = None
@@ -92,6 +99,11 @@ class PackedStorage(ForkableStorage):
         self._has_views = False  # whether rows may be written without notice, through views handed out
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
         self._begin_life()
+
+    def attach(self, buffer: Any) -> None:
+        """Attaches a buffer, to be informed of rows that are written; called by the buffer."""
+        super().attach(buffer)
+        self._is_torchrls = not any(isinstance(one, BufferHooks) for one in self._attached_entities)
 
     def __len__(self) -> int:
         return self._len  # TorchRL's disables torch.compile around it, which costs 5 us a call
@@ -199,7 +211,8 @@ class PackedStorage(ForkableStorage):
             extra: further entries of the TensorDict; for int64 indices.
 
         Returns:
-            TensorDict with batch size of the shape of ``index``; a copy for tensors, views otherwise.
+            TensorDict with batch size of the shape of ``index``; a copy for tensors, views otherwise. It has
+            ``index`` in a buffer of TorchRL, and ``generation`` otherwise.
         """
         if self._layout is None or self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
@@ -207,9 +220,17 @@ class PackedStorage(ForkableStorage):
             self._has_views = True
             views = super().get(index)
             self.check_read()
-            return views
+            if not self._is_torchrls or is_key(index):
+                return views
+            return self._indexed(views, torch.arange(self._len)[index])
         rows = self.packed_rows(index if index.ndim == 1 else index.flatten())
-        return self._layout.unpack(rows, index.shape, extra)
+        read = self._layout.unpack(rows, index.shape, extra)
+        return self._indexed(read, index) if self._is_torchrls else read
+
+    @staticmethod
+    def _indexed(rows: TensorDictBase, index: Tensor) -> TensorDictBase:
+        """Returns rows as they are read in TorchRL's buffers, with ``index`` in place of ``generation``."""
+        return rows.exclude(GENERATION).set(INDEX, index.to(rows.device))
 
     def packed_rows(self, slots: Tensor) -> Tensor:
         """Returns a copy of the rows in these slots, int64 ``[N]``, as they are packed: int64 ``[N, words]``."""
@@ -226,10 +247,12 @@ class PackedStorage(ForkableStorage):
 
         Args:
             cursor: int, slice, range, or int64 ``[N]`` without duplicates.
-            data: TensorDict ``[N]`` (``[]`` for an int cursor); ``generation`` in it is ignored.
+            data: TensorDict ``[N]`` (``[]`` for an int cursor); ``generation`` and ``index`` in it are ignored.
+            set_cursor: whether these rows are the newest, and the storage grows to hold them.
 
         Raises:
             IndexError: a slot below 0 or beyond the capacity; nothing is written.
+            TypeError: no TensorDict; nothing is written.
             ValueError: no slots; keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check`
                 refuses; nothing is written.
             RuntimeError: see :meth:`check_writable`.
@@ -246,8 +269,6 @@ class PackedStorage(ForkableStorage):
         else:
             slots = self._checked_slots(torch.as_tensor(slots, dtype=torch.int64))
         values = self.checked_values(data)
-        if set_cursor:
-            self._set_last_cursor(cursor)
         self.write(slots, values, grow=set_cursor)
 
     def _checked_slots(self, slots: Tensor) -> Tensor:
@@ -264,6 +285,12 @@ class PackedStorage(ForkableStorage):
 
     def checked_values(self, data: TensorDictBase) -> list[Column]:
         """Returns the values of rows ``[N]`` in the order of the columns, after all checks of :meth:`set`."""
+        if not isinstance(data, TensorDictBase):
+            raise TypeError(
+                f"a PackedStorage holds rows of a TensorDict; got {type(data).__name__}. Nothing was stored; wrap "
+                "columns as TensorDict({'observation': ...}, batch_size=[N]), call to_tensordict() of a class, or "
+                "use one of TorchRL's storages"
+            )
         if self._refusal is not None:
             self.check_writable()
         may_change, is_new = self._given_device is None, self._columns is None
@@ -359,8 +386,10 @@ class PackedStorage(ForkableStorage):
                 highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
             if highest > self._reached:
                 self._reached = highest
-            if grow and highest > self._len:
-                self._len = highest
+            if grow:
+                self._last_cursor = slots.stop - 1 if isinstance(slots, slice) else int(slots[-1])
+                if highest > self._len:
+                    self._len = highest
         self._bump_mutation_revision()
 
     def begin_write(self, slots: slice | Tensor | np.ndarray) -> None:
@@ -381,6 +410,13 @@ class PackedStorage(ForkableStorage):
     @property
     def _mutation_revision(self) -> int:
         return self._revision
+
+    @property
+    def _last_cursor_index(self) -> int | None:
+        return self._last_cursor  # where TorchRL's slices and queries of a full ring end
+
+    def _set_last_cursor(self, cursor: int) -> None:
+        self._last_cursor = cursor
 
     def _next_generation(self, slots: slice | Tensor) -> None:
         generation = self._generations
@@ -407,7 +443,7 @@ class PackedStorage(ForkableStorage):
         self._bump_mutation_revision()
 
     def _init(self, data: TensorDictBase) -> None:
-        leaves = [leaf for leaf in leaves_of(data[0]) if leaf[0] != GENERATION]
+        leaves = [leaf for leaf in leaves_of(data[0]) if leaf[0] not in NOT_STORED]
         if not leaves:
             raise ValueError("the transitions have no columns; nothing was stored. Store at least one, [N, ...]")
         self._allocate(RowLayout([*leaves, (GENERATION, torch.int64, torch.Size([]))]))
@@ -436,7 +472,8 @@ class PackedStorage(ForkableStorage):
     def _mismatch(self, data: TensorDictBase) -> ValueError:
         given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}
         stored = {key: (dtype, tuple(shape)) for key, (dtype, shape) in self._given.items()}
-        given.pop(GENERATION, None)
+        for key in NOT_STORED - stored.keys():
+            given.pop(key, None)
         different = [
             f"{'/'.join(name)}: stored {stored.get(name, 'no such column')}, given {given.get(name, 'no such column')}"
             for name in sorted(stored.keys() | given.keys())
@@ -454,7 +491,7 @@ class PackedStorage(ForkableStorage):
             state |= {"length": self._len, "layout": self._layout.description(), "rows": self._rows[: self._len]}
             # Generations of slots that held rows once: they continue from there.
             state["emptied"] = self._generation[self._len : self._reached].clone()
-        return state | {"least_generation": self._least_generation}
+        return state | {"least_generation": self._least_generation, "last_cursor": self._last_cursor}
 
     @contextmanager
     def frozen_state(self) -> Iterator[dict[str, Any]]:
@@ -505,6 +542,7 @@ class PackedStorage(ForkableStorage):
             self._least_generation = least
             self._given_device = None
             self._len = state_dict["length"]
+            self._last_cursor = state_dict.get("last_cursor")  # early saves have none
         self._bump_mutation_revision()
 
     def _saved_layout(self, state_dict: dict[str, Any]) -> RowLayout | None:
@@ -567,7 +605,13 @@ class PackedStorage(ForkableStorage):
                 self.begin_write(slice(0, self._len))
                 self._next_generation(slice(0, self._len))  # updates on their way to rows forgotten now are late
             self._len = 0
+            self._last_cursor = None
         self._bump_mutation_revision()
 
     def __repr__(self) -> str:
         return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
+
+
+def is_key(index: Any) -> bool:
+    """Returns whether an index of a storage is the key of a column, as TorchRL's sequences give it."""
+    return isinstance(index, str) or (isinstance(index, tuple) and all(isinstance(part, str) for part in index))

@@ -14,6 +14,8 @@ from torch import Tensor
 from lightning_replay.storage.row_layout import Key, nest
 
 GENERATION: Key = ("generation",)
+INDEX: Key = ("index",)
+NOT_STORED: frozenset[Key] = frozenset((GENERATION, INDEX))  # columns of batches, ignored in rows that are given
 
 _WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -66,7 +68,7 @@ class RowReader:
     def read(self, rows: TensorDictBase, device: torch.device | None) -> list[Tensor | np.ndarray] | None:
         """Returns the values ``[N, ...]`` on ``device`` in the order of the columns; ``None`` where rows have others.
 
-        In rows, TensorDict ``[N]``, ``generation`` and empty branches are ignored.
+        In rows, TensorDict ``[N]``, ``generation``, ``index`` and empty branches are ignored.
         """
         values: list[Any] = [None] * len(self._kinds)
         if not _collect(rows, self._tree, values):
@@ -126,8 +128,8 @@ def _places(tree: dict[str, Any], place_of: Mapping[Key, int]) -> list[tuple[str
     ]
 
 
-def _collect(rows: TensorDictBase, tree: list[tuple[str, Any]], values: list[Any]) -> bool:
-    """Fills ``values`` from ``rows``; returns whether their keys are those of the tree."""
+def _collect(rows: TensorDictBase, tree: list[tuple[str, Any]], values: list[Any], is_whole: bool = True) -> bool:
+    """Fills ``values`` from ``rows``, or a branch of them; returns whether their keys are those of the tree."""
     entries = dict(rows.items())
     for name, node in tree:
         value = entries.get(name)
@@ -135,9 +137,10 @@ def _collect(rows: TensorDictBase, tree: list[tuple[str, Any]], values: list[Any
             if not isinstance(value, Tensor):
                 return False
             values[node] = value
-        elif not isinstance(value, TensorDictBase) or not _collect(value, node, values):
+        elif not isinstance(value, TensorDictBase) or not _collect(value, node, values, False):
             return False
     if len(entries) == len(tree):
         return True
-    others = [value for name, value in entries.items() if name != GENERATION[0] and name not in dict(tree)]
+    ignored = NOT_STORED if is_whole else ()
+    others = [value for name, value in entries.items() if (name,) not in ignored and name not in dict(tree)]
     return all(isinstance(one, TensorDictBase) and not is_non_tensor(one) and one.is_empty() for one in others)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_replay.storage.row_layout import Key, shown
 
-__all__ = ["Column", "ColumnsCheck", "TransitionCheck", "with_done"]
+__all__ = ["Column", "ColumnsCheck", "ContradictingFlags", "TransitionCheck", "contradicts", "with_done"]
 
 Column = Tensor | np.ndarray
 
@@ -42,7 +42,7 @@ class TransitionCheck:
     """Refuses transitions that no buffer should hold, before anything is stored.
 
     * ``("next", "terminated")`` or ``("next", "truncated")`` is true where ``("next", "done")`` is false: returns and
-      histories would cross the end of an episode.
+      histories would cross the end of an episode; see :func:`~lightning_replay.episodes.links.with_real_ends` for rows of TorchRL's trainers.
     * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
     * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
       such row makes every network it trains NaN.
@@ -127,7 +127,7 @@ class ColumnsCheck:
             return
         for place in self._ends:
             ended: Any = columns[place]
-            if ended.item() if is_one else _contradicts(done, ended):
+            if ended.item() if is_one else contradicts(done, ended):
                 raise _contradiction(done, columns[self._ends[0]] | columns[self._ends[-1]])
 
     def _check_each(self, columns: Sequence[Column], places: Sequence[int]) -> None:
@@ -151,16 +151,20 @@ def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key,
     return pairs + [(key, key) for key in alone.values()]
 
 
-def _contradicts(done: Any, ended: Any) -> bool:
+def contradicts(done: Any, ended: Any) -> bool:
     """Returns whether a flag of an end is true where ``done``, of the same shape, is false."""
     if type(done) is not np.ndarray:
         return bool((ended > done).any())
     return bool(np.count_nonzero(ended) and np.count_nonzero(ended > done))
 
 
-def _contradiction(done: Any, ended: Any) -> ValueError:
+class ContradictingFlags(ValueError):
+    """Rows that are terminated or truncated and not done."""
+
+
+def _contradiction(done: Any, ended: Any) -> ContradictingFlags:
     rows = torch.as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
-    return ValueError(
+    return ContradictingFlags(
         f"rows {rows[:10]} are terminated or truncated, and ('next', 'done') is false there; done must be true where "
         "an episode ended, for either reason. Nothing was stored; store done = terminated | truncated"
     )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
+from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
 from lightning_replay.parts import Insertion, ReplayWriter
 from lightning_replay.saving.spec import recorded
@@ -41,8 +41,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Writes transitions ``[N]``, oldest first.
 
         Returns:
-            Their slots, int64 ``[min(N, capacity)]``, in the order of the (last) rows of ``data``; fewer where not even
-            the frames of these fit.
+            Their slots, int64 ``[N]``; -1 for the first ones of more than fit, which are not kept.
 
         Raises:
             ValueError: keys, shapes or dtypes are not those of the rows stored first.
@@ -50,10 +49,15 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         storage = self._storage
         if not isinstance(storage, PackedStorage):
             return super().extend(data.copy())  # TorchRL's writes an index into what it is given
-        return self.insert_values(storage, storage.checked_values(data), data.shape[0]).slots
+        values, count = storage.checked_values(data), data.shape[0]
+        kept = self.insert_values(storage, values, count).slots
+        return kept if len(kept) == count else torch.cat((kept.new_full((count - len(kept),), -1), kept))
 
     def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion:
-        """Writes the values of ``count`` transitions that the storage has checked; see :meth:`extend`."""
+        """Writes the values of ``count`` transitions that the storage has checked; see :meth:`extend`.
+
+        Of more than fit, the last ones are stored: ``min(count, capacity)``, or fewer where not even their frames fit.
+        """
         capacity, start = storage.capacity, self._cursor
         stop = start + count
         if stop <= capacity and type(storage) is PackedStorage:
@@ -130,11 +134,18 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Returns how many transitions were written after those in the slots ``index``, int64 of its shape."""
         return (self._cursor - 1 - index) % self._storage.max_size
 
+    def register_storage(self, storage: Storage) -> None:
+        """Attaches the storage; called by the buffer."""
+        super().register_storage(storage)
+        self._cursor %= storage.max_size  # of a state that was loaded before
+
     def state_dict(self) -> dict[str, Any]:
         """Returns where the next transition goes, and how many were written."""
         return {"cursor": self._cursor, "write_count": self._write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self._cursor = state_dict["cursor"] % self._storage.max_size
-        self._write_count = state_dict["write_count"]
+        self._write_count = int(state_dict["write_count"])
+        self._cursor = int(state_dict["cursor"])
+        if self._storage is not None:
+            self._cursor %= self._storage.max_size

@@ -369,7 +369,12 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
+        """Restores what :meth:`state_dict` returned; a RuntimeError before the writer is in a buffer."""
+        if self._storage is None:
+            raise RuntimeError(
+                "a RetentionWriter keeps a priority for each slot of a storage and has no storage yet; build the "
+                "buffer with it, and load then. Nothing was loaded"
+            )
         rule: Any = self.rule
         if rule.schedule is not None:  # exactly that of the priorities, however little it differs
             rule.surprise_exponent = state_dict["surprise_exponent"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import minari
@@ -13,15 +14,26 @@ import pytest
 import torch
 from minari.data_collector import EpisodeBuffer
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+from tensordict.nn.distributions import NormalParamExtractor
+from torch import nn
+from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import Collector
 from torchrl.data import TensorDictReplayBuffer, TensorStorage
 from torchrl.data.replay_buffers import ImmutableDatasetWriter
 from torchrl.envs import GymEnv, SerialEnv
+from torchrl.modules import MLP, ProbabilisticActor, QValueActor, TanhNormal, ValueOperator
+from torchrl.objectives import DQNLoss, HardUpdate, SACLoss, SoftUpdate
+from torchrl.trainers import ReplayBufferTrainer
+from torchrl.trainers.algorithms import DQNTrainer, SACTrainer
 
 from lightning_replay import recipes
 from lightning_replay.analysis.datasets import minari_transitions
+from lightning_replay.replay import Replay
 
 EPISODE_STEPS = 200  # Pendulum truncates here
+# What TorchRL's trainers and collectors warn of themselves.
+OF_TRAINERS = ("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:.*is an experimental/prototype feature")
 METADATA = {name: "none" for name in ("algorithm_name", "author", "author_email", "code_permalink", "description")}
 
 
@@ -154,3 +166,91 @@ def test_a_torchrl_dataset_fills_a_replay_in_one_call(tmp_path: Path) -> None:
     assert len(replay) == 2 * EPISODE_STEPS
     _assert_rows_follow_each_other(replay.storage.get(torch.arange(len(replay))))
     assert replay.sample()["observation"].shape == (16, 3)
+
+
+def dqn_trainer(replay: Replay, **options: Any) -> DQNTrainer:
+    torch.manual_seed(0)
+    env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+    actor = QValueActor(
+        MLP(in_features=4, out_features=2, num_cells=[8]), in_keys=["observation"], spec=env.action_spec
+    )
+    loss = DQNLoss(actor, action_space="categorical", delay_value=True)
+    loss.make_value_estimator(gamma=0.9)  # before a state is loaded, which has γ
+    return DQNTrainer(
+        collector=Collector(env, actor, frames_per_batch=50, total_frames=200, auto_register_policy_transforms=True),
+        total_frames=200,
+        frame_skip=1,
+        optim_steps_per_batch=3,
+        loss_module=loss,
+        optimizer=torch.optim.Adam(loss.parameters(), 1e-3),
+        replay_buffer=replay,
+        progress_bar=False,
+        enable_logging=False,
+        target_net_updater=HardUpdate(loss, value_network_update_interval=50),
+        **options,
+    )
+
+
+def sac_trainer(replay: Replay) -> SACTrainer:
+    torch.manual_seed(0)
+    env = GymEnv("Pendulum-v1")
+    network = nn.Sequential(MLP(in_features=3, out_features=2, num_cells=[8]), NormalParamExtractor())
+    actor = ProbabilisticActor(
+        TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        spec=env.action_spec,
+        distribution_class=TanhNormal,
+    )
+    critic = ValueOperator(MLP(in_features=4, out_features=1, num_cells=[8]), in_keys=["observation", "action"])
+    loss = SACLoss(actor, critic, action_spec=env.action_spec)
+    return SACTrainer(
+        collector=Collector(env, actor, frames_per_batch=50, total_frames=200, auto_register_policy_transforms=True),
+        total_frames=200,
+        frame_skip=1,
+        optim_steps_per_batch=2,
+        loss_module=loss,
+        optimizer=torch.optim.Adam(loss.parameters(), 1e-3),
+        replay_buffer=replay,
+        progress_bar=False,
+        enable_logging=False,
+        target_net_updater=SoftUpdate(loss, tau=0.01),
+    )
+
+
+@pytest.mark.filterwarnings(*OF_TRAINERS)
+@pytest.mark.parametrize("make", [dqn_trainer, sac_trainer])
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
+def test_torchrls_trainers_fill_and_draw_from_a_replay(make, recipe) -> None:
+    replay = getattr(recipes, recipe)(capacity=1_000, batch_size=32, n_steps=3, discount=0.9, seed=0)
+    make(replay).train()
+    rows = replay.storage.get(torch.arange(len(replay)))
+    assert len(rows) == 200
+    continued = (rows["next", "observation"][:-1] == rows["observation"][1:]).all(1)
+    assert (rows["next", "done"][:-1, 0] == ~continued | (torch.arange(1, 200) % 50 == 0)).all(), "also between batches"
+    assert (rows["next", "truncated"] == rows["next", "done"] & ~rows["next", "terminated"]).all()
+    steps = replay.sample(256)["steps_to_next_obs"]
+    assert (steps == 3).float().mean() > 0.5
+    if recipe == "prioritized":
+        assert len(replay.sampler.priority_of(torch.arange(200)).unique()) > 20
+
+
+@pytest.mark.filterwarnings(*OF_TRAINERS)
+@pytest.mark.parametrize("unified", [True, False], ids=["Checkpoint", "one file"])
+def test_a_trainer_saves_and_loads_the_replay_it_was_given(tmp_path: Path, unified: bool) -> None:
+    def build() -> tuple[Replay, DQNTrainer]:
+        replay = recipes.prioritized(capacity=1_000, batch_size=32, seed=0)
+        options = {"checkpoint": Checkpoint()} if unified else {}
+        trainer = dqn_trainer(replay, save_trainer_file=tmp_path / "saved", save_trainer_interval=199, **options)
+        if not unified:  # the file holds the modules that were registered
+            trainer.register_module("replay_buffer", ReplayBufferTrainer(replay))
+        return replay, trainer
+
+    replay, trainer = build()
+    trainer.train()
+    again, resumed = build()
+    resumed.load_from_file(tmp_path / "saved")
+    assert len(again) == 200 and resumed.collected_frames == 200
+    assert (again[:] == replay[:]).all()
+    slots = torch.arange(200)
+    assert again.sampler.priority_of(slots).equal(replay.sampler.priority_of(slots))
+    assert again.sample()["index"].equal(replay.sample()["index"])

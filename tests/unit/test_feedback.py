@@ -258,3 +258,17 @@ def test_a_saved_count_of_what_was_dropped_goes_on(exact, tmp_path: Path) -> Non
     again = load_replay(tmp_path)
     again.update_priority(batch_of(2, 1, generation=2), torch.ones(2))
     assert again.stats()["late_updates_dropped"] == 4
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_td_errors_may_be_given_as_priority_as_in_torchrl(batch: bool) -> None:
+    replay = recipes.prioritized(capacity=8, batch_size=4, priority_exponent=1.0, priority_offset=0.0, seed=0)
+    replay.extend(numbered_steps(0, 8))
+    drawn = replay.sample()
+    errors = torch.zeros(8)[drawn["index"]] + drawn["index"] + 1
+    replay.update_priority(index=drawn if batch else drawn["index"], priority=errors)
+    assert replay.sampler.priority_of(drawn["index"]).equal(errors)
+    with pytest.raises(TypeError, match="td_error and priority, TorchRL's name of the same; give one"):
+        replay.update_priority(drawn, errors, priority=errors)
+    with pytest.raises(ValueError, match="td_error must be finite"):
+        replay.update_priority(drawn, priority=errors * float("nan"))

@@ -14,6 +14,7 @@ from torchrl.data.replay_buffers import SamplerWithoutReplacement, SliceSampler
 from torchrl.envs import RewardScaling
 
 from lightning_replay import recipes
+from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler
 from lightning_replay.storage.packed import PackedStorage
@@ -119,6 +120,15 @@ def test_td_errors_stored_with_the_rows_become_their_priorities() -> None:
 def test_extend_takes_a_flat_batch(bad) -> None:
     with pytest.raises(ValueError, match=r"batch size \[N\]"):
         prioritized().extend(bad)
+
+
+def test_a_batch_size_that_was_not_given_fits_the_capacity() -> None:
+    assert Replay(storage=PackedStorage(100)).batch_size == recipes.prioritized(100).batch_size == 100
+    assert Replay(storage=PackedStorage(1_000)).batch_size == recipes.mixup(1_000).batch_size == 256
+    tables = [EventTable("goal", reward_at_least(1.0), history_length=2, capacity=4)]
+    replay = recipes.event_tables(capacity=40, tables=tables)
+    assert replay.batch_size == 40 and replay.sampler.min_sizes == {"default": 40, "goal": 4}
+    assert recipes.parallel_curriculum(tasks=["near"], capacity_per_task=10).batch_size >= 10
 
 
 def test_constructor_refuses_what_cannot_work() -> None:

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.storage.row_layout import Key, Leaf, leaves_of, shown
-from lightning_replay.storage.stored_column import GENERATION
+from lightning_replay.storage.stored_column import GENERATION, NOT_STORED
 
 FRAMES: Key = ("frames_of_stacks",)  # int32 [2 k]: the observation's frames, then the next one's; 0 is none
 
@@ -31,7 +31,7 @@ class StackColumns(NamedTuple):
         """
         if data.get(self.next_key, None) is None or data.get(self.image_key, None) is None:
             raise self._refusal("there are " + ", ".join(shown(key) for key, _, _ in leaves_of(data[0])))
-        leaves = {key: (dtype, shape) for key, dtype, shape in leaves_of(data[0]) if key != GENERATION}
+        leaves = {key: (dtype, shape) for key, dtype, shape in leaves_of(data[0]) if key not in NOT_STORED}
         if FRAMES in leaves:
             raise ValueError(f"the column {FRAMES[0]!r} is the storage's own; rename it. Nothing was stored")
         for key in (self.image_key, self.next_key):

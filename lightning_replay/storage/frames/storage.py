@@ -24,7 +24,7 @@ from lightning_replay.storage.frames.frame_index import Found
 from lightning_replay.storage.frames.pool import FramePool
 from lightning_replay.storage.frames.stack_columns import FRAMES, StackColumns
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
-from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.packed import PackedStorage, is_key
 from lightning_replay.storage.row_layout import Key, Leaf, RowLayout, gather_branch, nest
 from lightning_replay.storage.stored_column import GENERATION
 from lightning_replay.storage.transition_check import Column
@@ -272,6 +272,8 @@ class FrameStorage(PackedStorage):
         if self._outer_layout is None or self._frames_of is None or self._pool is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
+            if is_key(index):
+                return self.get(slice(None))[index]
             slots = torch.arange(self._len)[index]
             return self.get(slots) if slots.ndim else self.get(slots.view(1))[0]
         slots = index if index.ndim == 1 else index.flatten()
@@ -289,7 +291,8 @@ class FrameStorage(PackedStorage):
             first, second = (stack.view(*index.shape, *stack.shape[1:]) for stack in (first, second))
         leaves = self._outer_layout.leaves(rows, index.shape)
         leaves[self.image_key], leaves[self.next_key] = first, second
-        return gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
+        read = gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
+        return self._indexed(read, index) if self._is_torchrls else read
 
     def observation_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Returns the columns of observations; stacks as the numbers of their frames, which are equal if these are."""

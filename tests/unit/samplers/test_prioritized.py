@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictMaxValueWriter, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
-from torchrl.data.replay_buffers.scheduler import LinearScheduler
+from torchrl.data.replay_buffers.scheduler import LinearScheduler, StepScheduler
 
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.saving.spec import build, describe
@@ -204,6 +205,41 @@ def test_importance_exponent_follows_its_clock() -> None:
     assert sampler.beta == 0.9
     with pytest.raises(ValueError, match="importance_exponent is -1"):
         sampler.importance_exponent = -1.0
+
+
+@pytest.mark.parametrize("number", [torch.tensor, np.array, np.float32])
+def test_exponents_may_be_tensors_and_arrays_of_no_dimension(number) -> None:
+    sampler = PrioritizedSampler(4, number(0.5), number(0.25), number(0.125), seed=0)
+    assert (sampler.alpha, sampler.beta, sampler.priority_offset) == (0.5, 0.25, 0.125)
+    sampler.alpha, sampler.beta = number(0.75), number(1.0)
+    assert (sampler.alpha, sampler.beta) == (0.75, 1.0) and type(sampler.alpha) is float
+    for wrong, error in ((number(-0.5), ValueError), (torch.tensor([0.5]), TypeError), (torch.tensor(True), TypeError)):
+        with pytest.raises(error, match="importance_exponent is"):
+            sampler.beta = wrong
+
+
+def test_the_beta_of_torchrls_schedulers_may_exceed_1_also_after_a_load(tmp_path: Path) -> None:
+    sampler, again = PrioritizedSampler(4, importance_exponent=torch.tensor(0.9)), PrioritizedSampler(4)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
+    scheduler = StepScheduler(buffer, param_name="beta", gamma=0.1, n_steps=1, mode="additive")
+    for _ in range(3):
+        scheduler.step()
+    assert sampler.beta == pytest.approx(1.2)
+    sampler.dumps(tmp_path)
+    again.loads(tmp_path)
+    assert again.beta == sampler.beta
+    buffer.extend(TensorDict({"number": torch.arange(4)}, [4]))
+    buffer.update_priority(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    probability = (torch.arange(1.0, 5) + 1e-6) ** 0.6
+    weight = (probability / probability[0]) ** -sampler.beta
+    batch = buffer.sample(64)
+    torch.testing.assert_close(batch["priority_weight"], weight[batch["index"]])
+
+
+def test_an_exponent_of_an_empty_sampler_is_set_without_a_warning() -> None:
+    sampler = PrioritizedSampler(4, priority_exponent=0.0)
+    sampler.alpha = 0.5
+    assert sampler.alpha == 0.5
 
 
 def test_torchrl_schedulers_and_names() -> None:

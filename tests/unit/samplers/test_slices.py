@@ -6,12 +6,17 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage
-from torchrl.data.replay_buffers import SliceSampler, SliceSamplerWithoutReplacement, TensorDictMaxValueWriter
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers import (
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorDictRoundRobinWriter,
+)
 
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.lit import ReplayDataModule
-from lightning_replay.writers import RetentionWriter, TaskTableWriter
+from lightning_replay.writers import FirstInFirstOutWriter, RetentionWriter, TaskTableWriter
 
 LENGTH = 10
 BY_TRAJECTORY = {"slice_len": 8, "traj_key": "trajectory"}
@@ -193,3 +198,32 @@ def test_several_environments_of_a_data_module_are_refused_before_they_are_stepp
         ReplayDataModule(replay=make(**BY_TRAJECTORY), num_envs=4, **options)
     ReplayDataModule(replay=make(**BY_TRAJECTORY), num_envs=1, **options)
     ReplayDataModule(replay=recipes.uniform(100, 8), num_envs=4, **options)
+
+
+@pytest.mark.parametrize("writer", [FirstInFirstOutWriter, TensorDictRoundRobinWriter])
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_slices_of_torchrls_buffers_end_at_the_newest_row(writer, is_loaded, tmp_path) -> None:
+    def build() -> TensorDictReplayBuffer:
+        sampler = SliceSampler(slice_len=4)
+        return TensorDictReplayBuffer(storage=PackedStorage(10), writer=writer(), sampler=sampler, batch_size=400)
+
+    replay = build()
+    rows = steps(0, 19, length=1000, key=None)
+    for part in (*rows.split(7)[:2], rows[14:17], rows[17:18]):
+        replay.extend(part)
+    replay.add(rows[18])
+    if is_loaded:
+        replay.dumps(tmp_path)
+        replay = build()
+        replay.loads(tmp_path)
+    torch.manual_seed(0)
+    time = replay.sample()["observation"][:, 1].view(-1, 4)
+    assert (time.diff() == 1).all() and set(time[:, 0].tolist()) == set(range(9, 16))
+
+
+def test_a_query_finds_trajectories_across_the_end_of_the_ring() -> None:
+    replay = Replay(storage=PackedStorage(10), batch_size=4)
+    for part in steps(0, 14, length=1000).split(7):
+        replay.extend(part)
+    (found,) = replay.query(trajectory_key="trajectory")
+    assert found.data["observation"][:, 1].tolist() == list(range(4, 14))

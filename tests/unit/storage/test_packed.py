@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers import (
+    OfflineToOnlineReplayBuffer,
+    RoundRobinWriter,
+    Sequence,
+    TensorDictMaxValueWriter,
+    TensorDictRoundRobinWriter,
+)
+from torchrl.data.replay_buffers.offline_to_online import prefill_replay_buffer
 
+from lightning_replay.replay import Replay
 from lightning_replay.storage.access import read_columns
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.writers import FirstInFirstOutWriter
 from tests.transitions import numbered_steps
 
 MIXED = {
@@ -131,6 +143,72 @@ def test_serves_torchrls_own_buffer() -> None:
     numbers = set(replay.sample()["observation"][:, 0].int().tolist())
     assert numbers <= set(range(4, 12))
     assert replay[2:4].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "writer", [RoundRobinWriter, TensorDictRoundRobinWriter, partial(TensorDictMaxValueWriter, "key")]
+)
+def test_torchrls_writers_may_add_an_index_to_any_row(writer) -> None:
+    replay = TensorDictReplayBuffer(storage=PackedStorage(4), writer=writer(), batch_size=2)
+    steps = numbered_steps(0, 4).set("key", torch.tensor([3.0, 0.0, 4.0, 5.0]))
+    replay.extend(steps[:2])
+    replay.add(steps[2].clone())
+    replay.extend(steps[3:].exclude("index"))
+    assert replay[:]["index"].tolist() == [0, 1, 2, 3] and "generation" not in replay[:]
+    replay[1] = numbered_steps(7, 1).set("key", torch.ones(1))[0]
+    assert replay[:]["observation"][:, 0].tolist() == [0, 7, 2, 3]
+    batch = replay.sample()
+    assert batch.keys() == {*steps.keys(), "index"}
+    assert replay[batch["index"]]["observation"].equal(batch["observation"])
+
+
+def test_an_index_of_its_own_is_read_inside_a_branch_and_ignored_outside() -> None:
+    replay = Replay(storage=PackedStorage(4), batch_size=4)
+    replay.extend(numbered_steps(0, 2).set(("info", "index"), torch.tensor([7, 8])))
+    replay.extend(replay.sample(1))
+    assert replay[:]["info", "index"].tolist()[:2] == [7, 8] and "index" not in replay[:]
+    with pytest.raises(ValueError, match="Different: info/index: stored .*, given no such column"):
+        replay.extend(numbered_steps(0, 2).set("index", torch.arange(2)))
+
+
+@pytest.mark.parametrize(
+    ("buffer", "storage"),
+    [
+        (TensorDictReplayBuffer, LazyTensorStorage),
+        (TensorDictReplayBuffer, PackedStorage),
+        (ReplayBuffer, PackedStorage),
+    ],
+)
+def test_batches_of_an_offline_and_an_online_half_have_the_same_columns(buffer, storage) -> None:
+    offline = buffer(storage=storage(10))
+    offline.extend(numbered_steps(0, 10))
+    online = OfflineToOnlineReplayBuffer(offline_dataset=offline, online_storage=PackedStorage(10), batch_size=8)
+    online.extend(numbered_steps(100, 5))
+    batch = online.sample()
+    assert ((batch["observation"][:, 0] >= 100) == torch.arange(8).ge(4)).all()
+    prefilled = prefill_replay_buffer(TensorDictReplayBuffer(storage=PackedStorage(20)), offline, n_samples=6)
+    prefilled.extend(numbered_steps(0, 3))
+    assert len(prefilled) == 9
+
+
+def test_torchrls_sequences_read_single_columns() -> None:
+    unit = Sequence(length=2, episode_boundary="stop")
+    replay = TensorDictReplayBuffer(storage=PackedStorage(8), sample_unit=unit, batch_size=4)
+    replay.extend(numbered_steps(0, 8, done_every=4))
+    assert replay.storage["next", "reward"].flatten().tolist() == list(range(8))
+    first, second = replay.sample()["observation"][:, 0].view(4, 2).unbind(1)
+    assert (second == first + 1).all() and (first % 4 < 3).all()
+
+
+@pytest.mark.parametrize("writer", [FirstInFirstOutWriter, RoundRobinWriter])
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_rows_that_are_no_tensordict_are_refused_in_torchrls_buffers(writer, earlier) -> None:
+    replay = ReplayBuffer(storage=PackedStorage(4), writer=writer(), batch_size=2)
+    if earlier:
+        replay.extend(numbered_steps(0, earlier))
+    with pytest.raises(TypeError, match="holds rows of a TensorDict; got Tensor. Nothing was stored"):
+        replay.extend(torch.zeros(3, 2))
+    assert len(replay) == earlier
 
 
 def test_a_row_at_an_int_slot() -> None:

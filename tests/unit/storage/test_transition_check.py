@@ -186,3 +186,33 @@ def test_a_trajectory_of_several_numbers_is_refused_and_nothing_is_stored(name, 
     with pytest.raises(ValueError, match=r"has shape \[4, 2\]; .* must be \[N\] or \[N, 1\]"):
         replay.extend(steps.clone().set(key, torch.zeros(4, 2, dtype=torch.int64)))
     assert len(replay.extend(steps)) == 4
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("earlier", [0, 4], ids=["first rows", "later rows"])
+def test_rows_that_are_all_truncated_as_by_torchrls_trainers_end_where_none_continues_them(by_columns, earlier) -> None:
+    replay = Replay(storage=PackedStorage(16), batch_size=2, check_finite=False)
+    if earlier:
+        replay.extend(numbered_steps(90, earlier))
+    rows = torch.cat([numbered_steps(0, 4), numbered_steps(7, 2)])
+    rows["observation"][1], rows["next", "observation"][0] = NAN, NAN  # the same
+    rows["next", "truncated"].fill_(True)
+    rows["next", "done"][2] = rows["next", "terminated"][2] = True
+    given = rows.clone()
+    columns = {key: value for key, value in rows.items(True, True)}
+    index = replay.extend_columns(columns) if by_columns else replay.extend(rows)
+    ends = replay.storage.get(index)["next"]
+    assert ends["done"].flatten().tolist() == [False, False, True, True, False, True]
+    assert ends["truncated"].flatten().tolist() == [False, False, False, True, False, True]
+    assert (rows["next", "truncated"] == given["next", "truncated"]).all(), "the rows that were given stay as they are"
+    rows["next", "terminated"][1] = True
+    with pytest.raises(ValueError, match="rows .* are terminated or truncated"):
+        replay.extend(rows)
+    assert len(replay) == earlier + 6
+
+
+def test_a_single_row_that_is_truncated_and_not_done_ends_its_episode(replay) -> None:
+    row = numbered_steps(0, 1)
+    row["next", "truncated"].fill_(True)
+    replay.extend(row)
+    assert replay[:]["next", "done"].all() and replay[:]["next", "truncated"].all()

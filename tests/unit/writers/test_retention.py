@@ -595,3 +595,10 @@ def test_rows_are_not_linked_across_a_row_that_was_refused(at_once, sampler) -> 
 
 def first_number_is_2(steps: TensorDict) -> torch.Tensor:
     return steps["observation"][:, 0] == 2
+
+
+def test_a_state_needs_a_storage(tmp_path) -> None:
+    replay = Replay(storage=PackedStorage(4), writer=RetentionWriter(), batch_size=2)
+    replay.writer.dumps(tmp_path)
+    with pytest.raises(RuntimeError, match="has no storage yet; build the buffer with it, and load then"):
+        RetentionWriter().loads(tmp_path)
