@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from numbers import Real
 from typing import Any
 
@@ -49,7 +50,10 @@ def checked_reset(returned: Any, env: gymnasium.Env[Any, Any]) -> tuple[Any, dic
 
 
 class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Checks what the environment returns.
+    """Checks what the environment returns, and copies it where an episode ends.
+
+    A vector that resets in the same step keeps the last observation and its info while it resets the environment, which
+    may return the same array and the same dictionary at each step.
 
     Raises:
         TypeError: in a reset or a step, see :func:`checked_reset` and :func:`checked_step`.
@@ -70,6 +74,9 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Steps the environment."""
         returned = checked_step(self.env.step(action), self.env)
         self._check_shape(returned[0], "step")
+        if returned[2] or returned[3]:
+            observation, reward, terminated, truncated, info = returned
+            return deepcopy(observation), reward, terminated, truncated, copied_info(info)
         return returned
 
     def _check_shape(self, observation: Any, method: str) -> None:
@@ -79,6 +86,13 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
                 f"observation_space has the shape {list(self._shape)}. Return observations of the space, or correct it"
             )
+
+
+def copied_info(value: Any) -> Any:
+    """Returns an info with copies of its dictionaries and arrays; other objects stay, which may not be copyable."""
+    if isinstance(value, dict):
+        return {key: copied_info(part) for key, part in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:

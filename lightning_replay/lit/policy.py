@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -64,6 +64,7 @@ class ActionReader:
         self._numbers: range | None = None
         if isinstance(space, Discrete):
             self._numbers = range(int(space.start), int(space.start) + int(space.n))
+        self._bounds = _bounds_of(space)
         if self.actions is not None:
             self._parameters = Box(self.actions.low, self.actions.high)
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
@@ -92,6 +93,8 @@ class ActionReader:
             if [size for size in array.shape if size != 1] != [size for size in expected if size != 1]:
                 raise ValueError(_refusal(returned, space, count, source))
             array = array.reshape(expected)
+        if self._bounds is not None and ((array < self._bounds[0]) | (array > self._bounds[1])).any():
+            raise ValueError(_refusal(array.tolist(), space, count, source))
         if array.dtype != dtype:
             array = array.astype(dtype)
         if self._numbers is not None:
@@ -99,6 +102,13 @@ class ActionReader:
             if min(numbers) not in self._numbers or max(numbers) not in self._numbers:
                 raise ValueError(_refusal(numbers, space, count, source))
         return array
+
+
+def _bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
+    """Returns the least and the largest actions of a space of several discrete ones."""
+    if isinstance(space, MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if isinstance(space, MultiBinary) else None
 
 
 def act_on(agent: ActingAgent, observation: np.ndarray, explore: bool, read: ActionReader) -> Action:
@@ -188,6 +198,8 @@ def as_array(returned: Any) -> np.ndarray | None:
 def _refusal(returned: Any, space: Space[Any], count: int, source: str) -> str:
     shape = (count, *(space.shape or ()))
     numbers, hint = f"{'floats' if np.issubdtype(space.dtype, np.floating) else space.dtype} {list(shape)}", ""
+    if (bounds := _bounds_of(space)) is not None:
+        numbers = f"integers {list(shape)} from {bounds[0]} to {bounds[1]}"
     if isinstance(space, Discrete):
         numbers = f"integers {list(shape)} from {space.start} to {int(space.start) + int(space.n) - 1}"
         if isinstance(returned, Tensor | np.ndarray) and tuple(returned.shape) == (count, space.n):

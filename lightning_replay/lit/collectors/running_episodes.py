@@ -33,15 +33,17 @@ class RunningEpisodes:
             environments.close()
             raise
         self._return = np.zeros(self.num_envs)
-        self._length = np.zeros(self.num_envs, dtype=np.int64)
+        self._steps = 0
+        self._began = [0] * self.num_envs  # the step before the first of each episode
 
     def count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
         """Adds one step; returns environment, return and length of each episode that it ended."""
         self._return += reward
-        self._length += 1
+        self._steps += 1
         if not np.count_nonzero(done):
             return []
-        ended = [(int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(done)]
+        ended = [(i, float(self._return[i]), self._steps - self._began[i]) for i in np.flatnonzero(done).tolist()]
         self._return[done] = 0.0
-        self._length[done] = 0
+        for i, _, _ in ended:
+            self._began[i] = self._steps
         return ended
