@@ -168,7 +168,7 @@ class VectorSteps(VectorWrapper):
 
     def _number(self, began: np.ndarray) -> None:
         """Numbers the episodes that begin in some environments."""
-        count = np.count_nonzero(began)
+        count = int(np.count_nonzero(began))
         self._trajectory[began] = np.arange(self.next_trajectory, self.next_trajectory + count)
         self.next_trajectory += count
 

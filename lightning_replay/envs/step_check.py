@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from numbers import Real
@@ -11,8 +12,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
+from gymnasium.wrappers import TimeLimit
 
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+MAX_EPISODE_STEPS = 50_000  # of evaluation; an Atari game of 108,000 frames has 27,000
 
 
 def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
@@ -86,6 +90,24 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
                 f"observation_space has the shape {list(self._shape)}. Return observations of the space, or correct it"
             )
+
+
+class LimitedEpisodes(TimeLimit):
+    """Truncates episodes of an evaluation that have not ended after ``max_episode_steps``, with a warning."""
+
+    def step(self, action: Any) -> Step:
+        """Steps the environment."""
+        observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
+        self._elapsed_steps += 1
+        if self._elapsed_steps >= self._max_episode_steps and not (terminated or truncated):
+            warnings.warn(
+                f"an evaluation episode in {self.env} had not ended after {self._elapsed_steps:,} steps; it counts up "
+                "to there. Where episodes should end earlier, limit them in the environment, as "
+                "gymnasium.wrappers.TimeLimit does",
+                stacklevel=2,
+            )
+            truncated = True
+        return observation, reward, terminated, truncated, info
 
 
 def copied_info(value: Any) -> Any:

@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 import lightning_replay.envs  # noqa: F401  registers the library's own ids
 from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized, random_box
-from lightning_replay.envs.building import build_environment
+from lightning_replay.envs.building import build_environment, flat_advice
 from lightning_replay.envs.step_check import with_checked_steps
 from lightning_replay.lit.policy import Action
 
@@ -35,7 +35,7 @@ def make_environment(
         made.close()
         raise ValueError(
             f"environment {env!r} has the observation space {made.observation_space}; accepted are array observations "
-            "(Box). Wrap the environment in gymnasium.wrappers.FlattenObservation."
+            f"(Box). {flat_advice(made.observation_space)}"
         )
     return made
 

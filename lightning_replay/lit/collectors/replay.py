@@ -20,6 +20,7 @@ from lightning_replay.lit.environments import random_actions
 from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.policy import Action, act_on, acting
 from lightning_replay.lit.task_assignment import TaskAssignment
+from lightning_replay.replay import Replay
 from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["Collection", "Rollout"]
@@ -211,11 +212,29 @@ class Collection(Collector):
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
-        self._replay.extend_columns(rollout.take_columns(rollout.pending_rows - excess))
+        columns = rollout.take_columns(rollout.pending_rows - excess)
+        try:
+            self._replay.extend_columns(columns)
+        except ValueError as error:
+            self._explain_missing(columns, error)
+            raise
         if excess:
             self.env_steps: int = self._last_step
             self.close()
         self._stored_steps = self.env_steps
+
+    def _explain_missing(self, columns: Columns, error: ValueError) -> None:
+        """Raises an error of its own where rows were refused because those stored before lack some of their columns."""
+        if not isinstance(self._replay, Replay) or not len(self._replay):
+            return
+        stored = self._replay[:1].keys(True, True)
+        missing = ["/".join(key) if isinstance(key, tuple) else key for key in columns if key not in stored]
+        if missing:
+            raise ValueError(
+                f"the replay holds rows without {', '.join(missing)}, which ReplayDataModule stores in each row. Rows "
+                "that are stored before it collects need the same columns. Build the replay anew and add them before "
+                'extend; trajectory is the number of the episode: rows["trajectory"] = torch.full([N], number)'
+            ) from error
 
     def _store_finished(self) -> None:
         """Counts the steps that were finished before an exception, and stores those that are pending."""
