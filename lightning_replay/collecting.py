@@ -177,17 +177,19 @@ class VectorSteps(VectorWrapper):
     ) -> list[np.ndarray]:
         """Returns the observations after a step within its episode: where one ended, not the next one's first."""
         final = infos.get("final_obs")
-        if isinstance(final, np.ndarray) and final.dtype == object:  # one observation for each environment, or None
-            each = [[part for _, part in _leaves(observation)] for observation in final[is_end]]
-            parts = list(zip(*each, strict=True))
-        else:
-            parts = [np.asarray(part)[is_end] for _, part in _leaves(final)]
-        if final is None or len(parts) != len(following) or any(part is None for row in parts for part in row):
+        is_each = (
+            isinstance(final, np.ndarray) and final.dtype == object
+        )  # an observation for each environment, or None
+        given = final[is_end] if is_each else [final]
+        if any(observation is None for observation in given):
             raise ValueError(
                 f"an episode of {self.env} ended, and infos['final_obs'] has no last observation of it: {final!r}. "
                 "AutoresetMode.SAME_STEP gives one; use another mode, or put VectorSteps inside the wrapper that "
                 "removes it"
             )
+        parts: Any = zip(*([part for _, part in _leaves(observation)] for observation in given), strict=True)
+        if not is_each:
+            parts = [np.asarray(part)[is_end] for (part,) in parts]
         last = [column.copy() for column in following]
         for column, rows in zip(last, parts, strict=True):
             column[is_end] = np.stack(rows)
