@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_kind, checked_count
 
-__all__ = ["Columns", "VectorSteps"]
+__all__ = ["VectorSteps"]
 
 Key = str | tuple[str, ...]
 Columns = dict[Key, np.ndarray]
@@ -115,7 +115,7 @@ class VectorSteps(VectorWrapper):
     def step(  # type: ignore[override]  # Gymnasium's wrapper returns type variables that nothing binds
         self, actions: Any
     ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Takes a step, whose transitions are in :attr:`columns`."""
+        """Takes a step, whose transitions are in ``columns``."""
         if not self._keys:
             raise gymnasium.error.ResetNeeded("VectorSteps has no observation to step from; call its reset() first")
         columns: Columns = {}
@@ -153,7 +153,7 @@ class VectorSteps(VectorWrapper):
         Args:
             replay: a :class:`~lightning_replay.Replay`, or a sharded one.
             columns: further ones by name, arrays or tensors ``[num_envs, ...]``, of which the rows of
-                :attr:`is_transition` are stored.
+                ``is_transition`` are stored.
 
         Returns:
             int64, the slots; none if all environments were reset in the step.
@@ -176,7 +176,7 @@ class VectorSteps(VectorWrapper):
         self, following: list[np.ndarray], infos: dict[str, Any], is_end: np.ndarray
     ) -> list[np.ndarray]:
         """Returns the observations after a step within its episode: where one ended, not the next one's first."""
-        final = infos.get("final_obs")
+        final: Any = infos.get("final_obs")
         is_each = (
             isinstance(final, np.ndarray) and final.dtype == object
         )  # an observation for each environment, or None
@@ -204,7 +204,7 @@ class VectorSteps(VectorWrapper):
             all(np.array_equal(column[is_end], other[is_end]) for column, other in zip(last, others, strict=True))
             for others in (following, self._observation)
         )
-        self._repeated_ends = self._repeated_ends + np.count_nonzero(is_end) if of_next and not of_step else None
+        self._repeated_ends = self._repeated_ends + int(np.count_nonzero(is_end)) if of_next and not of_step else None
         if self._repeated_ends is not None and self._repeated_ends >= _REPEATED_ENDS:
             self._repeated_ends = None
             warnings.warn(

@@ -17,10 +17,10 @@ def is_parameterized(space: Space[Any]) -> bool:
 
 def random_box(space: Box, count: int, generator: np.random.Generator) -> np.ndarray:
     """Draws ``count`` values of a bounded Box as its ``sample`` does, ``[N, *space.shape]``."""
-    shape = (count, *space.shape)
-    if space.dtype.kind == "f":
-        return generator.uniform(space.low, space.high, size=shape).astype(space.dtype)
-    return generator.integers(space.low, space.high, size=shape, dtype=space.dtype.type, endpoint=True)
+    shape, dtype = (count, *space.shape), np.dtype(space.dtype)
+    if dtype.kind == "f":
+        return generator.uniform(space.low, space.high, size=shape).astype(dtype)
+    return generator.integers(space.low, space.high, size=shape, dtype=dtype.type, endpoint=True)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ParameterizedActions:
         """
         cuts = np.split(parameters, np.cumsum(self.sizes)[:-1], axis=1)
         boxes = [
-            (cut if box.dtype.kind == "f" else np.rint(cut)).reshape(len(discrete), *box.shape).astype(box.dtype)
+            (cut if box.low.dtype.kind == "f" else np.rint(cut)).reshape(len(discrete), *box.shape).astype(box.dtype)
             for cut, box in zip(cuts, self.boxes, strict=True)
         ]
         return dict(zip(self.keys, (discrete, *boxes), strict=True)) if self.keys else (discrete, *boxes)

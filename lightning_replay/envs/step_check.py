@@ -98,12 +98,13 @@ class LimitedEpisodes(TimeLimit):
     def step(self, action: Any) -> Step:
         """Steps the environment."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
-        self._elapsed_steps += 1
-        if self._elapsed_steps >= self._max_episode_steps and not (terminated or truncated):
+        steps = (self._elapsed_steps or 0) + 1
+        self._elapsed_steps = steps  # type: ignore[assignment]  # Gymnasium sets None first and gives no type
+        if steps >= self._max_episode_steps and not (terminated or truncated):
             warnings.warn(
-                f"an evaluation episode in {self.env} had not ended after {self._elapsed_steps:,} steps; it counts up "
-                "to there. Where episodes should end earlier, limit them in the environment, as "
-                "gymnasium.wrappers.TimeLimit does",
+                f"an evaluation episode in {self.env} had not ended after {steps:,} steps; it counts up "
+                "to there. Limit episodes in the environment, as gymnasium.wrappers.TimeLimit does; where longer ones "
+                "are meant, raise max_episode_steps of Evaluate or level_returns",
                 stacklevel=2,
             )
             truncated = True

@@ -63,13 +63,13 @@ def random_actions(space: Space[Any], count: int, generator: np.random.Generator
     """
     kind, shape = type(space), (count, *(space.shape or ()))
     if isinstance(space, Discrete) and kind is Discrete:
-        return generator.integers(space.start, space.start + space.n, size=count, dtype=space.dtype.type)
+        return generator.integers(int(space.start), int(space.start) + int(space.n), size=count).astype(space.dtype)
     if isinstance(space, Box) and kind is Box and space.is_bounded("both"):
         return random_box(space, count, generator)
     if isinstance(space, MultiDiscrete) and kind is MultiDiscrete:
         return generator.integers(space.start, space.start + space.nvec, size=shape).astype(space.dtype)
     if isinstance(space, MultiBinary) and kind is MultiBinary:
-        return generator.integers(2, size=shape, dtype=space.dtype.type)
+        return generator.integers(2, size=shape).astype(space.dtype)
     if is_parameterized(space):
         return ParameterizedActions.of(space).random(count, generator)
     if space.shape is not None:  # a Box without bounds, or a class with a sample of its own
