@@ -207,7 +207,7 @@ class Endless(Counting):
 def test_an_evaluation_episode_without_an_end_counts_up_to_the_limit(tmp_path: Path) -> None:
     evaluate = Evaluate(every_n_env_steps=100, episodes=2, max_episode_steps=20)
     data = ReplayDataModule(Endless, make_replay(), env_steps=24, warmup_steps=20, seed=0)
-    with pytest.warns(UserWarning, match=r"had not ended after 20 steps; it counts up to there.*wrappers.TimeLimit.*max_episode_steps"):
+    with pytest.warns(UserWarning, match="had not ended after 20 steps; it counts up .*TimeLimit.*max_episode_steps"):
         make_trainer(tmp_path, [evaluate]).fit(Tiny(), datamodule=data)
     assert evaluate.history == [(0, 210.0), (24, 210.0)]  # 1 + 2 + ... + 20
     # An episode of just as many steps ends by itself.
