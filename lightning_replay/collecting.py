@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -52,8 +52,8 @@ class VectorSteps(VectorWrapper):
         columns: transitions of the last step by key, arrays ``[N, ...]`` in the order of the environments, for
             :meth:`Replay.extend_columns <lightning_replay.Replay.extend_columns>`: observation, action, trajectory
             int64 ``[N]``; ``("next", ...)`` observation, reward, terminated, truncated, done, the last four ``[N, 1]``.
-            Floats are float32, other dtypes as they come; parts of Dict and Tuple spaces are nested columns. Empty
-            after a reset, and after a step in which all environments were reset.
+            Floats are float32, other dtypes as they come; parts of Dict and Tuple spaces are nested columns. There are
+            none after a reset, and no rows after a step in which all environments were reset.
         is_transition: bool ``[num_envs]``, the environments of these rows.
         next_trajectory: number of the next episode that begins.
 
@@ -86,7 +86,9 @@ class VectorSteps(VectorWrapper):
         check_kind("autoreset_mode", autoreset_mode, AutoresetMode | None, "a gymnasium.vector.AutoresetMode, or None")
         super().__init__(env)
         self.next_trajectory: int = checked_count("first_trajectory", first_trajectory, 0)
-        self._mode = autoreset_mode or _mode_of(env)
+        mode = autoreset_mode or _mode_of(env)
+        self._resets_next_step = mode is AutoresetMode.NEXT_STEP
+        self._resets_same_step = mode is AutoresetMode.SAME_STEP
         self._everywhere = np.ones(env.num_envs, dtype=np.bool_)
         self._acts_in_parts = isinstance(env.single_action_space, Dict | Tuple)
         self._keys: list[_Keys] = []  # of the observations' arrays, in the row and in next
@@ -108,7 +110,7 @@ class VectorSteps(VectorWrapper):
         self._keys = [(_key("observation", path), ("next", "observation", *path)) for path, _ in _leaves(observations)]
         self._observation = _owned(observations)
         self._is_reset_due = self._is_reset_due & ~began
-        self._number(began)
+        self._number(np.flatnonzero(began))
         self.columns, self.is_transition = {}, ~self._everywhere
         return observations, infos
 
@@ -126,9 +128,10 @@ class VectorSteps(VectorWrapper):
         results = observations, reward, terminated, truncated, infos = self.env.step(actions)
         # Columns of their own: a vector may return the same arrays at each step.
         following, done = _owned(observations), np.logical_or(terminated, truncated)
-        has_end, last = np.count_nonzero(done), following
-        if has_end and self._mode is AutoresetMode.SAME_STEP:
-            last = self._last_observation(following, infos, done)
+        ended = np.flatnonzero(done).tolist() if np.count_nonzero(done) else []
+        last = following
+        if ended and self._resets_same_step:
+            last = self._last_observation(following, infos, ended)
         for (key, next_key), before, after in zip(self._keys, self._observation, last, strict=True):
             columns[key], columns[next_key] = before, after
         columns["trajectory"] = self._trajectory.copy()
@@ -137,14 +140,14 @@ class VectorSteps(VectorWrapper):
         columns["next", "truncated"] = np.array(truncated)[:, None]
         columns["next", "done"] = done[:, None]
         self._observation, self.is_transition = following, self._everywhere
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self._resets_next_step:
             self.is_transition = ~self._is_reset_due
             if np.count_nonzero(self._is_reset_due):
                 columns = {key: column[self.is_transition] for key, column in columns.items()}
             self._is_reset_due = done
-        self.columns = columns if len(columns["trajectory"]) else {}
-        if has_end and self._mode is not AutoresetMode.DISABLED:
-            self._number(done)
+        self.columns = columns
+        if ended and (self._resets_next_step or self._resets_same_step):
+            self._number(ended)
         return results
 
     def store(self, replay: TrainingReplay, **columns: Any) -> Tensor:
@@ -161,50 +164,47 @@ class VectorSteps(VectorWrapper):
         Raises:
             TypeError, ValueError: see :meth:`Replay.extend_columns <lightning_replay.Replay.extend_columns>`.
         """
-        if not self.columns:
+        if not self.is_transition.any():
             return torch.empty(0, dtype=torch.int64)
         more = {name: np.asarray(column)[self.is_transition] for name, column in columns.items()}
         return replay.extend_columns(self.columns | more)
 
-    def _number(self, began: np.ndarray) -> None:
+    def _number(self, began: Iterable[int]) -> None:
         """Numbers the episodes that begin in some environments."""
-        count = int(np.count_nonzero(began))
-        self._trajectory[began] = np.arange(self.next_trajectory, self.next_trajectory + count)
-        self.next_trajectory += count
+        for i in began:
+            self._trajectory[i] = self.next_trajectory
+            self.next_trajectory += 1
 
     def _last_observation(
-        self, following: list[np.ndarray], infos: dict[str, Any], is_end: np.ndarray
+        self, following: list[np.ndarray], infos: dict[str, Any], ended: list[int]
     ) -> list[np.ndarray]:
         """Returns the observations after a step within its episode: where one ended, not the next one's first."""
         final: Any = infos.get("final_obs")
-        is_each = (
-            isinstance(final, np.ndarray) and final.dtype == object
-        )  # an observation for each environment, or None
-        given = final[is_end] if is_each else [final]
-        if any(observation is None for observation in given):
+        is_each = isinstance(final, np.ndarray) and final.dtype == object  # else arrays as those of the observations
+        if final is None or (is_each and any(final[i] is None for i in ended)):
             raise ValueError(
                 f"an episode of {self.env} ended, and infos['final_obs'] has no last observation of it: {final!r}. "
                 "AutoresetMode.SAME_STEP gives one; use another mode, or put VectorSteps inside the wrapper that "
                 "removes it"
             )
-        parts: Any = zip(*([part for _, part in _leaves(observation)] for observation in given), strict=True)
-        if not is_each:
-            parts = [np.asarray(part)[is_end] for (part,) in parts]
+        whole = [] if is_each else _arrays(final)
         last = [column.copy() for column in following]
-        for column, rows in zip(last, parts, strict=True):
-            column[is_end] = np.stack(rows)
+        for i in ended:  # faster than stacking them
+            parts = _arrays(final[i]) if is_each else [part[i] for part in whole]
+            for column, part in zip(last, parts, strict=True):
+                column[i] = part
         if self._repeated_ends is not None:
-            self._count_repeated(last, following, is_end)
+            self._count_repeated(last, following, ended)
         return last
 
-    def _count_repeated(self, last: list[np.ndarray], following: list[np.ndarray], is_end: np.ndarray) -> None:
+    def _count_repeated(self, last: list[np.ndarray], following: list[np.ndarray], ended: list[int]) -> None:
         """Warns where the last observations of the first episodes are all the next one's first."""
         assert self._repeated_ends is not None
         of_next, of_step = (
-            all(np.array_equal(column[is_end], other[is_end]) for column, other in zip(last, others, strict=True))
+            all(np.array_equal(column[ended], other[ended]) for column, other in zip(last, others, strict=True))
             for others in (following, self._observation)
         )
-        self._repeated_ends = self._repeated_ends + int(np.count_nonzero(is_end)) if of_next and not of_step else None
+        self._repeated_ends = self._repeated_ends + len(ended) if of_next and not of_step else None
         if self._repeated_ends is not None and self._repeated_ends >= _REPEATED_ENDS:
             self._repeated_ends = None
             warnings.warn(
@@ -232,11 +232,14 @@ def _key(name: str, path: tuple[str, ...]) -> Key:
     return (name, *path) if path else name
 
 
+def _arrays(value: Any) -> list[np.ndarray]:
+    """Returns the arrays of a value of a space."""
+    return [value] if type(value) is np.ndarray else [np.asarray(part) for _, part in _leaves(value)]
+
+
 def _owned(value: Any) -> list[np.ndarray]:
     """Returns copies of the arrays of a value of a space."""
-    if type(value) is np.ndarray:
-        return [_owned_array(value)]
-    return [_owned_array(part) for _, part in _leaves(value)]
+    return [_owned_array(part) for part in _arrays(value)]
 
 
 def _owned_array(array: Any) -> np.ndarray:

@@ -80,7 +80,8 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._check_shape(returned[0], "step")
         if returned[2] or returned[3]:
             observation, reward, terminated, truncated, info = returned
-            return deepcopy(observation), reward, terminated, truncated, copied_info(info)
+            kept = observation.copy() if type(observation) is np.ndarray else deepcopy(observation)
+            return kept, reward, terminated, truncated, copied_info(info)
         return returned
 
     def _check_shape(self, observation: Any, method: str) -> None:

@@ -172,8 +172,7 @@ class Collection(Collector):
                 while self.env_steps < env_steps:
                     rollout = self._rollout or self._start(agent)
                     if self.env_steps < self._warmup_steps:
-                        space = rollout.environments.single_action_space
-                        action = random_actions(space, rollout.num_envs, self._generator)
+                        action = random_actions(rollout.action_space, rollout.num_envs, self._generator)
                     else:
                         action = act_on(agent, rollout.observation, True, rollout.read_actions)
                     self.env_steps += rollout.num_envs

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Space
 from gymnasium.vector import VectorEnv
 
 from lightning_replay.lit.policy import ActionReader
@@ -26,7 +27,8 @@ class RunningEpisodes:
     def __init__(self, environments: VectorEnv[Any, Any, Any], seed: int | None = None) -> None:
         self.environments = environments
         self.num_envs: int = environments.num_envs
-        self.read_actions: ActionReader = ActionReader(environments.single_action_space)
+        self.action_space: Space[Any] = environments.single_action_space
+        self.read_actions: ActionReader = ActionReader(self.action_space)
         try:
             self.observation, _ = environments.reset(seed=seed)
         except Exception:
