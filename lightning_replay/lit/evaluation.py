@@ -41,7 +41,7 @@ def episode_returns(
     environment = LimitedEpisodes(environment, max_episode_steps)
     policy, read = acting_agent(agent), ActionReader(environment.action_space)
     for episode in range(episodes):
-        observation, _ = checked_reset(environment.reset(seed=seed + episode), environment)
+        observation, _ = checked_reset(environment.reset(seed=seed + episode), environment.env)
         total, done = 0.0, False
         with acting(policy):
             while not done:
