@@ -139,7 +139,8 @@ def act_with_value_on(
         if np.shape(column)[:1] != (count,):
             raise ValueError(_other_columns(row, count, source))
         is_tensor = isinstance(column, Tensor) or isinstance(column, TensorDictBase)  # noqa: SIM101  a union is slower
-        row[key] = (column if is_tensor else torch.as_tensor(column)).detach().cpu()
+        # A copy: an agent may return the same tensors at each step, as compiled ones do.
+        row[key] = (column if is_tensor else torch.as_tensor(column)).detach().cpu().clone()
     action: Any = read(row["action"], count, source)
     row["action"] = torch.from_numpy(action)
     row["state_value"] = _one_each(row["state_value"], count, source)
