@@ -122,6 +122,8 @@ def act_with_value_on(
 ) -> tuple[dict[str, Tensor], np.ndarray]:
     """Returns the columns to record for observations ``[N, ...]``, on the CPU, and the actions for the environments.
 
+    Call it within :func:`acting`, so that the columns have no gradients.
+
     Raises:
         TypeError: the agent returned neither a TensorDict nor a dictionary of tensors.
         ValueError: another batch size than ``[N]``; no ``action`` or ``state_value``, or not one for each observation.
@@ -139,8 +141,9 @@ def act_with_value_on(
         if np.shape(column)[:1] != (count,):
             raise ValueError(_other_columns(row, count, source))
         is_tensor = isinstance(column, Tensor) or isinstance(column, TensorDictBase)  # noqa: SIM101  a union is slower
-        # A copy: an agent may return the same tensors at each step, as compiled ones do.
-        row[key] = (column if is_tensor else torch.as_tensor(column)).detach().cpu().clone()
+        tensor = column if is_tensor else torch.as_tensor(column)
+        # A copy, because an agent may return the same tensors at each step.
+        row[key] = tensor.clone() if isinstance(tensor, Tensor) and tensor.is_cpu else tensor.detach().cpu().clone()
     action: Any = read(row["action"], count, source)
     row["action"] = torch.from_numpy(action)
     row["state_value"] = _one_each(row["state_value"], count, source)
