@@ -93,7 +93,7 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
             )
 
 
-class LimitedEpisodes(TimeLimit):
+class LimitedEpisodes(TimeLimit[Any, Any]):
     """Truncates episodes of an evaluation that have not ended after ``max_episode_steps``, with a warning."""
 
     def step(self, action: Any) -> Step:
