@@ -6,15 +6,18 @@ from __future__ import annotations
 import inspect
 import logging
 from contextlib import closing
+from copy import deepcopy
 from typing import Any
 
 import gymnasium
+from gymnasium.vector import VectorWrapper
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
+from lightning_replay.envs.step_check import copied_info
 from rllib_ext.class_paths import imported
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -64,6 +67,35 @@ def set_class_path(config: AlgorithmConfig) -> None:
         config.environment(cls)
     else:
         config.environment(EnvironmentFromPath, env_config={**config.env_config, _CLASS_PATH: path})
+
+
+class _CopiedInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def step(self, action: Any) -> Any:
+        observations, rewards, terminated, truncated, infos = self.env.step(action)
+        return observations, rewards, terminated, truncated, copied_info(infos)
+
+
+class _CopiedObservations(VectorWrapper):
+    def reset(self, **options: Any) -> Any:
+        observations, infos = self.env.reset(**options)
+        return deepcopy(observations), infos
+
+    def step(self, actions: Any) -> Any:
+        observations, *others = self.env.step(actions)
+        return (deepcopy(observations), *others)
+
+
+def copy_results(*, env_runner: Any, env: Any, **ignored: Any) -> None:
+    """Copies what environments may return as the same object at each step; the callback ``on_environment_created``.
+
+    RLlib's episodes keep the infos of environments with several agents, and the observations of an environment that
+    exists as a vector only; RLlib copies the others itself.
+    """
+    config = env_runner.config
+    if config.is_multi_agent:
+        env.envs = [_CopiedInfos(single) for single in env.envs]
+    elif gymnasium.VectorizeMode(config.gym_env_vectorize_mode) is gymnasium.VectorizeMode.VECTOR_ENTRY_POINT:
+        env_runner.env = _CopiedObservations(env_runner.env)
 
 
 def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:

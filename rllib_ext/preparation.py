@@ -20,7 +20,7 @@ from rllib_ext.checks import (
     trial_buffer,
     with_max_trajectories,
 )
-from rllib_ext.environments import check_environment
+from rllib_ext.environments import check_environment, copy_results
 from rllib_ext.episodes.task_assignment import assigned, begin_episode
 from rllib_ext.hooks import install, sync_recreated
 from rllib_ext.learner.done_flags_connector import flags_connector
@@ -69,6 +69,7 @@ def prepare_replay(
     assigns = assign_tasks and bool(tasks) and not config.is_multi_agent
     hooks: dict[str, Callable[..., None]] = {
         "on_algorithm_init": functools.partial(install, restore=restore, incremental=incremental, assign_tasks=assigns),
+        "on_environment_created": functools.partial(copy_results),
     }
     if any(num_shards_in(sample.replay_buffer_config) for sample in samples):
         hooks["on_sample_end"] = functools.partial(push_episodes)

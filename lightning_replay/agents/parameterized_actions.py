@@ -15,6 +15,14 @@ def is_parameterized(space: Space[Any]) -> bool:
     return isinstance(space, Tuple | Dict)
 
 
+def random_box(space: Box, count: int, generator: np.random.Generator) -> np.ndarray:
+    """Draws ``count`` values of a bounded Box as its ``sample`` does, ``[N, *space.shape]``."""
+    shape, dtype = (count, *space.shape), np.dtype(space.dtype)
+    if dtype.kind == "f":
+        return generator.uniform(space.low, space.high, size=shape).astype(dtype)
+    return generator.integers(space.low, space.high, size=shape, dtype=dtype.type, endpoint=True)
+
+
 @dataclass(frozen=True)
 class ParameterizedActions:
     """``K`` discrete actions, each with a vector of parameters.
@@ -80,15 +88,18 @@ class ParameterizedActions:
 
     def random(self, count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Returns uniformly random discrete actions ``[N]`` and parameters ``[N, P]``."""
-        low, high = self.low, self.high
         discrete = generator.integers(len(self.boxes), size=count)
-        return discrete, generator.uniform(low, high, size=(count, len(low))).astype(np.float32)
+        drawn = [random_box(box, count, generator).reshape(count, -1) for box in self.boxes]
+        return discrete, np.concatenate(drawn, axis=1).astype(np.float32)
 
     def for_environments(self, discrete: np.ndarray, parameters: np.ndarray) -> Any:
-        """Returns the action of a vector of environments: batched arrays in the structure of the space."""
+        """Returns the action of a vector of environments: batched arrays in the structure of the space.
+
+        Parameters of integer boxes are rounded.
+        """
         cuts = np.split(parameters, np.cumsum(self.sizes)[:-1], axis=1)
         boxes = [
-            cut.reshape(len(discrete), *box.shape).astype(box.dtype, copy=False)
+            (cut if box.low.dtype.kind == "f" else np.rint(cut)).reshape(len(discrete), *box.shape).astype(box.dtype)
             for cut, box in zip(cuts, self.boxes, strict=True)
         ]
         return dict(zip(self.keys, (discrete, *boxes), strict=True)) if self.keys else (discrete, *boxes)

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
 from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
-from lightning_replay.envs.building import build_environment, check_env
+from lightning_replay.envs.building import build_environment, check_env, flat_advice
 
 
 class SizeReader(Protocol):
@@ -71,8 +71,8 @@ def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any],
     if not isinstance(observation_space, Box) or not (_is_flat(observation_space) or _is_image(observation_space)):
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs flat observations, a one-dimensional "
-            "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). Wrap the environment, "
-            "for example in gymnasium.wrappers.FlattenObservation or TransformObservation."
+            "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). "
+            + flat_advice(observation_space)
         )
     shape = [int(size) for size in observation_space.shape]
     high = float(observation_space.high.max()) if _is_image(observation_space) else None
@@ -128,7 +128,6 @@ def _num_actions(space: Space[Any], agent: str) -> int:
 def _flat_size(space: Space[Any], agent: str) -> int:
     if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
         raise ValueError(
-            f"{agent} got the observation space {space}; it needs a one-dimensional Box of floats. "
-            "Wrap the environment in gymnasium.wrappers.FlattenObservation."
+            f"{agent} got the observation space {space}; it needs a one-dimensional Box of floats. {flat_advice(space)}"
         )
     return int(space.shape[0])

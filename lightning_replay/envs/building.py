@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-from gymnasium.spaces import Space
+import numpy as np
+from gymnasium.spaces import Box, Space
+from gymnasium.spaces.utils import flatten_space
 from gymnasium.vector import VectorEnv
 
 import lightning_replay.envs  # noqa: F401  registers the library's own ids with Gymnasium
@@ -25,6 +27,18 @@ def check_env(env: Any) -> None:
             f"env is {env!r}; it must be a Gymnasium id, or a callable that builds one environment, such as "
             "lambda: MyEnv(size=5), because collection and evaluation build environments of their own"
         )
+
+
+def flat_advice(space: Space[Any]) -> str:
+    """Returns how to wrap an environment so that its observations are a one-dimensional Box of floats."""
+    if not space.is_np_flattenable:
+        return "Convert the observations to arrays by gymnasium.wrappers.TransformObservation."
+    wrapped = "env"
+    if not isinstance(space, Box) or len(space.shape) != 1:
+        wrapped = "gymnasium.wrappers.FlattenObservation(env)"
+    if not np.issubdtype(flatten_space(space).dtype, np.floating):  # one-hot numbers of Discrete are integers
+        wrapped = f"gymnasium.wrappers.DtypeObservation({wrapped}, numpy.float32)"
+    return f"Wrap the environment: {wrapped}."
 
 
 def build_environment(

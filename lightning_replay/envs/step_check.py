@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from numbers import Real
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
+from gymnasium.wrappers import TimeLimit
 
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+MAX_EPISODE_STEPS = 50_000  # of evaluation; an Atari game of 108,000 frames has 27,000
 
 
 def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
@@ -49,7 +54,10 @@ def checked_reset(returned: Any, env: gymnasium.Env[Any, Any]) -> tuple[Any, dic
 
 
 class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Checks what the environment returns.
+    """Checks what the environment returns, and copies it where an episode ends.
+
+    A vector that resets in the same step keeps the last observation and its info while it resets the environment, which
+    may return the same array and the same dictionary at each step.
 
     Raises:
         TypeError: in a reset or a step, see :func:`checked_reset` and :func:`checked_step`.
@@ -70,6 +78,10 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Steps the environment."""
         returned = checked_step(self.env.step(action), self.env)
         self._check_shape(returned[0], "step")
+        if returned[2] or returned[3]:
+            observation, reward, terminated, truncated, info = returned
+            kept = observation.copy() if type(observation) is np.ndarray else deepcopy(observation)
+            return kept, reward, terminated, truncated, copied_info(info)
         return returned
 
     def _check_shape(self, observation: Any, method: str) -> None:
@@ -79,6 +91,32 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
                 f"observation_space has the shape {list(self._shape)}. Return observations of the space, or correct it"
             )
+
+
+class LimitedEpisodes(TimeLimit[Any, Any]):
+    """Truncates episodes of an evaluation that have not ended after ``max_episode_steps``, with a warning."""
+
+    def step(self, action: Any) -> Step:
+        """Steps the environment."""
+        observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
+        steps = (self._elapsed_steps or 0) + 1
+        self._elapsed_steps = steps  # type: ignore[assignment]  # Gymnasium sets None first and gives no type
+        if steps >= self._max_episode_steps and not (terminated or truncated):
+            warnings.warn(
+                f"an evaluation episode in {self.env} had not ended after {steps:,} steps; it counts up "
+                "to there. Limit episodes in the environment, as gymnasium.wrappers.TimeLimit does; where longer ones "
+                "are meant, raise max_episode_steps of Evaluate or level_returns",
+                stacklevel=2,
+            )
+            truncated = True
+        return observation, reward, terminated, truncated, info
+
+
+def copied_info(value: Any) -> Any:
+    """Returns an info with copies of its dictionaries and arrays; other objects stay, which may not be copyable."""
+    if isinstance(value, dict):
+        return {key: copied_info(part) for key, part in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:

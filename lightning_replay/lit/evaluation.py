@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor
 
 from lightning_replay.agents.foreign import acting_agent
-from lightning_replay.envs.step_check import checked_reset, checked_step
+from lightning_replay.envs.building import build_environment, check_env
+from lightning_replay.envs.step_check import MAX_EPISODE_STEPS, LimitedEpisodes, checked_reset
 from lightning_replay.levels import SequentialLevels
 from lightning_replay.levels.environments.level_wrappers import make_level_vector
 from lightning_replay.lit.policy import ActionReader, act_on, acting, as_array, as_input
+from lightning_replay.validation import checked_count
 
 __all__ = ["EvaluationStream", "episode_returns", "level_returns", "stochastic_policy"]
 
@@ -25,18 +28,26 @@ Policy = Callable[[np.ndarray], Any]
 
 
 def episode_returns(
-    agent: L.LightningModule, environment: gymnasium.Env[Any, Any], episodes: int, seed: int
+    agent: L.LightningModule,
+    environment: gymnasium.Env[Any, Any],
+    episodes: int,
+    seed: int,
+    max_episode_steps: int = MAX_EPISODE_STEPS,
 ) -> Iterator[float]:
-    """Plays whole episodes and yields the return of each; episode ``i`` starts from ``seed + i``."""
+    """Plays whole episodes and yields the return of each; episode ``i`` starts from ``seed + i``.
+
+    One that has not ended after ``max_episode_steps`` counts up to there, with a warning.
+    """
+    environment = LimitedEpisodes(environment, max_episode_steps)
     policy, read = acting_agent(agent), ActionReader(environment.action_space)
     for episode in range(episodes):
-        observation, _ = checked_reset(environment.reset(seed=seed + episode), environment)
+        observation, _ = checked_reset(environment.reset(seed=seed + episode), environment.env)
         total, done = 0.0, False
         with acting(policy):
             while not done:
                 given = act_on(policy, observation[None], False, read)
                 action = given[0] if read.actions is None else read.actions.for_one(*given)
-                observation, reward, terminated, truncated, _ = checked_step(environment.step(action), environment)
+                observation, reward, terminated, truncated, _ = environment.step(action)
                 total += float(reward)
                 done = terminated or truncated
         yield total
@@ -48,6 +59,7 @@ def level_returns(
     level_ids: Sequence[int],
     num_envs: int = 16,
     seed: int | None = None,
+    max_episode_steps: int = MAX_EPISODE_STEPS,
 ) -> np.ndarray:
     """Plays one episode on each level and returns its returns, float64 ``[L]``.
 
@@ -57,6 +69,7 @@ def level_returns(
         level_ids: distinct; each is played once.
         num_envs: episodes played at a time.
         seed: of the environments' own randomness, where levels are set by ``set_level``.
+        max_episode_steps: after which an episode that has not ended counts up to there, with a warning.
 
     Raises:
         TypeError, ValueError: the policy returned no actions of the environment's space.
@@ -65,8 +78,10 @@ def level_returns(
         >>> level_returns(lambda observations: np.zeros(len(observations), dtype=int), "CartPole-v1", [3, 4, 5])
         array([9., 8., 9.])
     """
+    check_env(env)
     count = min(num_envs, len(level_ids))
-    environments = make_level_vector(env, count, SequentialLevels(level_ids), seed=seed, check=False)
+    limited = partial(_limited, env, checked_count("max_episode_steps", max_episode_steps))
+    environments = make_level_vector(limited, count, SequentialLevels(level_ids), seed=seed, check=False)
     source = policy.source if isinstance(policy, _StochasticPolicy) else "policy"
     read = ActionReader(environments.single_action_space)
     try:
@@ -85,6 +100,10 @@ def level_returns(
         return returns
     finally:
         environments.close()
+
+
+def _limited(env: str | Callable[[], gymnasium.Env[Any, Any]], max_episode_steps: int) -> LimitedEpisodes:
+    return LimitedEpisodes(build_environment(env, {}), max_episode_steps)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -64,6 +64,7 @@ class ActionReader:
         self._numbers: range | None = None
         if isinstance(space, Discrete):
             self._numbers = range(int(space.start), int(space.start) + int(space.n))
+        self._bounds = _bounds_of(space)
         if self.actions is not None:
             self._parameters = Box(self.actions.low, self.actions.high)
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
@@ -92,6 +93,8 @@ class ActionReader:
             if [size for size in array.shape if size != 1] != [size for size in expected if size != 1]:
                 raise ValueError(_refusal(returned, space, count, source))
             array = array.reshape(expected)
+        if self._bounds is not None and ((array < self._bounds[0]) | (array > self._bounds[1])).any():
+            raise ValueError(_refusal(array.tolist(), space, count, source))
         if array.dtype != dtype:
             array = array.astype(dtype)
         if self._numbers is not None:
@@ -99,6 +102,13 @@ class ActionReader:
             if min(numbers) not in self._numbers or max(numbers) not in self._numbers:
                 raise ValueError(_refusal(numbers, space, count, source))
         return array
+
+
+def _bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
+    """Returns the least and the largest actions of a space of several discrete ones."""
+    if isinstance(space, MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if isinstance(space, MultiBinary) else None
 
 
 def act_on(agent: ActingAgent, observation: np.ndarray, explore: bool, read: ActionReader) -> Action:
@@ -111,6 +121,8 @@ def act_with_value_on(
     agent: RolloutAgent, observation: np.ndarray, read: ActionReader
 ) -> tuple[dict[str, Tensor], np.ndarray]:
     """Returns the columns to record for observations ``[N, ...]``, on the CPU, and the actions for the environments.
+
+    Call it within :func:`acting`, so that the columns have no gradients.
 
     Raises:
         TypeError: the agent returned neither a TensorDict nor a dictionary of tensors.
@@ -129,7 +141,9 @@ def act_with_value_on(
         if np.shape(column)[:1] != (count,):
             raise ValueError(_other_columns(row, count, source))
         is_tensor = isinstance(column, Tensor) or isinstance(column, TensorDictBase)  # noqa: SIM101  a union is slower
-        row[key] = (column if is_tensor else torch.as_tensor(column)).detach().cpu()
+        tensor = column if is_tensor else torch.as_tensor(column)
+        # A copy, because an agent may return the same tensors at each step.
+        row[key] = tensor.clone() if isinstance(tensor, Tensor) and tensor.is_cpu else tensor.detach().cpu().clone()
     action: Any = read(row["action"], count, source)
     row["action"] = torch.from_numpy(action)
     row["state_value"] = _one_each(row["state_value"], count, source)
@@ -188,6 +202,8 @@ def as_array(returned: Any) -> np.ndarray | None:
 def _refusal(returned: Any, space: Space[Any], count: int, source: str) -> str:
     shape = (count, *(space.shape or ()))
     numbers, hint = f"{'floats' if np.issubdtype(space.dtype, np.floating) else space.dtype} {list(shape)}", ""
+    if (bounds := _bounds_of(space)) is not None:
+        numbers = f"integers {list(shape)} from {bounds[0]} to {bounds[1]}"
     if isinstance(space, Discrete):
         numbers = f"integers {list(shape)} from {space.start} to {int(space.start) + int(space.n) - 1}"
         if isinstance(returned, Tensor | np.ndarray) and tuple(returned.shape) == (count, space.n):

@@ -159,12 +159,17 @@ def _is_rebuildable(cls: type) -> bool:
 def _not_rebuildable(name: str, what: str, defined: Any = None) -> NotRebuildableError:
     return NotRebuildableError(
         f"the option {name} was {what}, which can be rebuilt neither from plain values nor from an import path. "
-        f"Build the replay buffer yourself with the same options and call replay.load(path).{_advice(defined)}"
+        f"Build the replay buffer yourself with the same options and call replay.load(path).{_advice(what, defined)}"
     )
 
 
-def _advice(defined: Any) -> str:
-    """Returns what to change so that the next save can be rebuilt; ``defined`` is ``module:qualname``."""
+def _advice(what: str, defined: Any) -> str:
+    """Returns what to change so that the next save can be rebuilt.
+
+    Args:
+        what: repr of a function or a class, or "a NAME" of an instance.
+        defined: ``module:qualname`` of the function or the class.
+    """
     module, _, qualname = defined.partition(":") if isinstance(defined, str) else ("", "", "")
     package, name = module.partition(".")[0], qualname.rpartition(".")[2]
     if package in ("", "builtins", "functools", "torch"):  # not instances of a class that the user can change
@@ -174,11 +179,14 @@ def _advice(defined: Any) -> str:
             f" Where load_replay is to rebuild it, use a part of lightning_replay in place of {package}'s {name}, or a "
             "subclass of it with the decorator lightning_replay.saving.spec.recorded."
         )
-    is_lambda = name == "<lambda>"
-    changes = [] if is_lambda else [f"put the decorator lightning_replay.saving.spec.recorded over the class {name}"]
-    if is_lambda or module == "__main__" or "<locals>" in qualname:
-        what = "a function with a name" if is_lambda else "it"
-        changes.append(f"define {what} at the top level of a module that can be imported")
+    moved, changes = "it", []
+    if what.startswith("<"):  # saved as its import path
+        kind = "class" if what.startswith("<class") else "function"
+        moved = "a function with a name" if name == "<lambda>" else f"the {kind} {name}"
+    else:
+        changes.append(f"put the decorator lightning_replay.saving.spec.recorded over the class {name}")
+    if not changes or module == "__main__" or "<locals>" in qualname:
+        changes.append(f"define {moved} at the top level of a module that can be imported")
     package = "that_module" if module == "__main__" else package
     changes.append(f"save again, and load with trust=[{package!r}]")
     return f" Where load_replay is to rebuild it, {', '.join(changes)}."

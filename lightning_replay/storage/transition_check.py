@@ -42,7 +42,8 @@ class TransitionCheck:
     """Refuses transitions that no buffer should hold, before anything is stored.
 
     * ``("next", "terminated")`` or ``("next", "truncated")`` is true where ``("next", "done")`` is false: returns and
-      histories would cross the end of an episode; see :func:`~lightning_replay.episodes.links.with_real_ends` for rows of TorchRL's trainers.
+      histories would cross the end of an episode; of rows that TorchRL's trainers give,
+      :func:`~lightning_replay.episodes.links.with_real_ends` finds the ends.
     * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
     * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
       such row makes every network it trains NaN.

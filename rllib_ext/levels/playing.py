@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from lightning_replay.envs.step_check import MAX_EPISODE_STEPS, LimitedEpisodes
 from rllib_ext.levels.environments import LEVEL_ID, PlayedLevel
 from rllib_ext.levels.evaluation import test_of
 from rllib_ext.rllib_compat import Attached
@@ -23,9 +24,14 @@ def attach_player(env_runner: Any, server: Any) -> None:
 
 
 def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
-    """Wraps the environments of an EnvRunner into :class:`PlayedLevel`; the callback ``on_environment_created``."""
+    """Wraps the environments of an EnvRunner into :class:`PlayedLevel`; the callback ``on_environment_created``.
+
+    Evaluation waits for whole episodes, which are limited there.
+    """
     seed, runner = env_runner.config.seed, env_runner.worker_index or 0
     for index, single in enumerate(env.envs):
+        if env_runner.config.in_evaluation:
+            single = LimitedEpisodes(single, MAX_EPISODE_STEPS)
         own = None if seed is None else seed + runner * env.num_envs + index
         env.envs[index] = PlayedLevel(single, seed=own, check=False)
 

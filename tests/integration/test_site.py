@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PUBLIC = [  # modules whose __all__ is for users
-    *("lightning_replay", "lightning_replay.agents", "lightning_replay.divided_draws", "lightning_replay.events"),
+    *("lightning_replay", "lightning_replay.agents", "lightning_replay.collecting", "lightning_replay.divided_draws"),
+    "lightning_replay.events",
     *("lightning_replay.levels", "lightning_replay.levels.scores", "lightning_replay.lit", "lightning_replay.parts"),
     *("lightning_replay.lit.callbacks", "lightning_replay.neighbors", "lightning_replay.priority_tree"),
     *("lightning_replay.recipes", "lightning_replay.samplers", "lightning_replay.saving"),

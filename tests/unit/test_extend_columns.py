@@ -16,6 +16,7 @@ from torchrl.envs import Compose, RenameTransform
 
 import lightning_replay.replay as module
 from lightning_replay import PackedStorage, Replay, recipes
+from lightning_replay.transforms import NStepTransitions
 from tests.attack.states import difference
 from tests.transitions import numbered_steps
 
@@ -182,3 +183,24 @@ def test_one_row_after_a_load_has_a_generation_above_all_before() -> None:
     for first in (1, 2):
         index = replay.extend_columns(columns(first))
         assert index.tolist() == [first] and replay.storage.generation_of(index) > largest
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("as_rows", [False, True])
+def test_arrays_may_be_reused_after_the_call(waits: bool, as_rows: bool) -> None:
+    def filled(reuses: bool) -> Any:
+        replay = Replay(storage=PackedStorage(50), batch_size=4, transform=NStepTransitions(3, 0.9) if waits else None)
+        reused = columns(0)
+        for step in range(12):
+            given = columns(step)
+            if reuses:
+                for key, column in given.items():
+                    reused[key][:] = column
+                given = reused
+            if as_rows:
+                replay.extend(TensorDict({key: torch.from_numpy(column) for key, column in given.items()}, [1]))
+            else:
+                replay.extend_columns(given)
+        return replay[:].to_dict()
+
+    assert difference(filled(True), filled(False)) is None

@@ -61,6 +61,7 @@ ORDER = (
         "recipes",
         "sharded",
         "analysis",
+        "collecting",
         "envs",
         "levels",
         "report",

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_replay.agents.foreign import observes_batches
+from lightning_replay.envs.step_check import MAX_EPISODE_STEPS
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
@@ -41,12 +42,20 @@ class Evaluate(L.Callback, ActsAtUpdates):
         every_n_env_steps: training steps between evaluations.
         episodes: episodes per evaluation.
         seed: of the first episode; the others count on from it.
+        max_episode_steps: after which an episode that has not ended counts up to there, with a warning.
     """
 
-    def __init__(self, every_n_env_steps: int = 5_000, episodes: int = 5, seed: int = 10_000) -> None:
+    def __init__(
+        self,
+        every_n_env_steps: int = 5_000,
+        episodes: int = 5,
+        seed: int = 10_000,
+        max_episode_steps: int = MAX_EPISODE_STEPS,
+    ) -> None:
         self.every_n_env_steps: int = checked_count("every_n_env_steps", every_n_env_steps)
         self.episodes: int = checked_count("episodes", episodes)
         self.seed: int = checked_count("seed", seed, 0)
+        self.max_episode_steps: int = checked_count("max_episode_steps", max_episode_steps)
         self.history: list[tuple[int, float]] = []
         self._is_current = False  # whether the weights are those of the last evaluation
 
@@ -122,7 +131,8 @@ class Evaluate(L.Callback, ActsAtUpdates):
         source = source_of(trainer, self)
         environment, bar = source.make_environment(), trainer.progress_bar_callback
         returns: list[float] = []
-        for episode_return in episode_returns(agent, environment, self.episodes, self.seed):
+        played = episode_returns(agent, environment, self.episodes, self.seed, self.max_episode_steps)
+        for episode_return in played:
             returns.append(episode_return)
             if isinstance(bar, ReplayProgressBar):  # games may be long
                 is_last = len(returns) == self.episodes

@@ -13,27 +13,26 @@ from gymnasium.vector import VectorEnv
 
 from lightning_replay.agents.foreign import acting_agent
 from lightning_replay.agents.modes import depends_on_mode
+from lightning_replay.collecting import Columns, VectorSteps
 from lightning_replay.lit.collectors import Collector, Episode
 from lightning_replay.lit.collectors.running_episodes import RunningEpisodes
 from lightning_replay.lit.environments import random_actions
 from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.policy import Action, act_on, acting
 from lightning_replay.lit.task_assignment import TaskAssignment
+from lightning_replay.replay import Replay
 from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["Collection", "Rollout"]
 
 _ROWS_PER_WRITE = 1_024
 
-Columns = dict[str | tuple[str, str], np.ndarray]
-
 
 class Rollout(RunningEpisodes):
     """Environments in progress. Call :meth:`step` per action, :meth:`take_columns` before the replay is drawn from.
 
-    The stored next observation at an episode's end is the episode's last one, not the first of the next. Floats are
-    stored as float32, other dtypes as they come. Each row carries ``trajectory``, a number no other episode has, and
-    ``task``, that of the running episode, where environments have tasks.
+    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`. Each also carries ``task``, that of the running
+    episode, where environments have tasks, and the columns that are read from infos.
 
     Args:
         environments: a vector that resets in the same step.
@@ -41,10 +40,9 @@ class Rollout(RunningEpisodes):
         first_trajectory: number of the first episode; the others count on from there.
         assignment: of tasks to environments; ``None`` where there are none.
         information: the columns that are read from infos.
-
-    Attributes:
-        next_trajectory: number of the next episode that begins.
     """
+
+    environments: VectorSteps
 
     def __init__(
         self,
@@ -56,11 +54,9 @@ class Rollout(RunningEpisodes):
     ) -> None:
         if assignment is not None:
             assignment.begin(environments)
-        super().__init__(environments, seed)
+        super().__init__(VectorSteps(environments, first_trajectory=first_trajectory), seed)
         self._assignment = assignment
         self._information = information or InformationColumns()
-        self.next_trajectory: int = first_trajectory + self.num_envs
-        self._trajectory = np.arange(first_trajectory, self.next_trajectory)
         self._pending: list[Columns] = []
 
     @property
@@ -72,27 +68,18 @@ class Rollout(RunningEpisodes):
         """Applies one action per environment; returns the episodes this ended."""
         actions = self.read_actions.actions
         taken = action if actions is None else actions.for_environments(*action)
-        following, reward, terminated, truncated, infos = self.environments.step(taken)
-        done = terminated | truncated
-        last = following
-        if np.count_nonzero(done):
-            last = following.copy()
-            last[done] = np.stack(list(infos["final_obs"][done]))
-        row: Columns = {"observation": _stored(self.observation), "trajectory": self._trajectory.copy()}
-        if not isinstance(action, tuple):
-            row["action"] = _stored(action)
+        following, reward, _, _, infos = self.environments.step(taken)
+        row = self.environments.columns
+        done = row["next", "done"][:, 0]
+        if isinstance(action, tuple):  # stored as the agent gives it, with the parameters of all actions
+            row = {key: column for key, column in row.items() if key[0] != "action"}
+            row["action", "discrete"] = action[0].copy()
+            row["action", "parameters"] = action[1].astype(np.float32)
         if self._assignment is not None:
             row["task"] = self._assignment.running.copy()
-        row["next", "observation"] = _stored(last)
-        row["next", "reward"] = _stored(reward)[:, None]
-        row["next", "terminated"] = terminated[:, None]
-        row["next", "truncated"] = truncated[:, None]
-        row["next", "done"] = done[:, None]
         if self._information.keys:
             for key, column in self._information.read(infos, done).items():
                 row["next", key] = column[:, None]
-        if isinstance(action, tuple):
-            row["action", "discrete"], row["action", "parameters"] = map(_stored, action)
         self._pending.append(row)
         self.observation = following
         ended = self.count_step(reward, done)
@@ -100,9 +87,7 @@ class Rollout(RunningEpisodes):
             return []
         if self._assignment is not None:
             returns = [episode_return for _, episode_return, _ in ended]
-            self._assignment.finish(self.environments, np.flatnonzero(done), returns)
-        self._trajectory[done] = np.arange(self.next_trajectory, self.next_trajectory + len(ended))
-        self.next_trajectory += len(ended)
+            self._assignment.finish(self.environments.env, np.flatnonzero(done), returns)
         return [Episode(env_steps, episode_return, length) for _, episode_return, length in ended]
 
     def take_columns(self, most: int) -> Columns:
@@ -112,11 +97,6 @@ class Rollout(RunningEpisodes):
         if len(steps) == 1 and most >= self.num_envs:
             return steps[0]
         return {key: np.concatenate([step[key] for step in steps])[:most] for key in steps[0]}
-
-
-def _stored(column: np.ndarray) -> np.ndarray:
-    """Returns a column as it is stored: floats as float32."""
-    return column.astype(np.float32) if column.dtype.kind == "f" and column.dtype != np.float32 else column
 
 
 class Collection(Collector):
@@ -192,8 +172,7 @@ class Collection(Collector):
                 while self.env_steps < env_steps:
                     rollout = self._rollout or self._start(agent)
                     if self.env_steps < self._warmup_steps:
-                        space = rollout.environments.single_action_space
-                        action = random_actions(space, rollout.num_envs, self._generator)
+                        action = random_actions(rollout.action_space, rollout.num_envs, self._generator)
                     else:
                         action = act_on(agent, rollout.observation, True, rollout.read_actions)
                     self.env_steps += rollout.num_envs
@@ -232,11 +211,29 @@ class Collection(Collector):
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
-        self._replay.extend_columns(rollout.take_columns(rollout.pending_rows - excess))
+        columns = rollout.take_columns(rollout.pending_rows - excess)
+        try:
+            self._replay.extend_columns(columns)
+        except ValueError as error:
+            self._explain_missing(columns, error)
+            raise
         if excess:
             self.env_steps: int = self._last_step
             self.close()
         self._stored_steps = self.env_steps
+
+    def _explain_missing(self, columns: Columns, error: ValueError) -> None:
+        """Raises an error of its own where rows were refused because those stored before lack some of their columns."""
+        if not isinstance(self._replay, Replay) or not len(self._replay):
+            return
+        stored = self._replay[:1].keys(True, True)
+        missing = ["/".join(key) if isinstance(key, tuple) else key for key in columns if key not in stored]
+        if missing:
+            raise ValueError(
+                f"the replay holds rows without {', '.join(missing)}, which ReplayDataModule stores in each row. Rows "
+                "that are stored before it collects need the same columns. Build the replay anew and add them before "
+                'extend; trajectory is the number of the episode: rows["trajectory"] = torch.full([N], number)'
+            ) from error
 
     def _store_finished(self) -> None:
         """Counts the steps that were finished before an exception, and stores those that are pending."""
@@ -253,7 +250,7 @@ class Collection(Collector):
         self._agent = None
         if self._rollout is not None:
             self._is_interrupted = True
-            self._next_trajectory = self._rollout.next_trajectory
+            self._next_trajectory = self._rollout.environments.next_trajectory
             self._rollout.environments.close()
             self._rollout = None
 
@@ -262,7 +259,7 @@ class Collection(Collector):
         rollout = self._rollout
         return super().state_dict() | {
             "processes": self._world_size,
-            "next_trajectory": self._next_trajectory if rollout is None else rollout.next_trajectory,
+            "next_trajectory": self._next_trajectory if rollout is None else rollout.environments.next_trajectory,
             "tasks": None if self._assignment is None else self._assignment.state_dict(),
             "missing_information": self._information.state_dict(),
         }

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayDataModule, ReplayProgressBar
 from lightning_replay.lit.callbacks import progress
+from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.writers import SurpriseOnly
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
@@ -190,7 +191,31 @@ def test_feedback_without_td_errors_is_an_error(tmp_path: Path) -> None:
         make_trainer(tmp_path).fit(Forgetful(), datamodule=make_data())
 
 
-@pytest.mark.parametrize("make", [lambda: Evaluate(0), lambda: Evaluate(5, 0), lambda: LogReplayStats(0)])
+class Endless(Counting):
+    def __init__(self, length: int = 10**9) -> None:
+        super().__init__(length)
+
+
+def test_an_evaluation_episode_without_an_end_counts_up_to_the_limit(tmp_path: Path) -> None:
+    evaluate = Evaluate(every_n_env_steps=100, episodes=2, max_episode_steps=20)
+    data = ReplayDataModule(Endless, make_replay(), env_steps=24, warmup_steps=20, seed=0)
+    with pytest.warns(UserWarning, match="had not ended after 20 steps; it counts up .*TimeLimit.*max_episode_steps"):
+        make_trainer(tmp_path, [evaluate]).fit(Tiny(), datamodule=data)
+    assert evaluate.history == [(0, 210.0), (24, 210.0)]  # 1 + 2 + ... + 20
+    # An episode of just as many steps ends by itself.
+    returns = episode_returns(Tiny(), Endless(20), episodes=1, seed=0, max_episode_steps=20)
+    assert list(returns) == [210.0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Evaluate(0),
+        lambda: Evaluate(5, 0),
+        lambda: Evaluate(max_episode_steps=0),
+        lambda: LogReplayStats(0),
+    ],
+)
 def test_bad_intervals(make) -> None:
     with pytest.raises(ValueError, match="is 0; it must be a whole number from 1 on"):
         make()

@@ -6,23 +6,30 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chi2_contingency, chisquare, ks_2samp
 
+from lightning_replay.agents import DQN
+from lightning_replay.agents.parameterized_actions import ParameterizedActions
 from lightning_replay.envs.building import UnknownEnvironmentError
+from lightning_replay.envs.step_check import with_checked_steps
 from lightning_replay.extras import MissingExtraError
+from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collectors.replay import Collection, Rollout
 from lightning_replay.lit.environments import (
     make_environment,
     make_environments,
     random_actions,
 )
+from lightning_replay.lit.policy import ActionReader
 from lightning_replay.storage.rows_of_columns import rows_of_columns
-from tests.unit.lit.toys import Counting, Tiny, make_replay
+from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 
 def make_vector(*lengths: int, truncates: bool = False) -> gymnasium.vector.VectorEnv:
@@ -136,23 +143,208 @@ def test_processes_of_their_own() -> None:
     torch.testing.assert_close(rows["observation"][:50], others["observation"][:50])
 
 
+class Reusing(gymnasium.Env):
+    """Observation ``[episode, step]``, reward and info the step; one array and one dictionary for all steps."""
+
+    observation_space = gymnasium.spaces.Box(-1e9, 1e9, (2,), np.float32)
+
+    def __init__(self, terminates: bool, action_space: gymnasium.Space | None = None) -> None:
+        self.action_space = action_space or gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.seen, self.info, self.terminates = np.zeros(2, np.float32), {}, terminates
+
+    def _shown(self):
+        self.info["count"], self.info["view"] = int(self.seen[1]), self.seen[1:].reshape(())  # which changes too
+        return self.seen, self.info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seen[:] = self.seen[0] + 1, 0
+        return self._shown()
+
+    def step(self, action):
+        self.seen[1] += 1
+        ends = bool(self.seen[1] == 5)
+        observation, info = self._shown()
+        return observation, float(self.seen[1]), ends and self.terminates, ends and not self.terminates, info
+
+
+def assert_played(rows) -> None:
+    before, after = rows["observation"], rows["next", "observation"]
+    assert (before[:, 0] == after[:, 0]).all() and (after[:, 1] == before[:, 1] + 1).all()
+    assert (rows["next", "reward"].flatten() == after[:, 1]).all()
+    assert (rows["next", "done"].flatten() == (after[:, 1] == 5)).all()
+
+
+@pytest.mark.parametrize(("num_envs", "asynchronous"), [(1, False), (3, False), (2, True)])
+@pytest.mark.parametrize("terminates", [True, False])
+def test_arrays_and_infos_that_an_environment_reuses_are_copied(
+    num_envs: int, asynchronous: bool, terminates: bool
+) -> None:
+    replay, env = make_replay(), partial(Reusing, terminates)
+    vector = partial(make_environments, env, {}, num_envs, asynchronous=False)
+    if asynchronous:  # the same with processes that start at once
+        makers, mode = [partial(with_checked_steps, env)] * num_envs, gymnasium.vector.AutoresetMode.SAME_STEP
+        vector = partial(gymnasium.vector.AsyncVectorEnv, makers, context="fork", autoreset_mode=mode)
+    collection = Collection(replay, vector, 20, 1_000, seed=0, info_keys=["count", "view"])
+    collection.collect_until(120, Tiny())
+    collection.close()
+    rows = replay[:]
+    assert len(rows) == 120 and rows["next", "done"].sum() >= 20
+    assert_played(rows)
+    for key in ("count", "view"):
+        assert torch.equal(rows["next", key].flatten(), rows["next", "observation"][:, 1])
+
+
+class Repeating(Tiny):
+    """Returns the same tensor in each step."""
+
+    def act(self, observation, explore):
+        if not hasattr(self, "returned"):
+            self.returned = torch.zeros(len(observation), 1)
+        self.returned += 1 / 64
+        return self.returned
+
+
+def test_actions_that_an_agent_reuses_are_copied() -> None:
+    replay, collection = make_collection(num_envs=2, warmup_steps=0)
+    collection.collect_until(40, Repeating())  # stored in one call
+    assert replay[:]["action"][::2].flatten().tolist() == [step / 64 for step in range(1, 21)]
+
+
+class Own(Tiny):
+    """Acts by the space's own draws."""
+
+    def __init__(self, space: gymnasium.Space) -> None:
+        super().__init__()
+        self.space = space
+
+    def act(self, observation, explore):
+        return torch.as_tensor(np.stack([self.space.sample() for _ in range(len(observation))]))
+
+
 @pytest.mark.parametrize(
     "space",
-    [gymnasium.spaces.Discrete(5, start=2), gymnasium.spaces.Box(np.float32([-1, 0]), np.float32([1, 3]))],
+    [
+        gymnasium.spaces.MultiDiscrete([3, 2]),
+        gymnasium.spaces.MultiDiscrete([3, 2], start=[-1, 4]),
+        gymnasium.spaces.MultiBinary(3),
+        gymnasium.spaces.MultiBinary([2, 2]),
+    ],
 )
-def test_random_actions_cover_the_space(space: gymnasium.Space) -> None:
-    actions = random_actions(space, 2_000, np.random.default_rng(0))
-    assert all(space.contains(action) for action in actions)
-    assert actions.dtype == space.dtype
-    if isinstance(space, gymnasium.spaces.Discrete):
-        assert set(actions) == {2, 3, 4, 5, 6}
-    else:
-        np.testing.assert_allclose(actions.mean(0), [0, 1.5], atol=0.1)
+def test_several_discrete_actions(space: gymnasium.Space, tmp_path: Path) -> None:
+    replay = make_replay()
+    data = ReplayDataModule(partial(Reusing, True, space), replay, env_steps=60, warmup_steps=10, num_envs=2, seed=0)
+    make_trainer(tmp_path, [Evaluate(30, 1)]).fit(Own(space), datamodule=data)
+    rows = replay[:]
+    assert_played(rows)
+    assert all(space.contains(action) for action in rows["action"].numpy())
+    assert len(rows["action"].flatten(1).unique(dim=0)) > 3
 
 
-def test_random_actions_need_bounds() -> None:
-    with pytest.raises(ValueError, match="must be Discrete or a bounded Box"):
-        random_actions(gymnasium.spaces.Box(-np.inf, np.inf, (1,)), 1, np.random.default_rng(0))
+@pytest.mark.parametrize(
+    ("space", "returned", "message"),
+    [
+        (
+            gymnasium.spaces.MultiDiscrete([3, 2]),
+            [[0, 2]],
+            r"list \[\[0, 2\]\] .* integers \[1, 2\] from \[0 0\] to \[2 1\]",
+        ),
+        (gymnasium.spaces.MultiDiscrete([3, 2]), [[-1, 0]], r"list \[\[-1, 0\]\] .* integers \[1, 2\] from"),
+        (gymnasium.spaces.MultiBinary(2), [[0, 300]], r"list \[\[0, 300\]\] .* integers \[1, 2\] from 0 to 1"),
+    ],
+)
+def test_several_discrete_actions_out_of_range_are_refused(space, returned, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ActionReader(space)(torch.tensor(returned), 1, "Own.act")
+
+
+class Corner(gymnasium.spaces.Box):
+    """A space with a draw of its own."""
+
+    def sample(self, mask=None, probability=None):
+        return np.where(self.np_random.random(self.shape) < 0.25, self.low, self.high)
+
+
+INFINITE = np.array([-np.inf, -np.inf, 1.0, 2.0], np.float32), np.array([np.inf, 3.0, np.inf, 5.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Discrete(5, start=2),
+        gymnasium.spaces.MultiDiscrete([3, 2], start=[-1, 4]),
+        gymnasium.spaces.MultiDiscrete([[3, 2], [1, 5]]),
+        gymnasium.spaces.MultiBinary([2, 2]),
+        gymnasium.spaces.Box(0, 5, (1,), np.int64),
+        gymnasium.spaces.Box(np.array([-2, 0]), np.array([2, 1]), dtype=np.int64),
+        gymnasium.spaces.Box(250, 255, (1,), np.uint8),
+        gymnasium.spaces.Box(3, 3, (1,), np.int32),
+        Corner(-1.0, 2.0, (2,)),
+    ],
+    ids=str,
+)
+def test_random_actions_are_drawn_as_the_space_samples_them(space: gymnasium.Space) -> None:
+    draws = 20_000
+    actions = random_actions(space, draws, np.random.default_rng(0))
+    assert actions.dtype == space.dtype and actions.shape == (draws, *space.shape)
+    space.seed(1)
+    sampled = np.stack([space.sample() for _ in range(draws)])
+    for ours, theirs in zip(actions.reshape(draws, -1).T, sampled.reshape(draws, -1).T, strict=True):
+        values, count = np.unique(ours, return_counts=True)
+        expected, of_sample = np.unique(theirs, return_counts=True)
+        assert values.tolist() == expected.tolist()
+        if len(values) > 1:
+            assert chi2_contingency([count, of_sample]).pvalue > 1e-4
+    if isinstance(space, gymnasium.spaces.Box) and type(space) is gymnasium.spaces.Box:  # sharper: the exact shares
+        for ours, low, high in zip(actions.reshape(draws, -1).T, space.low.flat, space.high.flat, strict=True):
+            counts = np.bincount(ours.astype(np.int64) - int(low), minlength=int(high) - int(low) + 1)
+            assert len(counts) == 1 or chisquare(counts).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    "space",
+    [gymnasium.spaces.Box(np.float32([-1, 0]), np.float32([1, 3])), gymnasium.spaces.Box(*INFINITE)],
+    ids=str,
+)
+def test_random_floats_are_drawn_as_the_space_samples_them(space: gymnasium.spaces.Box) -> None:
+    actions = random_actions(space, 5_000, np.random.default_rng(0))
+    assert actions.dtype == np.float32 and all(space.contains(action) for action in actions)
+    space.seed(1)
+    sampled = np.stack([space.sample() for _ in range(5_000)])
+    assert all(ks_2samp(ours, theirs).pvalue > 1e-4 for ours, theirs in zip(actions.T, sampled.T, strict=True))
+
+
+def test_parameters_of_integer_boxes_reach_their_bounds() -> None:
+    space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(1), gymnasium.spaces.Box(-2, 2, (1,), np.int64)])
+    discrete, parameters = random_actions(space, 20_000, np.random.default_rng(0))
+    (given,) = ParameterizedActions.of(space).for_environments(discrete, parameters)[1:]
+    assert given.dtype == np.int64
+    assert chisquare(np.bincount(given[:, 0] + 2, minlength=5)).pvalue > 1e-4
+    near = np.array([[1.9], [-1.9], [0.4], [-0.4]], np.float32)  # of an agent
+    assert ParameterizedActions.of(space).for_environments(np.zeros(4), near)[1].flatten().tolist() == [2, -2, 0, 0]
+
+
+def test_no_random_actions_of_a_space_without_arrays() -> None:
+    with pytest.raises(ValueError, match=r"no random warm-up actions in the action space Text.*TransformAction"):
+        random_actions(gymnasium.spaces.Text(5), 3, np.random.default_rng(0))
+
+
+def test_rows_without_the_columns_of_the_data_module_are_named() -> None:
+    replay, collection = make_collection()
+    collection.collect_until(10, Tiny())
+    demonstrations = replay[:].exclude("trajectory", "generation", "index")
+    replay, collection = make_collection()
+    replay.extend(demonstrations)
+    with pytest.raises(
+        ValueError, match=r'without trajectory, which ReplayDataModule .* rows\["trajectory"\] = '
+    ) as error:
+        collection.collect_until(10, Tiny())
+    assert "leave" not in str(error.value) and len(replay) == 10 and collection.env_steps == 0
+    demonstrations["trajectory"] = torch.full([10], 0)  # as advised
+    replay, collection = make_collection()
+    replay.extend(demonstrations)
+    collection.collect_until(10, Tiny())
+    assert len(replay) == 20
 
 
 class Importing(Counting):
@@ -202,7 +394,25 @@ def test_an_unknown_environment_is_refused(env: str, reason: str) -> None:
 
 def test_observations_must_be_arrays() -> None:
     with pytest.raises(ValueError, match=r"observation space Discrete.*FlattenObservation"):
-        make_environment("Taxi-v3", {})
+        make_environment("FrozenLake-v1", {})
+
+
+def test_advice_for_discrete_observations_trains(tmp_path: Path) -> None:
+    advice = r"observation space Discrete.* Wrap the environment: (.*)\.$"
+    errors = []
+    for refused in (partial(make_environment, "FrozenLake-v1", {}), partial(DQN.for_env, "FrozenLake-v1")):
+        with pytest.raises(ValueError, match=advice) as error:
+            refused()
+        errors.append(re.search(advice, str(error.value)))
+    (wrapped,) = {found[1] for found in errors}
+
+    def env() -> gymnasium.Env:
+        return eval(wrapped, {"gymnasium": gymnasium, "numpy": np, "env": gymnasium.make("FrozenLake-v1")})
+
+    replay = make_replay(prioritized=True)
+    data = ReplayDataModule(env, replay, env_steps=30, warmup_steps=20, seed=0)
+    make_trainer(tmp_path).fit(DQN.for_env(env), datamodule=data)
+    assert (replay[:]["observation"].sum(1) == 1).all()  # one-hot
 
 
 def test_an_agent_without_act_is_named() -> None:

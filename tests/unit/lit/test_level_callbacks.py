@@ -58,6 +58,25 @@ def test_each_level_is_played_once(num_envs: int) -> None:
     assert set(seen) == set(levels)
 
 
+def test_a_level_without_an_end_counts_up_to_the_limit() -> None:
+    class Odd(Stairs):
+        """Odd levels do not end."""
+
+        def step(self, action):
+            observation, reward, terminated, _, info = super().step(action)
+            return observation, reward, terminated, False, info
+
+    levels = [0, 1, 4, 3, 2]
+    with pytest.warns(UserWarning, match="an evaluation episode in <.*> had not ended after 7 steps"):
+        found = level_returns(idle, Odd, levels, 2, max_episode_steps=7)
+    expected = [7 * level + 2.8 if level % 2 else stairs_return(level) for level in levels]
+    assert found == pytest.approx(expected)
+    with pytest.raises(ValueError, match="max_episode_steps is 0; it must be a whole number from 1 on"):
+        level_returns(idle, Odd, levels, max_episode_steps=0)
+    with pytest.raises(TypeError, match="env is <.*>; it must be a Gymnasium id, or a callable"):
+        level_returns(idle, Odd(), levels)
+
+
 def test_a_second_round_on_a_level_does_not_count() -> None:
     played: list[int] = []
 

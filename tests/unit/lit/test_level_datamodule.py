@@ -71,6 +71,48 @@ def test_values_are_those_of_the_policy_that_collected(tmp_path: Path) -> None:
     assert set(agent.modes) == {(False, False)} and agent.training
 
 
+class Reusing(Stairs):
+    """Returns the same array and the same dictionary at each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.info = np.zeros(2), {}
+
+    def _same(self, observation, info):
+        self.seen[:] = observation
+        self.info.update(info)
+        return self.seen, self.info
+
+    def reset(self, *, seed=None, options=None):
+        return self._same(*super().reset(seed=seed))
+
+    def step(self, action):
+        observation, *others, info = super().step(action)
+        observation, info = self._same(observation, info)
+        return observation, *others, info
+
+
+class Repeating(Valuer):
+    """Returns the same tensors at each step."""
+
+    def act_with_value(self, observation):
+        columns = super().act_with_value(observation)
+        if not hasattr(self, "returned"):
+            self.returned = columns.clone()
+        return self.returned.update_(columns)
+
+
+def test_arrays_that_environments_and_agents_reuse_are_copied(tmp_path: Path) -> None:
+    rollouts = []
+    for env, agent in ((Stairs, Valuer()), (Reusing, Repeating())):
+        torch.manual_seed(0)
+        fit(tmp_path, make_data(env=env, env_steps=120), agent)
+        rollouts.append(torch.cat(agent.rollouts, 1))
+    assert rollouts[0]["action"].unique().tolist() == [0, 1, 2] and rollouts[0]["next", "truncated"].any()
+    for key, column in rollouts[0].items(True, True):
+        assert torch.equal(column, rollouts[1][key]), key
+
+
 @pytest.mark.parametrize("flush", [False, True])
 def test_scores_are_those_recomputed_from_the_rollouts(tmp_path: Path, flush: bool) -> None:
     levels = make_levels(score=scores.L1ValueLoss(discount=0.9, gae_lambda=0.5))

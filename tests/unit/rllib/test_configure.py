@@ -18,7 +18,7 @@ from lightning_replay.levels import UniformLevels
 from rllib_ext.hooks import EVENTS
 from rllib_ext.levels import building
 
-OF_TRANSITIONS = {"on_algorithm_init", "on_train_result"}
+OF_TRANSITIONS = {"on_algorithm_init", "on_environment_created", "on_train_result"}
 
 
 def dqn() -> AlgorithmConfig:

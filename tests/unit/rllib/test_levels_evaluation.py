@@ -13,6 +13,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 import rllib_ext
+from rllib_ext.levels import playing
 from rllib_ext.levels.evaluation import RESULTS, GeneralizationGap
 from rllib_ext.levels.evaluation import test_of as level_test_of
 
@@ -96,6 +97,16 @@ def test_without_the_gap_levels_are_played_in_turn() -> None:
     runner = evaluating(1, generalization_gap=False)
     ended = [episode.custom_data["level_id"] for _ in range(2) for episode in runner.sample(num_episodes=4)]
     assert ended == [*HELD_OUT, *HELD_OUT[:2]]
+    runner.stop()
+
+
+def test_a_level_without_an_end_counts_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playing, "MAX_EPISODE_STEPS", 20)
+    runner = evaluating()
+    levels = [3, 4, 5]  # level 4 takes 50 steps
+    with pytest.warns(UserWarning, match="an evaluation episode in <.*> had not ended after 20 steps"):
+        played = level_test_of(runner, HELD_OUT).play(runner, levels)
+    assert played == [3.0 * 2, 4.0 * 20, 5.0 * 2]
     runner.stop()
 
 

@@ -33,7 +33,7 @@ def test_the_first_of_a_pair_is_drawn_by_a_sampler(sampler, first) -> None:
 @pytest.mark.parametrize(
     ("name", "shown", "value", "error"),
     [
-        ("beta", "importance_exponent", 7, ValueError),
+        ("beta", "importance_exponent", -1, ValueError),
         ("beta", "importance_exponent", "0.4", TypeError),
         ("importance_exponent", "importance_exponent", True, TypeError),
         ("importance_exponent", "importance_exponent at reading 9 of Linear.*", Linear(0.4, 7.0, 9), ValueError),

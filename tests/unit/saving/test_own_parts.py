@@ -15,9 +15,10 @@ import pytest
 import torch
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import RandomSampler
+from torchrl.envs import Transform
 
 from lightning_replay import PackedStorage, Replay, load_replay, save_replay
-from lightning_replay.saving.spec import NotRebuildableError
+from lightning_replay.saving.spec import NotRebuildableError, recorded
 from tests.transitions import numbered_steps
 
 PARTS = """
@@ -64,6 +65,20 @@ class Rows(PackedStorage):
     def __init__(self, rows):
         super().__init__(rows)
 """
+
+
+@recorded
+class FunctionOf(Transform):
+    """Applies a function to each batch."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, tensordict):
+        return self.function(tensordict)
+
+
 NAMES = ("Newest", "Writer", "Scale", "Rows")
 RECORDED = "from lightning_replay.saving.spec import recorded\n" + PARTS.replace("\nclass ", "\n@recorded\nclass ")
 
@@ -162,6 +177,26 @@ def test_parts_of_torchrl_and_functions_without_a_name(part, advice, tmp_path: P
     save_replay(filled(**{"storage": PackedStorage(50), "batch_size": 4} | part), tmp_path)
     with pytest.raises(NotRebuildableError, match=re.escape(advice)):
         load_replay(tmp_path)
+
+
+def halved(batch):
+    return batch.set("observation", batch["observation"] / 2)
+
+
+def test_a_function_has_to_move_and_loads_from_its_module(module, tmp_path: Path) -> None:
+    def nested(batch):
+        return batch
+
+    def saved(transform, name: str) -> Path:
+        options = {"storage": PackedStorage(50), "batch_size": 4, "transform": FunctionOf(transform)}
+        save_replay(filled(**options), tmp_path / name)
+        return tmp_path / name
+
+    with pytest.raises(NotRebuildableError) as error:
+        load_replay(saved(nested, "nested"), trust=["tests"])
+    assert "define the function nested at the top level of a module that can be imported, save" in str(error.value)
+    assert "decorator" not in str(error.value)
+    assert len(load_replay(saved(halved, "moved"), trust=["tests"])) == 20
 
 
 def test_a_class_of_a_function_has_to_move(module, tmp_path: Path) -> None:

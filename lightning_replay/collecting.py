@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transitions of a vector of environments, for a training loop of one's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Dict, Tuple
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from torch import Tensor
+
+from lightning_replay.training_replay import TrainingReplay
+from lightning_replay.validation import check_kind, checked_count
+
+__all__ = ["VectorSteps"]
+
+Key = str | tuple[str, ...]
+Columns = dict[Key, np.ndarray]
+_Keys = tuple[Key, Key]
+
+_REPEATED_ENDS = 3  # whose last observation was the first one of the next episode, before that is reported
+
+
+class VectorSteps(VectorWrapper):
+    """A vector of environments whose steps become rows of a replay, in every autoreset mode.
+
+    Call :meth:`reset` and :meth:`step` as those of the vector, whose results they return unchanged, and :meth:`store`
+    after each step. Rows have the observation that followed within the episode, also at its end, and ``trajectory``,
+    the number of the episode:
+
+    * ``NEXT_STEP``, Gymnasium's default: the step after an end resets the environment and ignores the action, so that
+      it is no transition and has no row.
+    * ``SAME_STEP``: the observation that the step returns at an end is the next episode's first. The row has
+      ``infos["final_obs"]``.
+    * ``DISABLED``: call ``reset(options={"reset_mask": terminated | truncated})`` after an end.
+
+    Everything is copied, so that vectors and agents may reuse their arrays (``copy=False``). One environment that
+    returns the same array at each step needs another mode than ``SAME_STEP``, which keeps a reference to that array
+    while the environment is reset; or its ``step`` returns a copy.
+
+    Args:
+        env: the vector, such as ``gymnasium.make_vec("CartPole-v1", num_envs=8)``.
+        first_trajectory: number of the first episode; the others count on from there.
+        autoreset_mode: of a vector whose ``metadata`` do not name it.
+
+    Attributes:
+        columns: transitions of the last step by key, arrays ``[N, ...]`` in the order of the environments, for
+            :meth:`Replay.extend_columns <lightning_replay.Replay.extend_columns>`: observation, action, trajectory
+            int64 ``[N]``; ``("next", ...)`` observation, reward, terminated, truncated, done, the last four ``[N, 1]``.
+            Floats are float32, other dtypes as they come; parts of Dict and Tuple spaces are nested columns. There are
+            none after a reset, and no rows after a step in which all environments were reset.
+        is_transition: bool ``[num_envs]``, the environments of these rows.
+        next_trajectory: number of the next episode that begins.
+
+    Raises:
+        TypeError: something else than a vector of environments.
+        ValueError: a vector that does not name its autoreset mode; in a step a vector that resets in the same step
+            and gives no ``final_obs``.
+
+    Example:
+        >>> from lightning_replay import recipes
+        >>> replay = recipes.uniform(capacity=1_000, batch_size=32, seed=0)
+        >>> envs = VectorSteps(gymnasium.make_vec("CartPole-v1", num_envs=4))
+        >>> observations, _ = envs.reset(seed=0)
+        >>> for _ in range(50):
+        ...     observations, rewards, terminated, truncated, infos = envs.step(np.array([0, 1, 0, 1]))
+        ...     slots = envs.store(replay)
+        >>> int(replay[:]["next", "done"].sum()), len(replay)  # 17 of 200 were resets
+        (18, 183)
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        *,
+        first_trajectory: int = 0,
+        autoreset_mode: AutoresetMode | None = None,
+    ) -> None:
+        accepted = 'a vector of environments, such as gymnasium.make_vec("CartPole-v1", num_envs=1)'
+        check_kind("env", env, VectorEnv, accepted)
+        check_kind("autoreset_mode", autoreset_mode, AutoresetMode | None, "a gymnasium.vector.AutoresetMode, or None")
+        super().__init__(env)
+        self.next_trajectory: int = checked_count("first_trajectory", first_trajectory, 0)
+        mode = autoreset_mode or _mode_of(env)
+        self._resets_next_step = mode is AutoresetMode.NEXT_STEP
+        self._resets_same_step = mode is AutoresetMode.SAME_STEP
+        self._everywhere = np.ones(env.num_envs, dtype=np.bool_)
+        self._acts_in_parts = isinstance(env.single_action_space, Dict | Tuple)
+        self._keys: list[_Keys] = []  # of the observations' arrays, in the row and in next
+        self._observation: list[np.ndarray] = []
+        self._trajectory = np.full(env.num_envs, -1)
+        self._is_reset_due = ~self._everywhere  # in the next step, by the vector
+        self._repeated_ends: int | None = 0  # None once they need not be counted
+        self.columns: Columns = {}
+        self.is_transition: np.ndarray = ~self._everywhere
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode in each environment, or in those of ``options["reset_mask"]``."""
+        mask = (options or {}).get("reset_mask")  # Gymnasium's vectors remove it from the options
+        began = self._everywhere if mask is None else np.array(mask)
+        # Gymnasium's vectors take a list of seeds; their base class declares a number.
+        observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        self._keys = [(_key("observation", path), ("next", "observation", *path)) for path, _ in _leaves(observations)]
+        self._observation = _owned(observations)
+        self._is_reset_due = self._is_reset_due & ~began
+        self._number(np.flatnonzero(began))
+        self.columns, self.is_transition = {}, ~self._everywhere
+        return observations, infos
+
+    def step(  # type: ignore[override]  # Gymnasium's wrapper returns type variables that nothing binds
+        self, actions: Any
+    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Takes a step, whose transitions are in ``columns``."""
+        if not self._keys:
+            raise gymnasium.error.ResetNeeded("VectorSteps has no observation to step from; call its reset() first")
+        columns: Columns = {}
+        if self._acts_in_parts:
+            columns |= {_key("action", path): _owned_array(part) for path, part in _leaves(actions)}
+        else:
+            columns["action"] = _owned_array(actions)
+        results = observations, reward, terminated, truncated, infos = self.env.step(actions)
+        # Columns of their own: a vector may return the same arrays at each step.
+        following, done = _owned(observations), np.logical_or(terminated, truncated)
+        ended = np.flatnonzero(done).tolist() if np.count_nonzero(done) else []
+        last = following
+        if ended and self._resets_same_step:
+            last = self._last_observation(following, infos, ended)
+        for (key, next_key), before, after in zip(self._keys, self._observation, last, strict=True):
+            columns[key], columns[next_key] = before, after
+        columns["trajectory"] = self._trajectory.copy()
+        columns["next", "reward"] = np.asarray(reward).astype(np.float32)[:, None]
+        columns["next", "terminated"] = np.array(terminated)[:, None]
+        columns["next", "truncated"] = np.array(truncated)[:, None]
+        columns["next", "done"] = done[:, None]
+        self._observation, self.is_transition = following, self._everywhere
+        if self._resets_next_step:
+            self.is_transition = ~self._is_reset_due
+            if np.count_nonzero(self._is_reset_due):
+                columns = {key: column[self.is_transition] for key, column in columns.items()}
+            self._is_reset_due = done
+        self.columns = columns
+        if ended and (self._resets_next_step or self._resets_same_step):
+            self._number(ended)
+        return results
+
+    def store(self, replay: TrainingReplay, **columns: Any) -> Tensor:
+        """Stores the transitions of the last step; call it once after each step.
+
+        Args:
+            replay: a :class:`~lightning_replay.Replay`, or a sharded one.
+            columns: further ones by name, arrays or tensors ``[num_envs, ...]``, of which the rows of
+                ``is_transition`` are stored.
+
+        Returns:
+            int64, the slots; none if all environments were reset in the step.
+
+        Raises:
+            TypeError, ValueError: see :meth:`Replay.extend_columns <lightning_replay.Replay.extend_columns>`.
+        """
+        if not self.is_transition.any():
+            return torch.empty(0, dtype=torch.int64)
+        more = {name: np.asarray(column)[self.is_transition] for name, column in columns.items()}
+        return replay.extend_columns(self.columns | more)
+
+    def _number(self, began: Iterable[int]) -> None:
+        """Numbers the episodes that begin in some environments."""
+        for i in began:
+            self._trajectory[i] = self.next_trajectory
+            self.next_trajectory += 1
+
+    def _last_observation(
+        self, following: list[np.ndarray], infos: dict[str, Any], ended: list[int]
+    ) -> list[np.ndarray]:
+        """Returns the observations after a step within its episode: where one ended, not the next one's first."""
+        final: Any = infos.get("final_obs")
+        is_each = isinstance(final, np.ndarray) and final.dtype == object  # else arrays as those of the observations
+        if final is None or (is_each and any(final[i] is None for i in ended)):
+            raise ValueError(
+                f"an episode of {self.env} ended, and infos['final_obs'] has no last observation of it: {final!r}. "
+                "AutoresetMode.SAME_STEP gives one; use another mode, or put VectorSteps inside the wrapper that "
+                "removes it"
+            )
+        whole = [] if is_each else _arrays(final)
+        last = [column.copy() for column in following]
+        for i in ended:  # faster than stacking them
+            parts = _arrays(final[i]) if is_each else [part[i] for part in whole]
+            for column, part in zip(last, parts, strict=True):
+                column[i] = part
+        if self._repeated_ends is not None:
+            self._count_repeated(last, following, ended)
+        return last
+
+    def _count_repeated(self, last: list[np.ndarray], following: list[np.ndarray], ended: list[int]) -> None:
+        """Warns where the last observations of the first episodes are all the next one's first."""
+        assert self._repeated_ends is not None
+        of_next, of_step = (
+            all(np.array_equal(column[ended], other[ended]) for column, other in zip(last, others, strict=True))
+            for others in (following, self._observation)
+        )
+        self._repeated_ends = self._repeated_ends + len(ended) if of_next and not of_step else None
+        if self._repeated_ends is not None and self._repeated_ends >= _REPEATED_ENDS:
+            self._repeated_ends = None
+            warnings.warn(
+                f"in {self.env} the last observation of each episode so far was the first one of the next: it returns "
+                "the same array at each step, which AutoresetMode.SAME_STEP hands over after the reset. Return "
+                "observation.copy() from its step, or build the vector with another autoreset_mode",
+                stacklevel=4,
+            )
+
+
+def _mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    if env.metadata is env.unwrapped.metadata:
+        # All vectors of one environment class share the metadata, which holds the mode of the one built last.
+        mode = getattr(env.unwrapped, "autoreset_mode", mode)
+    if not isinstance(mode, AutoresetMode):
+        raise ValueError(
+            f"the metadata of {env} have the autoreset_mode {mode!r}; it must be a gymnasium.vector.AutoresetMode. "
+            "Give VectorSteps the one it follows, autoreset_mode=AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED"
+        )
+    return mode
+
+
+def _key(name: str, path: tuple[str, ...]) -> Key:
+    return (name, *path) if path else name
+
+
+def _arrays(value: Any) -> list[np.ndarray]:
+    """Returns the arrays of a value of a space."""
+    return [value] if type(value) is np.ndarray else [np.asarray(part) for _, part in _leaves(value)]
+
+
+def _owned(value: Any) -> list[np.ndarray]:
+    """Returns copies of the arrays of a value of a space."""
+    return [_owned_array(part) for part in _arrays(value)]
+
+
+def _owned_array(array: Any) -> np.ndarray:
+    """Returns a copy as it is stored: floats as float32."""
+    if type(array) is not np.ndarray:
+        array = np.asarray(array)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array.copy()
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the arrays of a value of a space, each with its path."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _leaves(part, (*path, str(name)))
+    elif isinstance(value, tuple):
+        for place, part in enumerate(value):
+            yield from _leaves(part, (*path, str(place)))
+    else:
+        yield path, value
