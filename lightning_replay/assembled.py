@@ -22,6 +22,7 @@ from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySample
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.table_draws import without_tables
 from lightning_replay.saving.state import refusing_other_states
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import TransitionCheck
 from lightning_replay.tables.tables import Tables
@@ -67,7 +68,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
         if self._packed is not None:
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
-        self.last_insertion: Insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
+        self.last_insertion: Insertion = Insertion(torch.zeros(0, dtype=torch.int64, device="cpu"), slice(0, 0))
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the previous one."""
@@ -172,7 +173,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
     def mark_update(self, index: Tensor | int) -> None:
         """Informs sampler and episodes of rows just written to these slots; the writer calls it."""
         if not isinstance(index, Tensor) or index.ndim != 1:
-            index = torch.as_tensor(index).reshape(-1)
+            index = as_tensor(index).reshape(-1)
         if self._episodes is not None:
             self._episodes.mark_update(index, self._storage)
         self._sampler.mark_update(index, storage=self._storage)

@@ -179,6 +179,9 @@ class Replay(AssembledReplay, TrainingReplay):
                 Nothing is changed then, whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # what is kept of the rows is written to later
+                return self.extend(tensordicts, update_priority=update_priority)
         if self._is_direct and isinstance(tensordicts, TensorDictBase):
             index = self._store_directly(tensordicts, PackedStorage.fitting_values)
             if index is not None:
@@ -212,7 +215,7 @@ class Replay(AssembledReplay, TrainingReplay):
                     tensordicts = self._transform.inv(tensordicts)
                     if tensordicts is None:
                         self._writer_hooks.insert_nothing()
-                        return torch.zeros(0, dtype=torch.int64)
+                        return torch.zeros(0, dtype=torch.int64, device="cpu")
                 return self._store(tensordicts, update_priority is not False)
             except BaseException:  # whatever a function raises that was given to writer, sampler or transform
                 self._undo_entry(before)
@@ -245,6 +248,9 @@ class Replay(AssembledReplay, TrainingReplay):
             >>> replay.extend_columns(columns), replay.extend_columns(columns)
             (tensor([0]), tensor([1]))
         """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self.extend_columns(columns)
         if self._is_direct and isinstance(columns, Mapping):
             index = self._store_directly(columns, PackedStorage.fitting_columns)
             if index is not None:
@@ -435,6 +441,9 @@ class Replay(AssembledReplay, TrainingReplay):
         return data, sampler.reply
 
     def _sample(self, batch_size: int, sampler: Any = None) -> tuple[TensorDictBase, dict[str, Any]]:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self._sample(batch_size, sampler)
         with self._replay_lock, self._write_lock:
             storage, packed, episodes = self._storage, self._packed, self._episodes
             sampler = self._sampler if sampler is None else sampler
@@ -524,6 +533,9 @@ class Replay(AssembledReplay, TrainingReplay):
                 signals that the writer refuses. Nothing is changed.
             IndexError: an index that is not stored; nothing is changed.
         """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self.update_priority(index, td_error, generation=generation, **signals)
         if self._takes_batches and not signals and self._update_directly(index, td_error, generation):
             return
         if isinstance(index, TensorDictBase):

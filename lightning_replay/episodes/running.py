@@ -51,7 +51,8 @@ def newest_running(
     ids = read_trajectory(storage, oldest_first)
     count = len(oldest_first)
     if ids is None:
-        names, last = torch.zeros(1, dtype=torch.int64), torch.tensor([count - 1], device=oldest_first.device)
+        names = torch.zeros(1, dtype=torch.int64, device="cpu")
+        last = torch.tensor([count - 1], device=oldest_first.device)
     else:
         names, of = ids.unique(return_inverse=True)
         place = torch.arange(count, device=of.device)

@@ -19,6 +19,7 @@ from lightning_replay.samplers.divided_priorities import DividedPriorities
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.access import device_of, empty_storage, occupancy_of
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.occupancy import FirstSlots
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.validation import checked_flag, checked_number
@@ -112,7 +113,7 @@ class PrioritizedSampler(DividedPriorities):
         else:
             accepted = self._tree.fill_checked(index, (priority + offset) ** exponent, self._tree.capacity)
         if not accepted:
-            raise refusal(torch.as_tensor(index), None, self.max_size, None)
+            raise refusal(as_tensor(index), None, self.max_size, None)
         self._has_rows = True
 
     @property
@@ -175,7 +176,7 @@ class PrioritizedSampler(DividedPriorities):
         if largest is None:
             raise refusal(index, priority, limit, None if storage is None else len(storage))
         if isinstance(self._largest, Tensor):
-            torch.maximum(self._largest, torch.as_tensor(largest), out=self._largest)
+            torch.maximum(self._largest, torch.as_tensor(largest, device=self._largest.device), out=self._largest)
         elif largest > self._largest:
             self._largest = largest
         self._has_rows = True

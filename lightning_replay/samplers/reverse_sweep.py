@@ -86,7 +86,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
             RuntimeError: the storage is empty.
         """
         if self._links is None and len(storage):
-            self._attach_storage(storage, torch.empty(0, dtype=torch.int64))
+            self._attach_storage(storage, torch.empty(0, dtype=torch.int64, device="cpu"))
         generator = self._generator
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
         if not (sweeps and len(self._goals)):
@@ -158,9 +158,9 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
     def _empty(self) -> None:
         self._links: EpisodeLinks | None = None
         # The running number of each slot's episode, and scratch space: the place of a slot in a batch of new rows.
-        self._episode = self._place = torch.empty(0, dtype=torch.int64)
+        self._episode = self._place = torch.empty(0, dtype=torch.int64, device="cpu")
         self._next_episode = 0
-        self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64))
+        self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64, device="cpu"))
         self._cursor = -1
         self.goal = own(self.goal)  # a copy without running episodes
 
@@ -173,6 +173,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
 
+    @torch.inference_mode(False)
     def _allocate(self, capacity: int, device: torch.device) -> EpisodeLinks:
         self._episode = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._place = self._episode.clone()
@@ -180,7 +181,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
 
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
         """Links rows that were stored before this sampler was attached, in slot order."""
-        (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64), [self._done_key])
+        (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64, device="cpu"), [self._done_key])
         self._allocate(storage.max_size, done.device)
         earlier = stored_before(storage, new)
         if len(earlier):

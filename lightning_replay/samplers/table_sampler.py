@@ -95,7 +95,7 @@ class WithinTables(DividedTables):
         """Gives rows written just now the largest priority so far; called by the writers."""
         if self.uses_priorities and storage is not None:
             self._attach_tables(tables_of(storage, self))
-            self._priority[torch.as_tensor(index).cpu().numpy()] = self.default_priority
+            self._priority[torch.as_tensor(index, device="cpu").numpy()] = self.default_priority
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
         """Draws the rows at the points of a part, as its base class; defined beside ``sample``, see ReplaySampler."""

@@ -16,6 +16,7 @@ from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import refusal
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.seeded import Seeded
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.validation import checked_number
 
 
@@ -101,7 +102,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
             ValueError: one is negative or not finite, or does not fit float32 once it is raised to the exponent.
         """
         if not bool(self._exponentiated(priority.to(self.device)).isfinite().all()):
-            raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, len(priority), None)
+            raise refusal(torch.zeros(len(priority), dtype=torch.int64, device="cpu"), priority, len(priority), None)
 
     def raise_largest_priority(self, priority: float) -> None:
         """Raises the largest priority so far, before any exponent, to at least ``priority``."""
@@ -144,7 +145,7 @@ def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) ->
     """Returns the slots that ``mark_update`` of a sampler was given, int64 ``[n]`` in insertion order, each once."""
     if storage is None:
         raise ValueError(f"{sampler}.mark_update got no storage; pass the buffer's as storage=.")
-    index = torch.as_tensor(index)
+    index = as_tensor(index)
     if index.ndim > 1:
         raise ValueError(
             f"{sampler} got an index of shape {list(index.shape)}; it works with storages of one dimension. Build the "

@@ -238,7 +238,7 @@ class PackedStorage(ForkableStorage):
         if isinstance(slots, range) and slots.step == 1:
             slots = slice(slots.start, slots.stop)
         else:
-            slots = self._checked_slots(torch.as_tensor(slots, dtype=torch.int64))
+            slots = self._checked_slots(torch.as_tensor(slots, dtype=torch.int64, device=self.device))
         values = self.checked_values(data)
         if set_cursor:
             self._set_last_cursor(cursor)
@@ -406,6 +406,7 @@ class PackedStorage(ForkableStorage):
             raise ValueError("the transitions have no columns; nothing was stored. Store at least one, [N, ...]")
         self._allocate(RowLayout([*leaves, (GENERATION, torch.int64, torch.Size([]))]))
 
+    @torch.inference_mode(False)
     def _allocate(self, layout: RowLayout) -> None:
         breakdown = f"{self.capacity:,} rows of {layout.row_bytes:,} bytes"
         device = torch.device(self.device)

@@ -42,7 +42,7 @@ class StoredColumn:
 
 def as_array(value: Tensor | np.ndarray) -> np.ndarray:
     """Returns a column as an array."""
-    return value if type(value) is np.ndarray else torch.as_tensor(value).detach().cpu().numpy()
+    return value if type(value) is np.ndarray else torch.as_tensor(value, device="cpu").detach().numpy()
 
 
 class RowReader:
@@ -55,7 +55,7 @@ class RowReader:
 
     def __init__(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]], arrays: Collection[Key]) -> None:
         self._kinds = [
-            (dtype, tuple(shape), torch.empty(0, dtype=dtype).numpy().dtype if key in arrays else None)
+            (dtype, tuple(shape), torch.empty(0, dtype=dtype, device="cpu").numpy().dtype if key in arrays else None)
             for key, (dtype, shape) in columns.items()
         ]
         place_of = {key: place for place, key in enumerate(columns)}

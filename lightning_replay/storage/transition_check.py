@@ -13,6 +13,7 @@ from numpy import vdot
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.row_layout import Key, shown
 
 __all__ = ["Column", "ColumnsCheck", "TransitionCheck", "with_done"]
@@ -66,7 +67,7 @@ class TransitionCheck:
     def of(self, columns: Mapping[Key, Column]) -> ColumnsCheck:
         """Returns the check of further rows with columns of these names, dtypes and shapes; refuses ``trajectory``."""
         for key in (key for key in _TRAJECTORY if key in columns):
-            given = torch.as_tensor(columns[key])
+            given = as_tensor(columns[key])
             if given.numel() != len(given):
                 raise ValueError(
                     f"the column {shown(key)} has shape {list(given.shape)}; it names the episode of each row and "
@@ -132,7 +133,7 @@ class ColumnsCheck:
 
     def _check_each(self, columns: Sequence[Column], places: Sequence[int]) -> None:
         for place in places:
-            value = torch.as_tensor(columns[place])
+            value = as_tensor(columns[place])
             if not bool(value.isfinite().all()):
                 raise _not_finite(self._names[place], value)
 
@@ -159,7 +160,7 @@ def _contradicts(done: Any, ended: Any) -> bool:
 
 
 def _contradiction(done: Any, ended: Any) -> ValueError:
-    rows = torch.as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
+    rows = as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
     return ValueError(
         f"rows {rows[:10]} are terminated or truncated, and ('next', 'done') is false there; done must be true where "
         "an episode ended, for either reason. Nothing was stored; store done = terminated | truncated"

@@ -81,7 +81,9 @@ class PackedMixing:
     def __init__(self, layout: RowLayout, keys: set[Key]) -> None:
         self.layout = layout
         self.missing: set[Key] = {key for key in keys if not any(_is_under(column, key) for column in layout.columns)}
-        row = layout.leaves(torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64), torch.Size([1]))
+        row = layout.leaves(
+            torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64, device="cpu"), torch.Size([1])
+        )
         self._places = {key: _Place(leaf.dtype, int(leaf.storage_offset()), leaf.numel()) for key, leaf in row.items()}
         mixed = [
             place

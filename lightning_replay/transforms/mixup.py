@@ -151,7 +151,7 @@ class MixPairs(RandomTransform):
     def reseed(self, seed: int) -> None:
         """Restarts the generator from ``seed``."""
         super().reseed(seed)
-        self._coefficients.ahead = torch.empty(0)
+        self._coefficients.ahead = torch.empty(0, device="cpu")
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the generator's state and the coefficients drawn ahead."""
@@ -259,7 +259,7 @@ class _CoefficientStream:
     """Draws coefficients in blocks, at a quarter of the cost of single batches; ``ahead`` are the unused ones."""
 
     def __init__(self, concentration: float) -> None:
-        self.ahead = torch.empty(0)
+        self.ahead = torch.empty(0, device="cpu")
         self._concentration = concentration
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:

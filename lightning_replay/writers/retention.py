@@ -182,7 +182,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     def insert_nothing(self) -> None:
         """Notes that nothing entered and left in the last ``extend``."""
-        self.entered = torch.zeros(0, dtype=torch.int64)
+        self.entered = torch.zeros(0, dtype=torch.int64, device="cpu")
         self._evicted_slots = np.zeros(0, dtype=np.int64)
 
     def _renumber(self) -> None:
@@ -247,10 +247,10 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         priority = self.rule.first_priority(data)
         if priority is None and self.initial_surprise is None:
             return Factors.unknown(count)
-        weight = torch.ones(count)
+        weight = torch.ones(count, device="cpu")
         if priority is not None:
             priority = priority.detach().cpu()
-            unknown = torch.full((count,), torch.nan)
+            unknown = torch.full((count,), torch.nan, device="cpu")
             return Factors(unknown, weight, priority, is_known=not self.rule.learns)
         assert self.initial_surprise is not None
         given = first_surprise(self.initial_surprise(data), count)
