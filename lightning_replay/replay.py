@@ -17,12 +17,13 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
-from torchrl.envs import Transform
+from torchrl.envs import MultiStepTransform, Transform
 
 from lightning_replay.argument_names import method_for
 from lightning_replay.assembled import AssembledReplay, check_parts
 from lightning_replay.declared import declared_sampler
 from lightning_replay.divided_draws import DrawPart, PartDraw, SamplerOfPart
+from lightning_replay.episodes.n_step import refuse_formed
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
@@ -33,7 +34,13 @@ from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows_of_columns import rows_of_columns
-from lightning_replay.storage.transition_check import Column, TransitionCheck, with_done
+from lightning_replay.storage.transition_check import (
+    Column,
+    TransitionCheck,
+    with_done,
+    with_one_shape,
+    without_padding,
+)
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
@@ -195,11 +202,7 @@ class Replay(AssembledReplay, TrainingReplay):
         if 0 in tensordicts.shape:  # before a transform refuses it in its own words, or keeps it
             raise wrong_shape(tensordicts)
         packed = self._packed
-        derived = with_done(tensordicts)
-        if derived is not tensordicts:
-            layout = None if packed is None else packed.layout
-            if layout is None or ("next", "done") in layout.columns:  # buffers saved early may be without
-                tensordicts = derived
+        tensordicts = self._normalized(tensordicts)
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
@@ -209,17 +212,34 @@ class Replay(AssembledReplay, TrainingReplay):
             may_change = has_transforms or not (packed is None or packed.has_columns)
             before = self._entry_state() if may_change else _UNCHANGED
             try:
-                if has_transforms:
+                if has_transforms and 0 not in tensordicts.shape:
                     if before[0]:  # steps that do not reach the storage yet
                         self._check_columns(tensordicts)
+                    if not len(self._storage):
+                        for one in self._transforms:
+                            refuse_formed(tensordicts, one.n_steps if isinstance(one, MultiStepTransform) else 1)
                     tensordicts = self._transform.inv(tensordicts)
-                    if tensordicts is None:
-                        self._writer_hooks.insert_nothing()
-                        return torch.zeros(0, dtype=torch.int64, device="cpu")
+                if tensordicts is None or 0 in tensordicts.shape:  # transforms keep all back, or all are padding
+                    self._writer_hooks.insert_nothing()
+                    return torch.zeros(0, dtype=torch.int64, device="cpu")
                 return self._store(tensordicts, update_priority is not False)
             except BaseException:  # whatever a function raises that was given to writer, sampler or transform
                 self._undo_entry(before)
                 raise
+
+    def _normalized(self, rows: TensorDictBase) -> TensorDictBase:
+        """Returns rows without padding, with one shape of rewards and flags and with ``done``.
+
+        A ``PackedStorage`` with columns does without the first two: it reads rewards of either shape, and refuses a
+        mask that it does not store.
+        """
+        packed = self._packed
+        layout = None if packed is None else packed.layout
+        if packed is None or layout is None or self._has_transforms or rows.ndim != 1 or packed.has_mask:
+            rows = with_one_shape(without_padding(rows))
+        if layout is None or ("next", "done") in layout.columns:  # buffers saved early may be without
+            rows = with_done(rows)
+        return rows
 
     def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
         """Stores transitions given column by column, with the result of :meth:`extend`.
@@ -664,11 +684,13 @@ class Replay(AssembledReplay, TrainingReplay):
         For a caller that gets the length of its returns only when it draws; otherwise give ``n_steps`` when building.
 
         Raises:
-            ValueError: rows are stored, and the writer keeps no order of them.
+            ValueError: rows are stored, and the writer keeps no order of them, or their rewards are returns already.
         """
         with self._replay_lock, self._write_lock:
             if len(self._storage):
-                episodes.mark_update(self.oldest_first(), self._storage)
+                in_order = self.oldest_first()
+                episodes.check_rows(self._storage.get(in_order[:1]))
+                episodes.mark_update(in_order, self._storage)
             self._episodes = episodes
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:

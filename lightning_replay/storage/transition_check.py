@@ -16,12 +16,62 @@ from torch import Tensor
 from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.row_layout import Key, shown
 
-__all__ = ["Column", "ColumnsCheck", "TransitionCheck", "with_done"]
+__all__ = [
+    "MASKS",
+    "ONE_EACH",
+    "Column",
+    "ColumnsCheck",
+    "TransitionCheck",
+    "normalized",
+    "with_done",
+    "with_one_shape",
+    "without_padding",
+]
 
 Column = Tensor | np.ndarray
 
 _DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
 _TRAJECTORY = (("trajectory",), ("collector", "traj_ids"))
+
+#: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
+ONE_EACH: tuple[Key, ...] = (
+    ("next", "reward"),
+    *(_DONE, _TERMINATED, _TRUNCATED),
+    *(("done",), ("terminated",), ("truncated",)),
+)
+#: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
+MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
+
+
+def normalized(rows: TensorDictBase) -> TensorDictBase:
+    """Returns rows as buffers store them: without padding, with one shape of rewards and flags, and with ``done``."""
+    return with_done(with_one_shape(without_padding(rows)))
+
+
+def without_padding(rows: TensorDictBase) -> TensorDictBase:
+    """Returns the rows ``[n]`` for which a mask, see :data:`MASKS`, is true; rows of any shape as they are without one.
+
+    Trajectories ``[N, T]`` are flattened, the steps of each in order.
+    """
+    for key in MASKS:
+        mask = rows.get(key, None)
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == rows.numel():
+            rows = rows[mask.reshape(rows.shape)]
+    return rows
+
+
+def with_one_shape(rows: TensorDictBase) -> TensorDictBase:
+    """Returns rows whose rewards and flags ``[N]`` are ``[N, 1]``, as those of TorchRL: a mixture would broadcast."""
+    flat = [
+        (key, column)
+        for key in ONE_EACH
+        if isinstance(column := rows.get(key, None), Tensor) and column.shape == rows.shape
+    ]
+    if flat:
+        rows = rows.copy()
+    for key, column in flat:
+        rows.set(key, column.unsqueeze(-1))
+    return rows
 
 
 def with_done(rows: TensorDictBase) -> TensorDictBase:
