@@ -19,6 +19,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import NStepTransitions
+from lightning_replay.transforms.mixup import MIXED_KEYS
 from tests.frame_steps import frame_rows, stacks_of
 from tests.recipe_options import built, fitting
 from tests.transitions import numbered_steps
@@ -616,3 +617,35 @@ def test_a_column_named_mask_of_several_flags_a_row_is_a_column_like_others() ->
     replay.extend(steps)
     replay.extend(steps)
     assert len(replay) == 8
+
+
+@pytest.mark.parametrize("name", ["mixup", "continuous_transition"])
+@pytest.mark.parametrize("column", ["observation", "action"])
+def test_integers_are_not_half_mixed(name: str, column: str) -> None:
+    """The mixed action and reward of a row whose state stayed as it was would be wrong."""
+    steps = numbered_steps(0, 16)
+    steps[column] = steps[column].long()
+    replay = built(name, capacity=16, batch_size=8, seed=0)
+    with pytest.raises(ValueError, match=rf"'{column}' has dtype torch.int64; MixPairs mixes floating columns"):
+        replay.extend(steps)
+    assert len(replay) == 0
+    others = [key for key in MIXED_KEYS if key != column]
+    named = built(name, capacity=16, batch_size=8, seed=0, keys=others)
+    named.extend(steps)
+    batch = named.sample()
+    assert torch.equal(batch[column], steps[column][batch["index"][:, 0]])
+    assert (batch["mixup_coefficient"] < 1).any()
+
+
+@pytest.mark.parametrize("one_hot", [True, False])
+def test_neighbours_of_the_same_discrete_action_are_mixed(one_hot: bool) -> None:
+    steps = numbered_steps(0, 32)
+    action = torch.arange(32) % 2
+    steps["action"] = torch.nn.functional.one_hot(action) if one_hot else action
+    replay = recipes.neighborhood_mixup(
+        capacity=32, batch_size=16, num_neighbors=2, refresh_interval=1, discrete="same_action", seed=0
+    )
+    replay.extend(steps)
+    batch = replay.sample()
+    assert torch.equal(batch["action"], steps["action"][batch["index"][:, 0]])
+    assert (batch["mixup_coefficient"] < 1).all()
