@@ -165,12 +165,14 @@ class MixPairs(RandomTransform):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the generator's state and the coefficients drawn ahead."""
-        return super().get_extra_state() | {"ahead": self._coefficients.ahead.clone()}
+        ahead = {"ahead": self._coefficients.ahead.clone(), "concentration": self.mixup_concentration}
+        return super().get_extra_state() | ahead
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`get_extra_state` returned."""
         super().set_extra_state(state)
-        self._coefficients.ahead = state["ahead"].clone()
+        is_own = state.get("concentration", self.mixup_concentration) == self.mixup_concentration
+        self._coefficients.ahead = state["ahead"].clone() if is_own else torch.empty(0, device="cpu")
 
     def draw_state(self) -> Any:
         """Returns what a draw changes: the generator's state and the coefficients drawn ahead."""

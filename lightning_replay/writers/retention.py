@@ -373,6 +373,12 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         rule: Any = self.rule
         if rule.schedule is not None:  # exactly that of the priorities, however little it differs
             rule.surprise_exponent = state_dict["surprise_exponent"]
+        elif rule.surprise_exponent != state_dict["surprise_exponent"]:
+            logger.warning(
+                "surprise_exponent is %s, and stored rows keep the priorities of the saved exponent, %s, until their "
+                "next update_priority",
+                *(rule.surprise_exponent, state_dict["surprise_exponent"]),
+            )
         self._rows.load_state_dict(state_dict["rows"])
         self._diagnostics.load_state_dict(state_dict.get("diagnostics"))  # early saves have none
         self.insert_nothing()
