@@ -262,7 +262,9 @@ class AssembledReplay(BufferHooks, LockedReplay):
         return read_state(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, from a buffer built with the same options.
+        """Restores what :meth:`state_dict` returned, from a buffer of the same capacity, parts, tables and tasks.
+
+        Other options stay those of this buffer; the log names exponents, offsets and schedules that differ.
 
         Raises:
             TypeError: no dictionary.
@@ -279,7 +281,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
         save_replay(self, path, previous=previous)
 
     def load(self, path: str | Path) -> None:
-        """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
+        """Restores a saved buffer into this one, as :meth:`load_state_dict`; imports nothing.
 
         Raises:
             FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.

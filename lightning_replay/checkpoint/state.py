@@ -67,7 +67,7 @@ def present_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
 
 
 def restore_state(replay: LockedReplay, state: dict[str, Any]) -> None:
-    """Restores what :func:`read_state` returned, into a buffer built with the same options.
+    """Restores what :func:`read_state` returned, into a buffer of the same capacity, parts and tables.
 
     Raises:
         TypeError: no dictionary.
