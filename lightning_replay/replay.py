@@ -173,7 +173,9 @@ class Replay(AssembledReplay, TrainingReplay):
 
         Args:
             tensordicts: TensorDict ``[N]``, rows of one trajectory in time order. ``("next", "done")`` is derived from
-                ``terminated`` and ``truncated`` where it is absent.
+                ``terminated`` and ``truncated`` where it is absent; rewards and flags ``[N]`` are stored as ``[N, 1]``.
+                Rows for which a bool column ``("collector", "mask")`` or ``mask`` of one entry each is false are
+                padding and left out; with it, trajectories ``[N, T]`` are taken as well.
             update_priority: whether a column ``priority_key`` among them sets their priorities; yes by default.
 
         Returns:
@@ -182,7 +184,7 @@ class Replay(AssembledReplay, TrainingReplay):
         Raises:
             TypeError: not a TensorDict; a ``trajectory`` that is not of an integer dtype.
             ValueError: an empty batch, rows that do not fit the stored columns or lack what a part of the buffer needs,
-                rows that are terminated or truncated but not done, NaN or infinite rewards, observations or TD errors.
+                returns over several steps where the buffer or a transform forms such returns, rows that are terminated or truncated but not done, NaN or infinite rewards, observations or TD errors.
                 Nothing is changed then, whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """
@@ -251,7 +253,7 @@ class Replay(AssembledReplay, TrainingReplay):
         Args:
             columns: arrays or tensors ``[N, ...]``, all with the same N, by key: a name, or for a nested column a tuple
                 of names such as ``("next", "reward")``. Dtypes and shapes are those of the stored columns, as for
-                :meth:`extend`; a reward is float32 ``[N, 1]`` where the first ones were. They are copied.
+                :meth:`extend`; a reward is float32 where the first ones were. They are copied.
 
         Returns:
             int64, their slots, as :meth:`extend`.
