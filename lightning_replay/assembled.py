@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data.replay_buffers import Sampler, SliceSampler, Storage, TensorStorage, Writer
+from torchrl.envs import Transform
 
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.checkpoint.replay import read_replay, save_replay
@@ -97,6 +98,14 @@ class AssembledReplay(BufferHooks, LockedReplay):
     @property
     def _has_transforms(self) -> bool:
         return len(self._transform._modules["transforms"]._modules) > 0
+
+    @property
+    def _changes_rows(self) -> bool:
+        """Whether a transform may change rows before they are stored; of this library those that define an inverse."""
+        transforms = self._transform._modules["transforms"]._modules.values()
+        return any(
+            not isinstance(one, ReplayTransform) or type(one)._inv_call is not Transform._inv_call for one in transforms
+        )
 
     def _own_transforms(self) -> list[ReplayTransform]:
         """Returns the transforms that define what a ``Replay`` calls."""

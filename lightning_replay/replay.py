@@ -184,8 +184,9 @@ class Replay(AssembledReplay, TrainingReplay):
         Raises:
             TypeError: not a TensorDict; a ``trajectory`` that is not of an integer dtype.
             ValueError: an empty batch, rows that do not fit the stored columns or lack what a part of the buffer needs,
-                returns over several steps where the buffer or a transform forms such returns, rows that are terminated or truncated but not done, NaN or infinite rewards, observations or TD errors.
-                Nothing is changed then, whichever part refuses.
+                returns over several steps where the buffer or a transform forms such returns, rows that are terminated
+                or truncated but not done, NaN or infinite rewards, observations or TD errors. Nothing is changed then,
+                whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """
         if torch.is_inference_mode_enabled():
@@ -237,7 +238,7 @@ class Replay(AssembledReplay, TrainingReplay):
         """
         packed = self._packed
         layout = None if packed is None else packed.layout
-        if packed is None or layout is None or self._has_transforms or rows.ndim != 1 or packed.has_mask:
+        if packed is None or layout is None or packed.has_mask or rows.ndim != 1 or self._changes_rows:
             rows = with_one_shape(without_padding(rows))
         if layout is None or ("next", "done") in layout.columns:  # buffers saved early may be without
             rows = with_done(rows)

@@ -39,6 +39,7 @@ ONE_EACH: tuple[Key, ...] = (
     *(_DONE, _TERMINATED, _TRUNCATED),
     *(("done",), ("terminated",), ("truncated",)),
 )
+_NAMES_OF_ONE = frozenset(key[-1] for key in ONE_EACH)
 #: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
 MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
 
@@ -53,7 +54,8 @@ def without_padding(rows: TensorDictBase) -> TensorDictBase:
 
     Trajectories ``[N, T]`` are flattened, the steps of each in order.
     """
-    for key in MASKS:
+    names = rows.keys()
+    for key in (key for key in MASKS if key[0] in names):  # few rows have one
         mask = rows.get(key, None)
         if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == rows.numel():
             rows = rows[mask.reshape(rows.shape)]
@@ -62,15 +64,16 @@ def without_padding(rows: TensorDictBase) -> TensorDictBase:
 
 def with_one_shape(rows: TensorDictBase) -> TensorDictBase:
     """Returns rows whose rewards and flags ``[N]`` are ``[N, 1]``, as those of TorchRL: a mixture would broadcast."""
-    flat = [
-        (key, column)
-        for key in ONE_EACH
-        if isinstance(column := rows.get(key, None), Tensor) and column.shape == rows.shape
-    ]
+    dimensions, flat = rows.ndim, []
+    for path, branch in (((), rows), (("next",), rows.get("next", None))):
+        if isinstance(branch, TensorDictBase):
+            found = ((name, value) for name, value in branch.items() if name in _NAMES_OF_ONE)
+            flat += [((*path, name), value) for name, value in found if value.ndim == dimensions]
+    flat = [(key, value) for key, value in flat if key in ONE_EACH and isinstance(value, Tensor)]
     if flat:
         rows = rows.copy()
-    for key, column in flat:
-        rows.set(key, column.unsqueeze(-1))
+    for key, value in flat:
+        rows.set(key, value.unsqueeze(-1))
     return rows
 
 
