@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data.replay_buffers import Sampler, SliceSampler, Storage, TensorStorage, Writer
+from torchrl.envs import Transform
 
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.checkpoint.replay import read_replay, save_replay
@@ -23,6 +24,7 @@ from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySample
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.table_draws import without_tables
 from lightning_replay.saving.state import refusing_other_states
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import TransitionCheck
 from lightning_replay.tables.tables import Tables
@@ -73,7 +75,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
         self._cuts_slices = isinstance(self._sampler, SliceSampler) and self._checks_continuity
-        self.last_insertion: Insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
+        self.last_insertion: Insertion = Insertion(torch.zeros(0, dtype=torch.int64, device="cpu"), slice(0, 0))
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the previous one."""
@@ -105,6 +107,14 @@ class AssembledReplay(BufferHooks, LockedReplay):
     @property
     def _has_transforms(self) -> bool:
         return len(self._transform._modules["transforms"]._modules) > 0
+
+    @property
+    def _changes_rows(self) -> bool:
+        """Whether a transform may change rows before they are stored; of this library those that define an inverse."""
+        transforms = self._transform._modules["transforms"]._modules.values()
+        return any(
+            not isinstance(one, ReplayTransform) or type(one)._inv_call is not Transform._inv_call for one in transforms
+        )
 
     def _own_transforms(self) -> list[ReplayTransform]:
         """Returns the transforms that define what a ``Replay`` calls."""
@@ -181,7 +191,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
     def mark_update(self, index: Tensor | int) -> None:
         """Informs sampler and episodes of rows just written to these slots; the writer calls it."""
         if not isinstance(index, Tensor) or index.ndim != 1:
-            index = torch.as_tensor(index).reshape(-1)
+            index = as_tensor(index).reshape(-1)
         if self._cuts_slices:
             self._mark_ends(self._check_slices.broken(index, self._storage))
         if self._episodes is not None:
@@ -286,7 +296,9 @@ class AssembledReplay(BufferHooks, LockedReplay):
         return read_state(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, from a buffer built with the same options.
+        """Restores what :meth:`state_dict` returned, from a buffer of the same capacity, parts, tables and tasks.
+
+        Other options stay those of this buffer; the log names exponents, offsets and schedules that differ.
 
         Raises:
             TypeError: no dictionary.
@@ -303,7 +315,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
         save_replay(self, path, previous=previous)
 
     def load(self, path: str | Path) -> None:
-        """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
+        """Restores a saved buffer into this one, as :meth:`load_state_dict`; imports nothing.
 
         Raises:
             FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.

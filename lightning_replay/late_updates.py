@@ -53,7 +53,7 @@ class Feedback:
             storage: of the rows.
             sampler_checks: whether the sampler refuses bad values itself, so that a batch is checked once.
         """
-        index = torch.as_tensor(index, device=storage.device)
+        index = index.to(storage.device)
         if index.dtype != torch.int64 or index.ndim not in (1, 2):
             raise ValueError(
                 f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
@@ -73,7 +73,7 @@ class Feedback:
             return Checked(index, magnitude, 0) if drawable is None else _without(index, magnitude, ~drawable)
         if not sampler_checks:
             check_values(index, magnitude, storage.capacity)
-        generation = torch.as_tensor(generation, device=storage.device)
+        generation = generation.to(storage.device)
         slots = index if index.ndim == 1 or index.shape == generation.shape else index[:, 0]
         if slots.shape != generation.shape:
             raise ValueError(

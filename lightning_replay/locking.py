@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from torchrl.data import TensorDictReplayBuffer
 
@@ -89,7 +90,7 @@ class LockedReplay(TensorDictReplayBuffer):
         """Keeps other threads from writing, drawing, updating and drawing ahead while the body runs."""
         with self._futures_lock:
             self._wait_for_draws()
-            with self._replay_lock, self._write_lock:
+            with self._replay_lock, self._write_lock, torch.inference_mode(False):
                 self._check_usable()
                 yield
 
@@ -102,6 +103,6 @@ class LockedReplay(TensorDictReplayBuffer):
         """Locks the buffer for changes in the body; methods called for every row lock without this context manager."""
         if self._prefetch_queue:
             self._wait_for_draws()
-        with self._replay_lock, self._write_lock:
+        with self._replay_lock, self._write_lock, torch.inference_mode(False):
             self._check_usable()
             yield

@@ -57,7 +57,7 @@ def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priorit
     if isinstance(value, Tensor):
         return value
     try:
-        return torch.as_tensor(value)
+        return torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         given = f"a {type(value).__name__}" if isinstance(value, Mapping) else repr(value)
         raise TypeError(f"{name} is {given}; it must be {accepted}. {outcome}") from error
@@ -104,7 +104,7 @@ def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Ten
     if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.device == device:
         return index.contiguous()
     if isinstance(index, tuple):
-        index = torch.stack([torch.as_tensor(axis) for axis in index], -1)
+        index = torch.stack([torch.as_tensor(axis, device=device) for axis in index], -1)
     index = torch.as_tensor(index, device=device)
     if index.dtype is not torch.int64:
         if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype is torch.bool):

@@ -18,13 +18,14 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
-from torchrl.envs import Transform
+from torchrl.envs import MultiStepTransform, Transform
 
 from lightning_replay.argument_names import method_for
 from lightning_replay.assembled import AssembledReplay, check_parts
 from lightning_replay.declared import declared_sampler
 from lightning_replay.divided_draws import DrawPart, PartDraw, SamplerOfPart
 from lightning_replay.episodes.links import with_real_ends
+from lightning_replay.episodes.n_step import refuse_formed
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
@@ -47,6 +48,8 @@ from lightning_replay.storage.transition_check import (
     ContradictingFlags,
     TransitionCheck,
     with_done,
+    with_one_shape,
+    without_padding,
 )
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
@@ -186,7 +189,9 @@ class Replay(AssembledReplay, TrainingReplay):
 
         Args:
             tensordicts: TensorDict ``[N]``, rows of one trajectory in time order. ``("next", "done")`` is derived from
-                ``terminated`` and ``truncated`` where it is absent.
+                ``terminated`` and ``truncated`` where it is absent; rewards and flags ``[N]`` are stored as ``[N, 1]``.
+                Rows for which a bool column ``("collector", "mask")`` or ``mask`` of one entry each is false are
+                padding and left out; with it, trajectories ``[N, T]`` are taken as well.
             update_priority: whether a column ``priority_key`` among them sets their priorities; yes by default.
 
         Returns:
@@ -195,11 +200,15 @@ class Replay(AssembledReplay, TrainingReplay):
         Raises:
             TypeError: not a TensorDict; a ``trajectory`` that is not of an integer dtype.
             ValueError: an empty batch, rows that do not fit the stored columns or lack what a part of the buffer needs,
-                rows that are terminated or truncated but not done, NaN or infinite rewards, observations or TD errors
-                (rows that are all truncated, as TorchRL's trainers give them, are done where no row continues them).
-                Nothing is changed then, whichever part refuses.
+                returns over several steps where the buffer or a transform forms such returns, rows that are terminated
+                or truncated but not done, NaN or infinite rewards, observations or TD errors (rows that are all
+                truncated, as TorchRL's trainers give them, are done where no row continues them). Nothing is changed
+                then, whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # what is kept of the rows is written to later
+                return self.extend(tensordicts, update_priority=update_priority)
         try:
             return self._extend_once(tensordicts, update_priority)
         except ContradictingFlags:
@@ -222,11 +231,7 @@ class Replay(AssembledReplay, TrainingReplay):
         if 0 in tensordicts.shape:  # before a transform refuses it in its own words, or keeps it
             raise wrong_shape(tensordicts)
         packed = self._packed
-        derived = with_done(tensordicts)
-        if derived is not tensordicts:
-            layout = None if packed is None else packed.layout
-            if layout is None or ("next", "done") in layout.columns:  # buffers saved early may be without
-                tensordicts = derived
+        tensordicts = self._normalized(tensordicts)
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
@@ -238,17 +243,34 @@ class Replay(AssembledReplay, TrainingReplay):
             may_change = has_transforms or not (packed is None or packed.has_columns)
             before = self._entry_state() if may_change else _UNCHANGED
             try:
-                if has_transforms:
+                if has_transforms and 0 not in tensordicts.shape:
                     if before[0]:  # steps that do not reach the storage yet
                         self._check_columns(tensordicts)
+                    if not len(self._storage):
+                        for one in self._transforms:
+                            refuse_formed(tensordicts, one.n_steps if isinstance(one, MultiStepTransform) else 1)
                     tensordicts = self._transform.inv(tensordicts)
-                    if tensordicts is None:
-                        self._writer_hooks.insert_nothing()
-                        return torch.zeros(0, dtype=torch.int64)
+                if tensordicts is None or 0 in tensordicts.shape:  # transforms keep all back, or all are padding
+                    self._writer_hooks.insert_nothing()
+                    return torch.zeros(0, dtype=torch.int64, device="cpu")
                 return self._store(tensordicts, update_priority is not False)
             except BaseException:  # whatever a function raises that was given to writer, sampler or transform
                 self._undo_entry(before)
                 raise
+
+    def _normalized(self, rows: TensorDictBase) -> TensorDictBase:
+        """Returns rows without padding, with one shape of rewards and flags and with ``done``.
+
+        A ``PackedStorage`` with columns does without the first two: it reads rewards of either shape, and refuses a
+        mask that it does not store.
+        """
+        packed = self._packed
+        layout = None if packed is None else packed.layout
+        if packed is None or layout is None or packed.has_mask or rows.ndim != 1 or self._changes_rows:
+            rows = with_one_shape(without_padding(rows))
+        if layout is None or ("next", "done") in layout.columns:  # buffers saved early may be without
+            rows = with_done(rows)
+        return rows
 
     def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
         """Stores transitions given column by column, with the result of :meth:`extend`.
@@ -260,7 +282,7 @@ class Replay(AssembledReplay, TrainingReplay):
         Args:
             columns: arrays or tensors ``[N, ...]``, all with the same N, by key: a name, or for a nested column a tuple
                 of names such as ``("next", "reward")``. Dtypes and shapes are those of the stored columns, as for
-                :meth:`extend`; a reward is float32 ``[N, 1]`` where the first ones were. They are copied.
+                :meth:`extend`; a reward is float32 where the first ones were. They are copied.
 
         Returns:
             int64, their slots, as :meth:`extend`.
@@ -277,6 +299,9 @@ class Replay(AssembledReplay, TrainingReplay):
             >>> replay.extend_columns(columns), replay.extend_columns(columns)
             (tensor([0]), tensor([1]))
         """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self.extend_columns(columns)
         if self._is_direct and isinstance(columns, Mapping):
             try:
                 index = self._store_directly(columns, PackedStorage.fitting_columns)
@@ -476,6 +501,9 @@ class Replay(AssembledReplay, TrainingReplay):
         return data, sampler.reply
 
     def _sample(self, batch_size: int, sampler: Any = None) -> tuple[TensorDictBase, dict[str, Any]]:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self._sample(batch_size, sampler)
         with self._replay_lock, self._write_lock:
             storage, packed, episodes = self._storage, self._packed, self._episodes
             sampler = self._sampler if sampler is None else sampler
@@ -565,6 +593,9 @@ class Replay(AssembledReplay, TrainingReplay):
                 signals that the writer refuses. Nothing is changed.
             IndexError: an index that is not stored; nothing is changed.
         """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self.update_priority(index, td_error, generation=generation, **signals)
         if self._takes_batches and not signals and self._update_directly(index, td_error, generation):
             return
         td_error = td_error_of(td_error, signals)
@@ -695,11 +726,13 @@ class Replay(AssembledReplay, TrainingReplay):
         For a caller that gets the length of its returns only when it draws; otherwise give ``n_steps`` when building.
 
         Raises:
-            ValueError: rows are stored, and the writer keeps no order of them.
+            ValueError: rows are stored, and the writer keeps no order of them, or their rewards are returns already.
         """
         with self._replay_lock, self._write_lock:
             if len(self._storage):
-                episodes.mark_update(self.oldest_first(), self._storage)
+                in_order = self.oldest_first()
+                episodes.check_rows(self._storage.get(in_order[:1]))
+                episodes.mark_update(in_order, self._storage)
             self._episodes = episodes
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:

@@ -16,12 +16,12 @@ _STEPS = 2**53  # floats of equal spacing in [0, 1)
 def seeded_generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator:
     """Returns a generator; ``None`` seeds it from torch's global one. Other seeds than of 64 bits are refused."""
     seed = checked_seed(seed)
-    return torch.Generator(device).manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), device="cpu")) if seed is None else seed)
 
 
 def uniform(generator: torch.Generator) -> float:
     """Draws a float from [0, 1) at half the cost of ``torch.rand``."""
-    return int(torch.randint(_STEPS, (), generator=generator)) / _STEPS
+    return int(torch.randint(_STEPS, (), generator=generator, device="cpu")) / _STEPS
 
 
 class Seeded:

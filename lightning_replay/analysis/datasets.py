@@ -47,7 +47,7 @@ def _episode_rows(episode: Any, number: int, dtype: torch.dtype | None) -> Tenso
             "truncated": truncated,
             "done": terminated | truncated,
         },
-        "trajectory": torch.full((steps,), number),
+        "trajectory": torch.full((steps,), number, device="cpu"),
     }
     return TensorDict(rows, [steps])
 

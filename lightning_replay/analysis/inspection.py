@@ -168,7 +168,7 @@ def _tsne(rows: Tensor, seed: int) -> Tensor:
     start = reduced[:, :2]
     start = start / max(float(start[:, 0].std()), 1e-12)
     # off the line of a single feature, on which points could not pass each other
-    start = start + 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(seed))
+    start = start + 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)  # t-SNE uses three times as many neighbours
     tsne = TSNE(n_components=2, perplexity=perplexity, init=1e-4 * start.numpy(), random_state=seed)
     return torch.from_numpy(tsne.fit_transform(reduced.numpy()))
@@ -217,10 +217,10 @@ def _read(name: str, replay: Replay, key: NestedKey | None, max_points: int, see
         raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
     with replay._replay_lock:
         slots = stored_rows(replay)
-        drawn = torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed))[:max_points]
+        drawn = torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed), device="cpu")[:max_points]
         sampled = drawn.sort().values
         observed = observations(replay, slots[sampled.to(slots.device)], key)
-        return Inspection(ages(replay), returns(replay), sampled, torch.zeros(0, 2)), observed
+        return Inspection(ages(replay), returns(replay), sampled, torch.zeros(0, 2, device="cpu")), observed
 
 
 def draw_inspection(

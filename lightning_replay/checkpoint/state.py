@@ -67,7 +67,7 @@ def present_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
 
 
 def restore_state(replay: LockedReplay, state: dict[str, Any]) -> None:
-    """Restores what :func:`read_state` returned, into a buffer built with the same options.
+    """Restores what :func:`read_state` returned, into a buffer of the same capacity, parts and tables.
 
     Raises:
         TypeError: no dictionary.
@@ -88,7 +88,8 @@ def restore_state(replay: LockedReplay, state: dict[str, Any]) -> None:
             future.cancel()
         replay._prefetch_queue.clear()
         if replay._prefetch:  # nothing else takes batches from the queue, and every call would wait for them
-            replay._prefetch_queue.extend(batches)
+            fitting = (batch for batch in batches if batch.result()[0].shape[0] == replay._batch_size)
+            replay._prefetch_queue.extend(fitting)
 
 
 def _state_of(replay: LockedReplay) -> dict[str, Any]:

@@ -214,6 +214,7 @@ class EpisodeLinks:
                 [2, 2, 2]]), tensor([2, 1]))
     """
 
+    @torch.inference_mode(False)
     def __init__(self, capacity: int, device: str | torch.device = "cpu", continuity: Continuity | None = None) -> None:
         self.continuity: Continuity | None = continuity
         self.capacity: int = checked_count("capacity", capacity, of="slots")
@@ -301,8 +302,8 @@ class EpisodeLinks:
         named = [trajectory for trajectory in self._newest_slot if trajectory is not None]
         return {
             "successor": self.successor.clone(),
-            "running_trajectory": torch.tensor(named, dtype=torch.int64),
-            "running_slot": torch.tensor([self._newest_slot[name] for name in named], dtype=torch.int64),
+            "running_trajectory": torch.tensor(named, dtype=torch.int64, device="cpu"),
+            "running_slot": torch.tensor([self._newest_slot[name] for name in named], dtype=torch.int64, device="cpu"),
             "newest_slot": self._newest_slot.get(None, -1),
         }
 
@@ -353,18 +354,20 @@ class EpisodeLinks:
         self._predecessor[index] = -1
         self._forget_running(index)
         if trajectory is None:
-            order, starts = index, torch.zeros(1, dtype=torch.int64)
+            order, starts = index, torch.zeros(1, dtype=torch.int64, device="cpu")
             names: list[int | None] = [None]
             same, ends = torch.ones_like(done[1:]), done
         else:
             trajectory, rows = torch.sort(trajectory, stable=True)
             order, ends = index[rows], done[rows]
             same = trajectory[1:] == trajectory[:-1]
-            starts = torch.cat([torch.zeros(1, dtype=torch.int64), (~same).nonzero().squeeze(1).cpu() + 1])
+            starts = torch.cat(
+                [torch.zeros(1, dtype=torch.int64, device="cpu"), (~same).nonzero().squeeze(1).cpu() + 1]
+            )
             names = trajectory[starts.to(trajectory.device)].tolist()
         linked = same & ~ends[:-1]
         # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
-        lasts = torch.cat([starts[1:] - 1, torch.tensor([order.numel() - 1])])
+        lasts = torch.cat([starts[1:] - 1, torch.tensor([order.numel() - 1], device="cpu")])
         first_slots, last_slots = order[starts.to(order.device)].tolist(), order[lasts.to(order.device)].tolist()
         ended = ends[lasts.to(ends.device)].tolist()
         previous = [self._forget(name) for name in names]
@@ -422,7 +425,7 @@ def missing_steps(trajectory: Tensor | None, stored: np.ndarray, count: int) -> 
         MissingSteps(trajectories=[8], last_before=tensor([0]))
     """
     if not len(stored):  # in a tenth of the time
-        nothing = torch.zeros(0, dtype=torch.int64)
+        nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
         return MissingSteps([None] if trajectory is None else sorted(set(trajectory.flatten().tolist())), nothing)
     names = np.zeros(count, dtype=np.int64) if trajectory is None else trajectory.flatten().cpu().numpy()
     order = np.argsort(names, kind="stable")

@@ -108,7 +108,10 @@ class RunningObservations:
     def state_dict(self) -> dict[str, Any]:
         """Returns the running episodes, int64 ``[E]``, and their last observations, uint8 ``[E, bytes]``."""
         last = np.frombuffer(b"".join(self._last.values()), dtype=np.uint8).reshape(len(self._last) or 1, -1)
-        return {"trajectory": torch.tensor(list(self._last), dtype=torch.int64), "last": torch.from_numpy(last.copy())}
+        return {
+            "trajectory": torch.tensor(list(self._last), dtype=torch.int64, device="cpu"),
+            "last": torch.from_numpy(last.copy()),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
@@ -150,7 +153,8 @@ def newest_running(
     ids = read_trajectory(storage, oldest_first)
     count = len(oldest_first)
     if ids is None:
-        names, last = torch.zeros(1, dtype=torch.int64), torch.tensor([count - 1], device=oldest_first.device)
+        names = torch.zeros(1, dtype=torch.int64, device="cpu")
+        last = torch.tensor([count - 1], device=oldest_first.device)
     else:
         names, of = ids.unique(return_inverse=True)
         place = torch.arange(count, device=of.device)

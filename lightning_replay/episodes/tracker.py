@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import Continuity, EpisodeLinks, trajectory_name, trajectory_of
-from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns
+from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns, refuse_formed
 from lightning_replay.storage.access import device_of, occupancy_of, read_columns, stored_before
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.validation import checked_count, checked_flag, checked_share
@@ -106,8 +106,12 @@ class EpisodeTracker:
         return 0 if self.links is None else self.links.nbytes
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses first rows ``[N]`` without the columns of a return; later rows have the columns of the first."""
+        """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already.
+
+        Later rows have the columns of the first.
+        """
         if self.links is None:
+            refuse_formed(rows, self.n_steps)
             require_columns(rows, f"returns over {self.n_steps} steps")
 
     def mark_update(self, index: Tensor, storage: Storage) -> None:

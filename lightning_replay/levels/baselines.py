@@ -46,7 +46,7 @@ class _Unscored(LevelSelector):
         """Chooses the id of the next level."""
 
     def probabilities(self) -> TensorDict:
-        whole, real = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
+        whole, real = torch.zeros(0, dtype=torch.int64, device="cpu"), torch.zeros(0, dtype=torch.float64, device="cpu")
         columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
         return TensorDict(columns, [0])
 
@@ -76,7 +76,11 @@ class UniformLevels(_Unscored):
         self.generator: torch.Generator = seeded_generator(seed)
 
     def _choose(self) -> int:
-        drawn = int(torch.randint(LEVEL_IDS if self._ids is None else len(self._ids), (), generator=self.generator))
+        drawn = int(
+            torch.randint(
+                LEVEL_IDS if self._ids is None else len(self._ids), (), generator=self.generator, device="cpu"
+            )
+        )
         return drawn if self._ids is None else self._ids[drawn]
 
     def state_dict(self) -> dict[str, Any]:

@@ -261,7 +261,7 @@ class LevelBuffer(LevelSelector):
     def probabilities(self) -> TensorDict:
         """Returns the replay distribution; see :meth:`LevelSelector.probabilities`."""
         columns = {
-            "level_id": torch.tensor(self.sampler.level_ids, dtype=torch.int64),
+            "level_id": torch.tensor(self.sampler.level_ids, dtype=torch.int64, device="cpu"),
             "probability": torch.from_numpy(self.sampler.probabilities(self._left_out)),
             "score": torch.from_numpy(self.sampler.scores.copy()),
             "staleness": torch.from_numpy(self.sampler.staleness),

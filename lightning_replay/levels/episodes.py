@@ -253,7 +253,9 @@ class Scoring:
     def _called(self, level_id: int, segment: Segment, best_return: float) -> Any:
         steps = segment.steps
         if self._needs_best_return:
-            steps = steps.copy().set("best_return", torch.full((segment.length,), best_return, dtype=torch.float64))
+            steps = steps.copy().set(
+                "best_return", torch.full((segment.length,), best_return, dtype=torch.float64, device="cpu")
+            )
         try:
             return self._of_segments(steps)
         except Exception as error:
@@ -267,8 +269,8 @@ class Scoring:
     def state_dict(self) -> dict[str, Any]:
         """Best returns, and the state of a score of whole episodes."""
         best_returns = {
-            "level_id": torch.tensor(list(self.best_returns), dtype=torch.int64),
-            "best_return": torch.tensor(list(self.best_returns.values()), dtype=torch.float64),
+            "level_id": torch.tensor(list(self.best_returns), dtype=torch.int64, device="cpu"),
+            "best_return": torch.tensor(list(self.best_returns.values()), dtype=torch.float64, device="cpu"),
         }
         of_episodes = None if self._of_episodes is None else self._of_episodes.state_dict()
         return {"best_returns": best_returns, "of_episodes": of_episodes}

@@ -67,11 +67,13 @@ class LearningProgress:
         """Returns the windows and Q of the levels played."""
         points = [point for returns in self._returns.values() for point in returns]
         return {
-            "level_id": torch.tensor(list(self._returns), dtype=torch.int64),
-            "length": torch.tensor([len(returns) for returns in self._returns.values()], dtype=torch.int64),
-            "episode": torch.tensor([episode for episode, _ in points], dtype=torch.int64),
-            "episode_return": torch.tensor([value for _, value in points], dtype=torch.float64),
-            "q": torch.tensor([self._q[level_id] for level_id in self._returns], dtype=torch.float64),
+            "level_id": torch.tensor(list(self._returns), dtype=torch.int64, device="cpu"),
+            "length": torch.tensor(
+                [len(returns) for returns in self._returns.values()], dtype=torch.int64, device="cpu"
+            ),
+            "episode": torch.tensor([episode for episode, _ in points], dtype=torch.int64, device="cpu"),
+            "episode_return": torch.tensor([value for _, value in points], dtype=torch.float64, device="cpu"),
+            "q": torch.tensor([self._q[level_id] for level_id in self._returns], dtype=torch.float64, device="cpu"),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

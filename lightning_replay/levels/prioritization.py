@@ -153,7 +153,7 @@ class Greedy(_Ordered):
             equals = len(self._order)
         else:
             equals = self._order.bisect_left((self._order[0][0], math.inf))
-        return int(self._order[int(torch.randint(equals, (), generator=generator))][2])
+        return int(self._order[int(torch.randint(equals, (), generator=generator, device="cpu"))][2])
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         """Returns the probability of each row."""
@@ -209,7 +209,7 @@ class _Weighted(Prioritization):
 
     def draw(self, generator: torch.Generator) -> int:
         if self._tree.total == 0.0:
-            return int(torch.randint(len(self._logs), (), generator=generator))
+            return int(torch.randint(len(self._logs), (), generator=generator, device="cpu"))
         return self._tree.find(uniform(generator) * self._tree.total)
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:

@@ -102,11 +102,11 @@ class LevelSampler(LevelTable, Sampler):
             self.touch(row)
         information = {
             "score": torch.from_numpy(self._scores[rows]),
-            "staleness": torch.tensor(staleness),
-            "timestamp": torch.tensor(episodes),
+            "staleness": torch.tensor(staleness, device="cpu"),
+            "timestamp": torch.tensor(episodes, device="cpu"),
             "generation": torch.from_numpy(self._generations[rows]),
         }
-        return torch.tensor(rows), information
+        return torch.tensor(rows, device="cpu"), information
 
     def extend(self, index: Any) -> None:
         """Checks that the writer has set the scores of stored rows.
@@ -114,7 +114,7 @@ class LevelSampler(LevelTable, Sampler):
         Raises:
             RuntimeError: a row without a score, because the writer is not a ``LevelWriter`` of this sampler.
         """
-        newest = int(torch.as_tensor(index).max()) if len(index) else -1
+        newest = int(torch.as_tensor(index, device="cpu").max()) if len(index) else -1
         if newest >= self._count:
             raise RuntimeError(
                 f"row {newest} was stored without a score; the buffer's writer must be LevelWriter(sampler) with this "
@@ -144,13 +144,13 @@ class LevelSampler(LevelTable, Sampler):
             ValueError: scores of another number, NaN or infinite; nothing is changed.
             IndexError: a row that holds no level.
         """
-        rows: Sequence[int] = torch.as_tensor(index).reshape(-1).tolist()
-        scores = torch.as_tensor(priority, dtype=torch.float64).reshape(-1).tolist()
+        rows: Sequence[int] = torch.as_tensor(index, device="cpu").reshape(-1).tolist()
+        scores = torch.as_tensor(priority, dtype=torch.float64, device="cpu").reshape(-1).tolist()
         if len(rows) != len(scores) or not all(map(math.isfinite, scores)):
             raise ValueError(f"{len(rows)} rows got the scores {scores}; give one finite score per row")
         if rows and max(rows) >= self._count:
             raise IndexError(f"row {max(rows)} holds no level; {self._count} do")
-        drawn = None if generation is None else torch.as_tensor(generation).reshape(-1).tolist()
+        drawn = None if generation is None else torch.as_tensor(generation, device="cpu").reshape(-1).tolist()
         for n, (row, score) in enumerate(zip(rows, scores, strict=True)):
             if row >= 0 and drawn is not None and drawn[n] != self._generations[row]:
                 self.dropped += 1

@@ -168,7 +168,7 @@ class ValueScore(SegmentScore):
         return self._score(*(_leaf(steps, key) for key in keys))
 
     def _score(self, *tensors: Tensor) -> Tensor:
-        return torch.tensor(self.of_columns(ValueColumns.of(*tensors)), dtype=torch.float64)
+        return torch.tensor(self.of_columns(ValueColumns.of(*tensors)), dtype=torch.float64, device="cpu")
 
     @abstractmethod
     def of_columns(self, columns: ValueColumns) -> float:
@@ -288,8 +288,8 @@ class MaxMC(SegmentScore):
 
 def max_mc(state_value: Tensor, best_return: Tensor | float) -> Tensor:
     """Mean of R_best - V(s_t), see :class:`MaxMC`; ``state_value`` is ``[T]``."""
-    values = torch.tensor(_numbers(state_value), dtype=torch.float64)
-    return (torch.as_tensor(best_return).to("cpu", torch.float64).reshape(-1) - values).mean()
+    values = torch.tensor(_numbers(state_value), dtype=torch.float64, device="cpu")
+    return (torch.as_tensor(best_return, dtype=torch.float64, device="cpu").reshape(-1) - values).mean()
 
 
 def one_step_td_error(
@@ -333,7 +333,7 @@ def td_errors(
         ValueError: no step, or tensors of different lengths.
     """
     columns = ValueColumns.of(reward, state_value, next_state_value, terminated)
-    return torch.tensor(columns.td_errors(checked_share("discount", discount)), dtype=torch.float64)
+    return torch.tensor(columns.td_errors(checked_share("discount", discount)), dtype=torch.float64, device="cpu")
 
 
 def generalized_advantages(
@@ -352,7 +352,7 @@ def generalized_advantages(
     """
     columns = ValueColumns.of(reward, state_value, next_state_value, terminated, done)
     decays = checked_share("discount", discount), checked_share("gae_lambda", gae_lambda)
-    return torch.tensor(columns.advantages(*decays), dtype=torch.float64)
+    return torch.tensor(columns.advantages(*decays), dtype=torch.float64, device="cpu")
 
 
 def key_names(data: TensorDictBase) -> str:

@@ -203,7 +203,7 @@ class LevelTable:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
         if self.staleness_weight > 0.0 and uniform(self.generator) < self.staleness_weight:
             total = self._staleness.total(self.episodes)
-            drawn = int(torch.randint(total or self._count, (), generator=self.generator))
+            drawn = int(torch.randint(total or self._count, (), generator=self.generator, device="cpu"))
             row = self._staleness.find(self.episodes, drawn) if total else drawn
         else:
             row = self._draw_idle(in_flight) if in_flight else self._order.draw(self.generator)

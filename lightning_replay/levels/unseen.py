@@ -60,7 +60,7 @@ class NewLevels:
         """
         for _ in range(_DRAWS):
             if self._generate is None:
-                level_id = int(torch.randint(LEVEL_IDS, (), generator=generator))
+                level_id = int(torch.randint(LEVEL_IDS, (), generator=generator, device="cpu"))
             else:
                 level_id = checked_level_id(self._generate(generator))
             if not is_known(level_id):
@@ -112,7 +112,7 @@ class KnownLevels(NewLevels):
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
         """Chooses a level that no actor plays, or one being played if there is no other."""
         bag = (self._idle if self._idle.items else self._played).items
-        return bag[int(torch.randint(len(bag), (), generator=generator))]
+        return bag[int(torch.randint(len(bag), (), generator=generator, device="cpu"))]
 
     def begin(self, level_id: int) -> None:
         """Marks a level as being played."""
@@ -133,9 +133,9 @@ class KnownLevels(NewLevels):
         """Levels without a score, in the order they are drawn from, and the set's fingerprint."""
         return {
             "fingerprint": self._fingerprint,
-            "idle": torch.tensor(self._idle.items, dtype=torch.int64),
-            "played": torch.tensor(self._played.items, dtype=torch.int64),
-            "times": torch.tensor([played[level] for level in self._played.items], dtype=torch.int64),
+            "idle": torch.tensor(self._idle.items, dtype=torch.int64, device="cpu"),
+            "played": torch.tensor(self._played.items, dtype=torch.int64, device="cpu"),
+            "times": torch.tensor([played[level] for level in self._played.items], dtype=torch.int64, device="cpu"),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
     def write_pending(self) -> None:
         """Writes the ids of placed levels together, since writing one row costs more than placing it."""
         if self.sampler.pending:
-            rows, level_ids = torch.tensor(list(self.sampler.pending.items())).unbind(-1)
+            rows, level_ids = torch.tensor(list(self.sampler.pending.items()), device="cpu").unbind(-1)
             self._storage.set(rows, TensorDict({"level_id": level_ids}, [len(rows)]))
             self.sampler.pending.clear()
 
@@ -110,11 +110,11 @@ class LevelWriter(TensorDictRoundRobinWriter):
             newest[placed[n]] = n
         newest.pop(REFUSED, None)
         if newest:
-            rows, positions = torch.tensor(sorted(newest.items())).unbind(-1)
+            rows, positions = torch.tensor(sorted(newest.items()), device="cpu").unbind(-1)
             self._storage.set(rows, stored[positions])
         self.sampler.pending.clear()
         index = [row if self.sampler.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
-        return torch.tensor(index, dtype=torch.int64)
+        return torch.tensor(index, dtype=torch.int64, device="cpu")
 
     def add(self, data: Any) -> int:
         """Stores one level and returns its row, or -1."""
@@ -123,7 +123,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
     def state_dict(self) -> dict[str, Any]:
         """Ids in the order of their rows, and counters."""
         return {
-            "level_id": torch.tensor(self.level_ids, dtype=torch.int64),
+            "level_id": torch.tensor(self.level_ids, dtype=torch.int64, device="cpu"),
             "refused": self.sampler.refused,
             "replaced": self.sampler.replaced,
         }

@@ -115,6 +115,7 @@ class NeighborLists:
         if self._upkeep:
             self._upkeep.announce(index, held, old)
 
+    @torch.inference_mode(False)
     def _allocate(self, features: Tensor) -> None:
         self._rows.allocate(features)
         if self.refresh_interval > 1:
@@ -188,7 +189,7 @@ class NeighborLists:
         if checked_count("k", k) > self.num_neighbors:
             raise ValueError(f"k is {k}; it must be at most num_neighbors, which is {self.num_neighbors}")
         checked_count("sample", sample, of="rows")
-        slots = self._rows.slots() if len(self) else torch.empty(0, dtype=torch.int64)
+        slots = self._rows.slots() if len(self) else torch.empty(0, dtype=torch.int64, device="cpu")
         if len(slots) < 2:
             return 1.0
         device = generator.device if generator is not None else "cpu"

@@ -40,8 +40,8 @@ class SameActionLists:
         """Removes every row."""
         self._lists: list[NeighborLists] = []
         self._actions: dict[tuple[int, ...], int] = {}  # the action's values -> its position in the list of lists
-        self._group = torch.full((self.capacity,), -1, dtype=torch.int64)
-        self._number = torch.full((self.capacity,), -1, dtype=torch.int64)
+        self._group = torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu")
+        self._number = torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu")
         self._slot_of: list[Tensor] = []  # per action: number -> slot, -1 where the number is free
         self._free: list[list[int]] = []  # per action: freed numbers, then the next new one
         self._used: list[int] = []
@@ -117,7 +117,7 @@ class SameActionLists:
         if value not in self._actions:
             self._actions[value] = len(self._lists)
             self._lists.append(NeighborLists(self.capacity, self.num_neighbors, **self._options))
-            self._slot_of.append(torch.full((self.capacity,), -1, dtype=torch.int64))
+            self._slot_of.append(torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu"))
             self._free.append([])
             self._used.append(0)
         return self._actions[value]
@@ -128,4 +128,4 @@ class SameActionLists:
         new = count - len(numbers)
         numbers += range(self._used[group], self._used[group] + new)
         self._used[group] += new
-        return torch.tensor(numbers, dtype=torch.int64)
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -104,10 +104,10 @@ class NumbaTree:
         return torch.from_numpy(index), torch.from_numpy(weight)
 
     def total(self) -> Tensor:
-        return torch.tensor(self._sums[self._root], dtype=torch.float64)
+        return torch.tensor(self._sums[self._root], dtype=torch.float64, device="cpu")
 
     def min(self) -> Tensor:
-        return torch.tensor(self._minima[self._root], dtype=torch.float32)
+        return torch.tensor(self._minima[self._root], dtype=torch.float32, device="cpu")
 
     def bounds(self) -> tuple[float, float]:
         return float(self._sums[self._root]), float(self._minima[self._root])

@@ -119,7 +119,7 @@ class TorchTree:
             return True
         if self._on_cpu:
             first, count = int(index[0]), index.numel()
-            if 0 <= first <= limit - count and torch.equal(index, torch.arange(first, first + count)):
+            if 0 <= first <= limit - count and torch.equal(index, torch.arange(first, first + count, device="cpu")):
                 self._fill_range(first, first + count, value)
                 return True
         filled = torch.full(index.shape, value, device=self.device)

@@ -72,6 +72,8 @@ def neighborhood_mixup(
         update_partners=update_partners,
         feature_keys=feature_keys,
     )
+    if discrete is not None:  # equal in both of a pair
+        keys = [key for key in keys if key != feature_keys[-1]]
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
     return assemble(Replay, locals(), sampler, transform=transform)
 

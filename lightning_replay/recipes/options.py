@@ -32,7 +32,8 @@ _DOCUMENTED = """
     batch_size: transitions per batch; by default 256, or the capacity where it is smaller.
     mixup_concentration: both parameters of the Beta distribution of the mixing coefficient.
     fraction: share of rows that are mixed.
-    keys: columns that are mixed, those of a floating dtype; a key includes every entry nested under it.
+    keys: floating columns that are mixed; a key includes every entry nested under it. Integers, such as discrete
+        actions, are refused; columns that are not named stay those of the first transition.
     priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
     importance_exponent: β of their correction.
     priority_offset: ε, added to every priority.

@@ -57,7 +57,9 @@ def tensor_of(stored: Stored) -> Tensor:
     if isinstance(stored, Tensor):
         return stored.detach().cpu()
     content = ChunkBytes(stored).read(0, stored.num_bytes)
-    flat = torch.frombuffer(content, dtype=stored.dtype) if content else torch.zeros(0, dtype=stored.dtype)
+    flat = (
+        torch.frombuffer(content, dtype=stored.dtype) if content else torch.zeros(0, dtype=stored.dtype, device="cpu")
+    )
     return flat.view(stored.shape)
 
 

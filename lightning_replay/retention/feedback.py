@@ -34,8 +34,8 @@ class Factors(NamedTuple):
     @functools.lru_cache(maxsize=8)  # they are not written
     def unknown(cls, count: int) -> Factors:
         """Returns the factors of new rows whose surprise was not computed."""
-        nothing = torch.full((count,), torch.nan)
-        return cls(nothing, torch.ones(count), nothing, is_known=False)
+        nothing = torch.full((count,), torch.nan, device="cpu")
+        return cls(nothing, torch.ones(count, device="cpu"), nothing, is_known=False)
 
     def rows(self, kept: Tensor) -> Factors:
         """Returns the factors of some rows."""
@@ -81,7 +81,7 @@ def read_factors(rule: RetentionRule, count: int, td_error: Tensor | None, signa
             "surprise; pass one of them. No priority was changed"
         )
     else:
-        measured = torch.full((count,), torch.nan)  # unknown, and not used
+        measured = torch.full((count,), torch.nan, device="cpu")  # unknown, and not used
     weight = _on_policyness(rule, count, signals)
     return Factors(measured, weight, rule.priority(measured, weight) if len(measured) == count else measured)
 
@@ -89,14 +89,14 @@ def read_factors(rule: RetentionRule, count: int, td_error: Tensor | None, signa
 def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) -> Tensor:
     action_values, action = signals.get("action_values"), signals.get("action")
     if not rule.weighs_actions:
-        return torch.ones(count)
+        return torch.ones(count, device="cpu")
     if action_values is None:
         if rule.needs_actions:
             raise ValueError(
                 f"{type(rule).__name__} learns from action_values [B, A] and action [B] alone, and update_priority got "
                 "none; pass both. No priority was changed"
             )
-        return torch.ones(count)
+        return torch.ones(count, device="cpu")
     if action is None:
         raise ValueError("update_priority got action_values without action; pass action=batch['action'] as well")
     action_values = real_numbers("action_values", action_values, "No priority was changed")

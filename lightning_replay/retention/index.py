@@ -90,7 +90,7 @@ class RetainedRows:
             its slot, and the slots whose rows left, int64 ``[n]``, its own among them unless that was free; ``None``
             where it was refused.
         """
-        priority = self._first_priorities(factors.rows(torch.tensor([row])))
+        priority = self._first_priorities(factors.rows(torch.tensor([row], device="cpu")))
         key = single_key(float(priority[0]), arrival)
         has_free = bool(self._holes) or self._length < self.capacity
         stored = self._length - len(self._holes)
@@ -120,7 +120,9 @@ class RetainedRows:
         left = self._chances.get(torch.from_numpy(before))
         self._chances.remove(torch.from_numpy(before))  # each is drawn once
         if self._chances.has_mass():
-            victim = int(self._chances.draw(torch.rand(1, dtype=torch.float64, generator=self._generator))[0])
+            victim = int(
+                self._chances.draw(torch.rand(1, dtype=torch.float64, generator=self._generator, device="cpu"))[0]
+            )
         else:
             victim = int(np.setdiff1d(self.order.lowest(len(before) + 1), before)[0])
         self._chances.set(torch.from_numpy(before), left)
@@ -182,7 +184,7 @@ class RetainedRows:
         """As :func:`~lightning_replay.retention.eviction.evict_lowest` with drawn victims; all new rows enter."""
         assert self._chances is not None
         count = len(new.slots) - fitting
-        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator)
+        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device="cpu")
         for row, number in enumerate(uniform.split(1), fitting):
             victim = int(self._chances.draw(number)[0]) if self._chances.has_mass() else order.first()
             new.slots[new.slots == victim] = -1  # evicts an earlier new row, where it had the slot

@@ -127,7 +127,7 @@ class _WeighingAlone(_Weighing, RetentionRule):
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
         """Returns 1 for each row."""
-        return torch.ones(rows.shape[0])
+        return torch.ones(rows.shape[0], device="cpu")
 
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
         """Returns the on-policyness."""
@@ -191,7 +191,7 @@ class OldestLeaves(RetentionRule):
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
         """Returns 0 for each row."""
-        return torch.zeros(rows.shape[0])
+        return torch.zeros(rows.shape[0], device="cpu")
 
 
 @recorded

@@ -46,4 +46,4 @@ class GoalEpisodes:
 
     def state(self) -> Tensor:
         """Returns episodes and slots, int64 ``[G, 2]``."""
-        return torch.tensor(self._pairs, dtype=torch.int64).reshape(-1, 2)
+        return torch.tensor(self._pairs, dtype=torch.int64, device="cpu").reshape(-1, 2)

@@ -22,6 +22,7 @@ from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
 from lightning_replay.storage.access import device_of, occupancy_of, stored_before
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.validation import check_kind, checked_flag
 
 
@@ -169,7 +170,7 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         """
         if not self.uses_priorities:
             return
-        index, priority = torch.as_tensor(index), torch.as_tensor(priority)
+        index, priority = as_tensor(index), as_tensor(priority)
         if index.ndim == 2 and self.update_partners:
             priority = priority.reshape(-1)
             # The last of duplicates wins: partners before firsts.

@@ -19,6 +19,7 @@ from lightning_replay.samplers.divided_priorities import DividedPriorities
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.access import device_of, empty_storage, occupancy_of
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.occupancy import FirstSlots
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.validation import checked_flag, checked_number
@@ -81,9 +82,8 @@ class PrioritizedSampler(DividedPriorities):
         backend: str = "auto",
         seed: int | None = None,
     ) -> None:
-        super().__init__(importance_exponent, priority_offset, seed)
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
         self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
-        self._priority_exponent = checked_number("priority_exponent", priority_exponent, 0.0)
         self._backend = backend
         self._tree = PriorityTree(capacity, backend=backend)
         self._set_largest(-1.0)
@@ -112,7 +112,7 @@ class PrioritizedSampler(DividedPriorities):
         else:
             accepted = self._tree.fill_checked(index, (priority + offset) ** exponent, self._tree.capacity)
         if not accepted:
-            raise refusal(torch.as_tensor(index), None, self.max_size, None)
+            raise refusal(as_tensor(index), None, self.max_size, None)
         self._has_rows = True
 
     @property
@@ -175,7 +175,7 @@ class PrioritizedSampler(DividedPriorities):
         if largest is None:
             raise refusal(index, priority, limit, None if storage is None else len(storage))
         if isinstance(self._largest, Tensor):
-            torch.maximum(self._largest, torch.as_tensor(largest), out=self._largest)
+            torch.maximum(self._largest, torch.as_tensor(largest, device=self._largest.device), out=self._largest)
         elif largest > self._largest:
             self._largest = largest
         self._has_rows = True
@@ -278,17 +278,34 @@ class PrioritizedSampler(DividedPriorities):
 
     def state_dict(self) -> dict[str, Any]:
         """Priorities, exponents, clocks and the state of the generator; tensors and plain values."""
-        own = {"tree": self._tree.state_dict(), "has_rows": self._has_rows, "priority_offset": self.priority_offset}
-        return own | self._shared_state()
+        return {"tree": self._tree.state_dict(), "has_rows": self._has_rows} | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; a schedule stays that of the constructor."""
+        """Restores what :meth:`state_dict` returned.
+
+        Where this sampler was built with another exponent, offset or schedule than the saved one, its own counts, for
+        the stored priorities too; the log names them. A schedule continues at the saved clocks.
+        """
+        exponent, offset = self._built_with["priority_exponent"], self._built_with["priority_offset"]
         self._tree.load_state_dict(state_dict["tree"])
         self._set_largest(float(state_dict["largest_priority"]))
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
-        self.priority_offset: float = float(state_dict["priority_offset"])
+        self.priority_offset = float(state_dict["priority_offset"])
+        if self._differs("priority_offset", state_dict):
+            self._set_offset(offset)
+        if self._differs("priority_exponent", state_dict):
+            self.priority_exponent = exponent
         self._load_shared_state(state_dict)
+
+    def _set_offset(self, offset: float) -> None:
+        """Changes the offset of the stored priorities; slots without one stay so."""
+        if self._priority_exponent > 0:
+            leaves = self._tree.leaves()
+            priority = (leaves.double() ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0.0)
+            moved = ((priority + offset) ** self._priority_exponent).float()
+            self._tree.load_state_dict({"leaves": torch.where(leaves > 0, moved, leaves)})
+        self.priority_offset = offset
 
     def __repr__(self) -> str:
         return (

@@ -15,14 +15,17 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.episodes.links import EpisodeLinks
-from lightning_replay.events.conditions.condition import Condition, ConditionLike, holds, own
+from lightning_replay.events.conditions.condition import Condition, ConditionLike, holds, own, warn_of_unmet
 from lightning_replay.samplers.goal_episodes import GoalEpisodes
 from lightning_replay.samplers.linked import LinkedSampler
 from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.access import read_columns, stored_before
+from lightning_replay.storage.access import occupancy_of, read_columns, readable_rows, stored_before
 from lightning_replay.validation import checked_share
+
+_ROWS_BEFORE_WARNING = 1_000  # of a goal that was never reached; as many as the storage keeps if these are more
+_NEVER = 2**62
 
 
 @recorded
@@ -88,7 +91,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
             RuntimeError: the storage is empty.
         """
         if self._links is None and len(storage):
-            self._attach_storage(storage, torch.empty(0, dtype=torch.int64))
+            self._attach_storage(storage, torch.empty(0, dtype=torch.int64, device="cpu"))
         generator = self._generator
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
         if not (sweeps and len(self._goals)):
@@ -155,15 +158,18 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         self._next_episode = state_dict["next_episode"]
         self._goals = GoalEpisodes(state_dict["goals"])
         self._cursor = state_dict["cursor"]
+        if len(self._goals) or self._next_episode >= len(self._episode):  # reached, or warned of before the save
+            self._unmet_after = _NEVER
         if state_dict["condition"] is not None:
             self.goal.load_state_dict(state_dict["condition"])  # type: ignore[union-attr]
 
     def _empty(self) -> None:
         self._links: EpisodeLinks | None = None
         # The running number of each slot's episode, and scratch space: the place of a slot in a batch of new rows.
-        self._episode = self._place = torch.empty(0, dtype=torch.int64)
-        self._next_episode = 0
-        self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64))
+        self._episode = self._place = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._next_episode = 0  # counts rows, each of which may begin one
+        self._unmet_after = _ROWS_BEFORE_WARNING
+        self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64, device="cpu"))
         self._cursor = -1
         self.goal = own(self.goal)  # a copy without running episodes
 
@@ -176,6 +182,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
 
+    @torch.inference_mode(False)
     def _allocate(self, capacity: int, device: torch.device) -> EpisodeLinks:
         self._episode = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._place = self._episode.clone()
@@ -183,7 +190,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
 
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
         """Links rows that were stored before this sampler was attached, in slot order."""
-        (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64), [self._done_key])
+        (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64, device="cpu"), [self._done_key])
         self._allocate(storage.max_size, done.device)
         earlier = stored_before(storage, new)
         if len(earlier):
@@ -200,6 +207,16 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         reached = holds(self.goal, storage.get(index))
         if bool(reached.any()):
             self._goals.put(episode[reached], index[reached])
+            self._unmet_after = _NEVER
+        elif self._next_episode >= max(self._unmet_after, storage.max_size):
+            self._check_unmet(storage)
+
+    def _check_unmet(self, storage: Storage) -> None:
+        """Warns once of a goal that was never reached, after a buffer's worth of rows among which episodes end."""
+        rows, slots = self._next_episode, occupancy_of(storage).slots()
+        self._unmet_after = _NEVER  # before a warning that may be made an error
+        if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self._done_key):
+            self._unmet_after = 2 * rows
 
     def _number(self, index: Tensor) -> Tensor:
         """Returns the episode of each new row, int64 ``[n]``: that of the row before it, or a new number."""

@@ -45,8 +45,8 @@ class WithinTables(DividedTables):
         priority_offset: float = 1e-6,
         seed: int | None = None,
     ) -> None:
-        super().__init__(importance_exponent, priority_offset, seed)
-        self.priority_exponent = priority_exponent
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        self.uses_priorities: bool = self._priority_exponent > 0
         self._empty()
 
     def _empty(self) -> None:
@@ -68,7 +68,7 @@ class WithinTables(DividedTables):
     @priority_exponent.setter
     def priority_exponent(self, value: float) -> None:
         self._priority_exponent = checked_number("priority_exponent", value, 0.0)
-        self.uses_priorities: bool = self._priority_exponent > 0
+        self.uses_priorities = self._priority_exponent > 0
         self._forget_trees()
 
     @property
@@ -95,7 +95,7 @@ class WithinTables(DividedTables):
         """Gives rows written just now the largest priority so far; called by the writers."""
         if self.uses_priorities and storage is not None:
             self._attach_tables(tables_of(storage, self))
-            self._priority[torch.as_tensor(index).cpu().numpy()] = self.default_priority
+            self._priority[torch.as_tensor(index, device="cpu").numpy()] = self.default_priority
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
         """Draws the rows at the points of a part, as its base class; defined beside ``sample``, see ReplaySampler."""
@@ -246,6 +246,9 @@ class WithinTables(DividedTables):
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
         self._largest = float(state_dict["largest_priority"])
-        self.priority_exponent = float(state_dict["priority_exponent"])
+        if not self._differs("priority_exponent", state_dict):
+            self.priority_exponent = float(state_dict["priority_exponent"])
+        if "priority_offset" in state_dict and not self._differs("priority_offset", state_dict):
+            self.priority_offset = float(state_dict["priority_offset"])
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
         self._load_shared_state(state_dict)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +15,13 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.parts import ReplaySampler
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import refusal
+from lightning_replay.saving.spec import describe
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.seeded import Seeded
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.validation import checked_number
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
@@ -30,9 +35,22 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     _tree: PriorityTree
     _largest: float | Tensor
 
-    def __init__(self, importance_exponent: float | Schedule, priority_offset: float, seed: int | None) -> None:
+    def __init__(
+        self,
+        priority_exponent: float,
+        importance_exponent: float | Schedule,
+        priority_offset: float,
+        seed: int | None,
+    ) -> None:
+        self._priority_exponent = checked_number("priority_exponent", priority_exponent, 0.0)
         self.priority_offset: float = checked_number("priority_offset", priority_offset, 0.0)
         self.importance_exponent = importance_exponent
+        # With what this sampler was built, which may be set to other values later.
+        self._built_with: dict[str, Any] = {
+            "priority_exponent": self._priority_exponent,
+            "importance_exponent": describe(self._importance_exponent),
+            "priority_offset": self.priority_offset,
+        }
         self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
         self._seed_generator(seed)
 
@@ -102,7 +120,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
             ValueError: one is negative or not finite, or does not fit float32 once it is raised to the exponent.
         """
         if not bool(self._exponentiated(priority.to(self.device)).isfinite().all()):
-            raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, len(priority), None)
+            raise refusal(torch.zeros(len(priority), dtype=torch.int64, device="cpu"), priority, len(priority), None)
 
     def raise_largest_priority(self, priority: float) -> None:
         """Raises the largest priority so far, before any exponent, to at least ``priority``."""
@@ -113,6 +131,10 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     def _exponentiated(self, priority: Tensor) -> Tensor:
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
+
+    def _differs(self, option: str, state_dict: Mapping[str, Any]) -> bool:
+        """Returns whether the saved sampler was built with another value; early saves do not hold with which."""
+        return state_dict.get("built_with", self._built_with)[option] != self._built_with[option]
 
     def draw_state(self) -> Any:
         """Returns what a draw changes: the generator's state and the clocks."""
@@ -129,23 +151,39 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
             "largest_priority": float(self._largest),
             "priority_exponent": self.priority_exponent,
             "importance_exponent": schedule.value if isinstance(schedule, Constant) else None,
+            "priority_offset": self.priority_offset,
+            "built_with": self._built_with,
             "clocks": dict(self._clocks),
             "generator": self.generator_state(),
         }
 
     def _load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores all of :meth:`_shared_state` but the priorities; a schedule stays that of the constructor."""
-        if state_dict["importance_exponent"] is not None:
-            self.beta = state_dict["importance_exponent"]
+        """Restores all of :meth:`_shared_state` but the priorities, their exponent and their offset.
+
+        Of options that differ from those of the saved sampler, the constructor's count; a schedule always is its own.
+        """
+        if state_dict["importance_exponent"] is not None and not self._differs("importance_exponent", state_dict):
+            self.importance_exponent = state_dict["importance_exponent"]
+        different = [name for name in self._built_with if self._differs(name, state_dict)]
+        if different:
+            built, saved = self._built_with, state_dict["built_with"]
+            values = ", ".join(f"{name} {_shown(built[name])} (saved: {_shown(saved[name])})" for name in different)
+            logger.warning("the options with which the buffer is built count, not those of the save: %s", values)
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
         self.set_generator_state(state_dict["generator"])
+
+
+def _shown(value: Any) -> Any:
+    """Returns a described option for a message: a number, or a schedule with its arguments."""
+    arguments = value["arguments"] if isinstance(value, dict) and "class" in value else {}
+    return arguments["value"] if set(arguments) == {"value"} else arguments or value
 
 
 def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) -> Tensor:
     """Returns the slots that ``mark_update`` of a sampler was given, int64 ``[n]`` in insertion order, each once."""
     if storage is None:
         raise ValueError(f"{sampler}.mark_update got no storage; pass the buffer's as storage=.")
-    index = torch.as_tensor(index)
+    index = as_tensor(index)
     if index.ndim > 1:
         raise ValueError(
             f"{sampler} got an index of shape {list(index.shape)}; it works with storages of one dimension. Build the "

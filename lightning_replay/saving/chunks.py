@@ -202,7 +202,7 @@ def _store(source: Tensor | Snapshot, start: int, count: int, file: Path, earlie
         if unchanged is not None and unchanged in earlier and _link(earlier[unchanged], file):
             source.skip(start, count)
             return Chunk(file.name, unchanged, linked=True)
-    content = torch.empty(count, dtype=torch.uint8)
+    content = torch.empty(count, dtype=torch.uint8, device="cpu")
     if isinstance(source, Snapshot):
         source.read(start, content)
     else:

@@ -102,7 +102,7 @@ class Snapshot:
 
     def tensor(self) -> Tensor:
         """Returns a copy of the content, on the CPU."""
-        target = torch.empty(self.nbytes, dtype=torch.uint8)
+        target = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         self.read(0, target)
         return target.view(self.dtype).view(self.shape)
 

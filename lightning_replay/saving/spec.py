@@ -65,7 +65,8 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
             arguments.update(*further)
             arguments.pop("self", None)
             object.__setattr__(self, "init_arguments", arguments)
-        original(self, *args, **kwargs)
+        with torch.inference_mode(False):  # its tensors are written to later
+            original(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]
     inherited = _record_of(cls) or Record((), ())

@@ -34,7 +34,7 @@ from lightning_replay.sharded.replay_options import ReplayOptions
 from lightning_replay.sharded.row_ids import RowIds
 from lightning_replay.sharded.row_routing import RowRouter, columns_of, layout_of
 from lightning_replay.storage.rows_of_columns import rows_of_columns
-from lightning_replay.storage.transition_check import TransitionCheck, with_done
+from lightning_replay.storage.transition_check import TransitionCheck, normalized
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_number
 
@@ -243,9 +243,14 @@ class ShardedReplay(TrainingReplay):
         """
         if not isinstance(tensordicts, TensorDictBase):
             raise TypeError(f"extend takes a TensorDict of transitions [N]; got {type(tensordicts).__name__}")
-        if tensordicts.ndim != 1 or not len(tensordicts):
+        if 0 in tensordicts.shape:
             raise wrong_shape(tensordicts)
-        columns = columns_of(with_done(tensordicts))
+        rows = normalized(tensordicts)
+        if rows.ndim != 1:
+            raise wrong_shape(rows)
+        if not len(rows):  # all of them are padding
+            return torch.zeros(0, dtype=torch.int64)
+        columns = columns_of(rows)
         self._check(columns)
         if self._router is None:
             self._router = RowRouter(self._num_shards, self._connection.call("new_writer"))

@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.packed import PackedStorage
 
-__all__ = ["device_of", "empty_storage", "occupancy_of", "read_columns", "stored_before"]
+__all__ = ["device_of", "empty_storage", "occupancy_of", "read_columns", "readable_rows", "stored_before"]
 
 
 def occupancy_of(storage: Storage) -> Occupancy:
@@ -41,14 +41,18 @@ def stored_before(storage: Storage, new: Tensor) -> Tensor:
     return earlier.nonzero().squeeze(1)
 
 
+def readable_rows(storage: Storage) -> TensorDictBase:
+    """Returns all slots of any TorchRL tensor storage that may hold a row, to be read and not written."""
+    return storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+
+
 def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> list[Tensor]:
     """Returns single columns ``[N, ...]`` of the rows ``index`` of any TorchRL tensor storage.
 
     Raises:
         KeyError: a key is not stored; the message names the stored ones.
     """
-    packed = isinstance(storage, PackedStorage)
-    everything = storage.readable_rows if packed else storage.get(slice(0, len(storage)))
+    packed, everything = isinstance(storage, PackedStorage), readable_rows(storage)
     if not isinstance(everything, TensorDictBase):
         raise TypeError(
             f"columns cannot be read from a {type(storage).__name__}; use PackedStorage or LazyTensorStorage"

@@ -6,8 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["MissingDeviceError", "check_present", "checked_device"]
+__all__ = ["MissingDeviceError", "as_tensor", "check_present", "checked_device"]
+
+
+def as_tensor(value: Any) -> Tensor:
+    """Returns a tensor itself, and anything else as one on the CPU, whatever torch's default device is."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 class MissingDeviceError(ValueError):

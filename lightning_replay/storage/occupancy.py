@@ -51,7 +51,7 @@ class FirstSlots(Occupancy):
 
     def slots(self) -> Tensor:
         """Returns the slots, int64 ``[count]``."""
-        return torch.arange(self.count)
+        return torch.arange(self.count, device="cpu")
 
     def held(self, index: Tensor) -> None:
         """Returns ``None``: every slot below the length holds a row."""

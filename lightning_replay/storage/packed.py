@@ -29,7 +29,7 @@ from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.row_block import RowBlock
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of, observation_keys
 from lightning_replay.storage.stored_column import GENERATION, INDEX, NOT_STORED, RowReader, StoredColumn
-from lightning_replay.storage.transition_check import Column, ColumnsCheck, TransitionCheck
+from lightning_replay.storage.transition_check import MASKS, Column, ColumnsCheck, TransitionCheck
 from lightning_replay.validation import checked_count
 
 
@@ -92,6 +92,7 @@ class PackedStorage(ForkableStorage):
         self._columns_check: ColumnsCheck | None = None
         self._is_torchrls = False  # whether only buffers of TorchRL read it, whose rows have "index"
         self._last_cursor: int | None = None  # the slot written last
+        self._masks: list[int] = []  # places of the columns that mark padding
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
         self._held_by: Occupancy | None = None
@@ -267,7 +268,7 @@ class PackedStorage(ForkableStorage):
         if isinstance(slots, range) and slots.step == 1:
             slots = slice(slots.start, slots.stop)
         else:
-            slots = self._checked_slots(torch.as_tensor(slots, dtype=torch.int64))
+            slots = self._checked_slots(torch.as_tensor(slots, dtype=torch.int64, device=self.device))
         values = self.checked_values(data)
         self.write(slots, values, grow=set_cursor)
 
@@ -313,13 +314,13 @@ class PackedStorage(ForkableStorage):
     def fitting_values(self, rows: TensorDictBase) -> Sequence[Column] | None:
         """Returns :meth:`checked_values` of rows that follow others on the CPU, and changes nothing.
 
-        ``None`` where :meth:`checked_values` must decide: no row is stored, or these have other columns.
+        ``None`` where :meth:`checked_values` must decide: no row is stored, or these have other columns or padding.
         """
         reader, device = self._reader, self._given_device
         if reader is None or device is None or not self._len or device.type != "cpu" or rows.ndim != 1:
             return None
         values = reader.read(rows, device)
-        if values is None or not len(values[0]):
+        if values is None or not len(values[0]) or (self._masks and self._has_padding(values)):
             return None
         self._check(values)
         return values
@@ -330,9 +331,13 @@ class PackedStorage(ForkableStorage):
         if reader is None or device is None or not self._len or device.type != "cpu":
             return None
         values = reader.read_columns(columns)
-        if values is not None:
-            self._check(values)
+        if values is None or (self._masks and self._has_padding(values)):
+            return None
+        self._check(values)
         return values
+
+    def _has_padding(self, values: Sequence[Column]) -> bool:
+        return not all(bool(values[place].all()) for place in self._masks)
 
     def _check(self, values: Sequence[Column]) -> None:
         if self._refusal is not None:
@@ -350,6 +355,11 @@ class PackedStorage(ForkableStorage):
     def has_columns(self) -> bool:
         """Whether rows have fixed the columns and the device that rows come from."""
         return self._given_device is not None  # set after the columns
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether rows must have a column that marks padding."""
+        return bool(self._masks)
 
     @property
     def row_columns(self) -> Mapping[Key, tuple[torch.dtype, torch.Size]]:
@@ -448,6 +458,7 @@ class PackedStorage(ForkableStorage):
             raise ValueError("the transitions have no columns; nothing was stored. Store at least one, [N, ...]")
         self._allocate(RowLayout([*leaves, (GENERATION, torch.int64, torch.Size([]))]))
 
+    @torch.inference_mode(False)
     def _allocate(self, layout: RowLayout) -> None:
         breakdown = f"{self.capacity:,} rows of {layout.row_bytes:,} bytes"
         device = torch.device(self.device)
@@ -468,6 +479,7 @@ class PackedStorage(ForkableStorage):
         self._given = columns
         self._reader = RowReader(columns, {column.key for column in self._columns if column.array is not None})
         self._columns_check = None
+        self._masks = [place for place, key in enumerate(columns) if key in MASKS]
 
     def _mismatch(self, data: TensorDictBase) -> ValueError:
         given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}

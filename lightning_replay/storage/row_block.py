@@ -30,7 +30,7 @@ class RowBlock:
 
     def __init__(self, layout: RowLayout, rows: Tensor) -> None:
         self.length: int = _BLOCK_BYTES // layout.row_bytes  #: Rows of the block.
-        block = torch.zeros(self.length, rows.shape[1], dtype=torch.int64)
+        block = torch.zeros(self.length, rows.shape[1], dtype=torch.int64, device="cpu")
         views = layout.unpack(block, torch.Size([self.length]))
         self._columns = [StoredColumn(key, views.get(key)) for key in layout.columns if key != GENERATION]
         self._generation = views.get(GENERATION).storage_offset()  # the word of a row

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase, is_non_tensor
 from torch import Tensor
 
 from lightning_replay.storage.row_layout import Key, nest
+from lightning_replay.storage.transition_check import ONE_EACH
 
 GENERATION: Key = ("generation",)
 INDEX: Key = ("index",)
@@ -44,7 +45,7 @@ class StoredColumn:
 
 def as_array(value: Tensor | np.ndarray) -> np.ndarray:
     """Returns a column as an array."""
-    return value if type(value) is np.ndarray else torch.as_tensor(value).detach().cpu().numpy()
+    return value if type(value) is np.ndarray else torch.as_tensor(value, device="cpu").detach().numpy()
 
 
 class RowReader:
@@ -56,8 +57,11 @@ class RowReader:
     """
 
     def __init__(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]], arrays: Collection[Key]) -> None:
+        self._may_be_flat = {
+            place for place, (key, (_, shape)) in enumerate(columns.items()) if key in ONE_EACH and tuple(shape) == (1,)
+        }
         self._kinds = [
-            (dtype, tuple(shape), torch.empty(0, dtype=dtype).numpy().dtype if key in arrays else None)
+            (dtype, tuple(shape), torch.empty(0, dtype=dtype, device="cpu").numpy().dtype if key in arrays else None)
             for key, (dtype, shape) in columns.items()
         ]
         place_of = {key: place for place, key in enumerate(columns)}
@@ -68,7 +72,8 @@ class RowReader:
     def read(self, rows: TensorDictBase, device: torch.device | None) -> list[Tensor | np.ndarray] | None:
         """Returns the values ``[N, ...]`` on ``device`` in the order of the columns; ``None`` where rows have others.
 
-        In rows, TensorDict ``[N]``, ``generation``, ``index`` and empty branches are ignored.
+        In rows, TensorDict ``[N]``, ``generation``, ``index`` and empty branches are ignored; rewards and flags may be
+        ``[N]`` where ``[N, 1]`` is stored.
         """
         values: list[Any] = [None] * len(self._kinds)
         if not _collect(rows, self._tree, values):
@@ -79,12 +84,19 @@ class RowReader:
             if takes_arrays and array_dtype is not None and value.is_cpu:
                 array = value.detach().numpy() if value.requires_grad else value.numpy()
                 # The attributes of an array are cheaper to read than those of a tensor.
-                if array.dtype is not array_dtype or array.shape[1:] != shape:
+                if array.shape[1:] != shape:
+                    if array.ndim != 1 or place not in self._may_be_flat:
+                        return None
+                    array = array[:, None]
+                if array.dtype is not array_dtype:
                     return None
                 values[place] = array
-            elif value.dtype != dtype or value.shape[1:] != shape or value.device != device:
+                continue
+            if value.shape[1:] != shape and value.ndim == 1 and place in self._may_be_flat:
+                values[place] = value = value[:, None]
+            if value.dtype != dtype or value.shape[1:] != shape or value.device != device:
                 return None
-            elif value.requires_grad:
+            if value.requires_grad:
                 values[place] = value.detach()
         return values
 
@@ -110,8 +122,12 @@ class RowReader:
                 value = value.numpy()
             _, shape, dtype = self._kinds[place]
             given = value.shape
-            if not given or given[1:] != shape:
+            if not given:
                 return None
+            if given[1:] != shape:
+                if len(given) != 1 or place not in self._may_be_flat:
+                    return None
+                value = value[:, None]
             if value.dtype is not dtype and (dtype is None or value.dtype != dtype):  # equal where it was unpickled
                 return None
             count = count or given[0]

@@ -13,14 +13,70 @@ from numpy import vdot
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.row_layout import Key, shown
 
-__all__ = ["Column", "ColumnsCheck", "ContradictingFlags", "TransitionCheck", "contradicts", "with_done"]
+__all__ = [
+    "MASKS",
+    "ONE_EACH",
+    "Column",
+    "ColumnsCheck",
+    "ContradictingFlags",
+    "TransitionCheck",
+    "contradicts",
+    "normalized",
+    "with_done",
+    "with_one_shape",
+    "without_padding",
+]
 
 Column = Tensor | np.ndarray
 
 _DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
 _TRAJECTORY = (("trajectory",), ("collector", "traj_ids"))
+
+#: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
+ONE_EACH: tuple[Key, ...] = (
+    ("next", "reward"),
+    *(_DONE, _TERMINATED, _TRUNCATED),
+    *(("done",), ("terminated",), ("truncated",)),
+)
+_NAMES_OF_ONE = frozenset(key[-1] for key in ONE_EACH)
+#: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
+MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
+
+
+def normalized(rows: TensorDictBase) -> TensorDictBase:
+    """Returns rows as buffers store them: without padding, with one shape of rewards and flags, and with ``done``."""
+    return with_done(with_one_shape(without_padding(rows)))
+
+
+def without_padding(rows: TensorDictBase) -> TensorDictBase:
+    """Returns the rows ``[n]`` for which a mask, see :data:`MASKS`, is true; rows of any shape as they are without one.
+
+    Trajectories ``[N, T]`` are flattened, the steps of each in order.
+    """
+    names = rows.keys()
+    for key in (key for key in MASKS if key[0] in names):  # few rows have one
+        mask = rows.get(key, None)
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == rows.numel():
+            rows = rows[mask.reshape(rows.shape)]
+    return rows
+
+
+def with_one_shape(rows: TensorDictBase) -> TensorDictBase:
+    """Returns rows whose rewards and flags ``[N]`` are ``[N, 1]``, as those of TorchRL: a mixture would broadcast."""
+    dimensions, flat = rows.ndim, []
+    for path, branch in (((), rows), (("next",), rows.get("next", None))):
+        if isinstance(branch, TensorDictBase):
+            found = ((name, value) for name, value in branch.items() if name in _NAMES_OF_ONE)
+            flat += [((*path, name), value) for name, value in found if value.ndim == dimensions]
+    flat = [(key, value) for key, value in flat if key in ONE_EACH and isinstance(value, Tensor)]
+    if flat:
+        rows = rows.copy()
+    for key, value in flat:
+        rows.set(key, value.unsqueeze(-1))
+    return rows
 
 
 def with_done(rows: TensorDictBase) -> TensorDictBase:
@@ -67,7 +123,7 @@ class TransitionCheck:
     def of(self, columns: Mapping[Key, Column]) -> ColumnsCheck:
         """Returns the check of further rows with columns of these names, dtypes and shapes; refuses ``trajectory``."""
         for key in (key for key in _TRAJECTORY if key in columns):
-            given = torch.as_tensor(columns[key])
+            given = as_tensor(columns[key])
             if given.numel() != len(given):
                 raise ValueError(
                     f"the column {shown(key)} has shape {list(given.shape)}; it names the episode of each row and "
@@ -133,7 +189,7 @@ class ColumnsCheck:
 
     def _check_each(self, columns: Sequence[Column], places: Sequence[int]) -> None:
         for place in places:
-            value = torch.as_tensor(columns[place])
+            value = as_tensor(columns[place])
             if not bool(value.isfinite().all()):
                 raise _not_finite(self._names[place], value)
 
@@ -164,7 +220,7 @@ class ContradictingFlags(ValueError):
 
 
 def _contradiction(done: Any, ended: Any) -> ContradictingFlags:
-    rows = torch.as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
+    rows = as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
     return ContradictingFlags(
         f"rows {rows[:10]} are terminated or truncated, and ('next', 'done') is false there; done must be true where "
         "an episode ended, for either reason. Nothing was stored; store done = terminated | truncated"

@@ -52,8 +52,8 @@ class StateActionCounts:
         keys = np.frombuffer(b"".join(self._numbers), dtype=np.uint8).copy()
         return {
             "keys": torch.from_numpy(keys.reshape(len(self._numbers), -1) if len(keys) else keys.reshape(0, 0)),
-            "stored": torch.tensor(self._stored, dtype=torch.int64),
-            "in_events": torch.tensor(self._in_events, dtype=torch.int64),
+            "stored": torch.tensor(self._stored, dtype=torch.int64, device="cpu"),
+            "in_events": torch.tensor(self._in_events, dtype=torch.int64, device="cpu"),
             "of_slot": torch.from_numpy(self._of_slot.copy()),
             "is_counted": torch.from_numpy(self._is_counted.copy()),
         }

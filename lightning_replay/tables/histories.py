@@ -144,8 +144,8 @@ class Histories:
         """Returns trajectories and slots, as tensors and plain values."""
         held = [self.of(name) for name in self._running]
         return {
-            "trajectory": torch.tensor(list(self._running), dtype=torch.int64),
-            "length": torch.tensor([len(slots) for slots in held], dtype=torch.int64),
+            "trajectory": torch.tensor(list(self._running), dtype=torch.int64, device="cpu"),
+            "length": torch.tensor([len(slots) for slots in held], dtype=torch.int64, device="cpu"),
             "slots": torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *held])),
             "forgotten": self.forgotten,
         }

@@ -20,10 +20,14 @@ _TERMINATED: Key = ("next", "terminated")
 
 
 class Mixing:
-    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``; ``found`` counts the keys of the tree it had."""
+    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``.
+
+    ``found`` counts the keys of the tree it had; ``has_others`` is whether columns at or under them were not floating.
+    """
 
     def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
         self.found: int = 0
+        self.has_others = False
         self._coefficient = coefficient
         self._untouched = untouched
         self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
@@ -37,6 +41,7 @@ class Mixing:
                 source[name] = value
             elif isinstance(value, Tensor):
                 mixes = inner is None and value.is_floating_point()
+                self.has_others |= inner is None and not mixes
                 source[name] = self._mix_leaf(value) if mixes else value.select(1, 0)
             elif isinstance(value, TensorDictBase):
                 source[name] = self.mix(value, inner, {})
@@ -75,13 +80,20 @@ class PackedMixing:
 
     Args:
         layout: of the rows.
-        keys: the columns that are mixed; a key stands for all under it, of which those of other dtypes stay.
+        keys: the columns that are mixed; a key stands for all under it, of which flags stay.
     """
 
     def __init__(self, layout: RowLayout, keys: set[Key]) -> None:
         self.layout = layout
         self.missing: set[Key] = {key for key in keys if not any(_is_under(column, key) for column in layout.columns)}
-        row = layout.leaves(torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64), torch.Size([1]))
+        self.unmixable: dict[Key, torch.dtype] = {
+            column: dtype
+            for column, (dtype, _) in layout.columns.items()
+            if any(_is_under(column, key) for key in keys) and not can_be_mixed(column, dtype, keys)
+        }
+        row = layout.leaves(
+            torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64, device="cpu"), torch.Size([1])
+        )
         self._places = {key: _Place(leaf.dtype, int(leaf.storage_offset()), leaf.numel()) for key, leaf in row.items()}
         mixed = [
             place
@@ -157,6 +169,11 @@ class PackedMixing:
 
 def _is_under(column: Key, key: Key) -> bool:
     return column[: len(key)] == key
+
+
+def can_be_mixed(column: Key, dtype: torch.dtype, keys: set[Key]) -> bool:
+    """Returns whether a column at or under one of ``keys`` can be mixed, or is a flag under it, which stays."""
+    return dtype.is_floating_point or (dtype == torch.bool and column not in keys)
 
 
 def tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.transforms.mixing import Mixing, PackedMixing, columns_under, listed, tree_of
+from lightning_replay.transforms.mixing import Mixing, PackedMixing, can_be_mixed, columns_under, listed, tree_of
 from lightning_replay.transforms.random_transform import RandomTransform
 from lightning_replay.validation import ABOVE_ZERO, checked_keys, checked_number, checked_share
 
@@ -44,23 +44,25 @@ class MixPairs(RandomTransform):
     """Mixes each pair of transitions into one: ``λ * first + (1 - λ) * second`` with λ ~ Beta(α, α), one λ per pair.
 
     Put it behind a sampler that draws pairs (an index ``[B, 2]``); the batch goes in as ``[B, 2]`` and comes out as
-    ``[B]``. Only floating leaves at or under ``keys`` are mixed, on raw values. All others (integers, bools,
-    ``generation``, ``trajectory``, ``priority_weight``, ``discount``, ...) are those of the first, ``index`` keeps
-    both. A pair is left as its first transition, bit for bit, when one of the two terminated, when their n-step
-    ``discount`` differs, or when the sampler paired a row with itself; truncated rows mix like any other.
+    ``[B]``. The columns at or under ``keys`` are mixed, on raw values; integers are refused, flags below a key stay.
+    All others (``generation``, ``trajectory``, ``priority_weight``, ``discount``, ...) are those of the first,
+    ``index`` keeps both. A pair is left as its first transition, bit for bit, when one of the two terminated, when
+    their n-step ``discount`` differs, or when the sampler paired a row with itself; truncated rows mix like any other.
     Neighborhood Mixup Experience Replay, Sander et al. 2022, https://arxiv.org/abs/2205.09117.
 
     Args:
         mixup_concentration: α; the paper does not state it, 0.75 is the default of the authors' command line.
         fraction: share of the pairs that are mixed at all, drawn per pair.
-        keys: floating columns to mix; a nested key stands for all under it.
+        keys: floating columns to mix; a nested key stands for all under it. Name those that are mixed where others are
+            integers, such as discrete actions, which are then those of the first.
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
         mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where that is left as it is.
 
     Raises:
-        ValueError: the batch is not one of pairs, or lacks a key to be mixed or ``("next", "terminated")``.
+        ValueError: the batch is not one of pairs, lacks a key to be mixed or ``("next", "terminated")``, or has
+            integers at or under a key.
 
     Example:
         >>> from tensordict import TensorDict
@@ -104,6 +106,12 @@ class MixPairs(RandomTransform):
         mixed = mixing.mix(tensordict, self._mixed_tree, {"mixup_coefficient": coefficient})
         if mixing.found != len(self._mixed_keys):
             raise self._lacking({path for path in self._mixed_keys if tensordict.get(path, None) is None})
+        if mixing.has_others:
+            columns = {leaf: value for path in self._mixed_keys for leaf, value in columns_under(tensordict, path)}
+            dtypes = {leaf: value.dtype for leaf, value in columns.items()}
+            unmixable = {leaf: one for leaf, one in dtypes.items() if not can_be_mixed(leaf, one, self._mixed_keys)}
+            if unmixable:
+                raise _not_floating(unmixable)
         return mixed
 
     def mix_stored(self, storage: PackedStorage, index: Tensor) -> TensorDictBase:
@@ -120,6 +128,8 @@ class MixPairs(RandomTransform):
             packed = self._packed = PackedMixing(layout, self._mixed_keys)
         if packed.missing:
             raise self._lacking(packed.missing)
+        if packed.unmixable:
+            raise _not_floating(packed.unmixable)
         if packed.is_compiled and self.fraction == 1.0 and storage.all_packed.device.type == "cpu":
             rows, coefficient = packed.gather_mixed(
                 storage.all_packed, index, self._coefficients.draw(len(index), self._rng)
@@ -151,16 +161,18 @@ class MixPairs(RandomTransform):
     def reseed(self, seed: int) -> None:
         """Restarts the generator from ``seed``."""
         super().reseed(seed)
-        self._coefficients.ahead = torch.empty(0)
+        self._coefficients.ahead = torch.empty(0, device="cpu")
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the generator's state and the coefficients drawn ahead."""
-        return super().get_extra_state() | {"ahead": self._coefficients.ahead.clone()}
+        ahead = {"ahead": self._coefficients.ahead.clone(), "concentration": self.mixup_concentration}
+        return super().get_extra_state() | ahead
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`get_extra_state` returned."""
         super().set_extra_state(state)
-        self._coefficients.ahead = state["ahead"].clone()
+        is_own = state.get("concentration", self.mixup_concentration) == self.mixup_concentration
+        self._coefficients.ahead = state["ahead"].clone() if is_own else torch.empty(0, device="cpu")
 
     def draw_state(self) -> Any:
         """Returns what a draw changes: the generator's state and the coefficients drawn ahead."""
@@ -255,11 +267,20 @@ class MixStates(RandomTransform):
         return tensordict.set("mixup_coefficient", coefficient.to(observation.device))
 
 
+def _not_floating(dtypes: dict[tuple[str, ...], torch.dtype]) -> ValueError:
+    found = ", ".join(f"{listed([leaf])} has dtype {dtypes[leaf]}" for leaf in sorted(dtypes))
+    return ValueError(
+        f"{found}; MixPairs mixes floating columns, and where others stay as they were, the mixed row is none of the "
+        "environment. Convert them before they are stored, or name the columns that are mixed with keys=. For discrete "
+        "actions use neighborhood_mixup with discrete='same_action', or another recipe."
+    )
+
+
 class _CoefficientStream:
     """Draws coefficients in blocks, at a quarter of the cost of single batches; ``ahead`` are the unused ones."""
 
     def __init__(self, concentration: float) -> None:
-        self.ahead = torch.empty(0)
+        self.ahead = torch.empty(0, device="cpu")
         self._concentration = concentration
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:

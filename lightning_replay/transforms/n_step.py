@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_replay.episodes.links import Continuity, EpisodeLinks, trajectory_of
-from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns
+from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns, refuse_formed
 from lightning_replay.episodes.tracker import require_columns
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
@@ -83,6 +83,8 @@ class NStepTransitions(ReplayTransform):
                 f"NStepTransitions got steps of batch size {list(tensordict.shape)}; it takes rows [N] in time order. "
                 "Reshape them, or call extend(step.unsqueeze(0)) for a single step."
             )
+        if self._columns is None:  # later steps have the columns of the first
+            refuse_formed(tensordict, self.n_steps)
         require_columns(tensordict, f"returns over {self.n_steps} steps")
         given = _columns_of(tensordict)
         if self._columns is not None and given != self._columns:

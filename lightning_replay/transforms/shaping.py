@@ -45,7 +45,7 @@ class ManhattanDistance:
         if not numbers:
             raise ValueError(f"goal is {goal!r}; a distance needs at least one number")
         self.scale: float = checked_number("scale", scale)
-        self._goal = torch.tensor(numbers)
+        self._goal = torch.tensor(numbers, device="cpu")
         self._components = _checked_components(components, len(numbers))
 
     def __call__(self, observation: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class OneAt:
         highest = [math.inf if bound is None else bound for bound in highs]
         if not all(first <= second for first, second in zip(lowest, highest, strict=True)):
             raise ValueError(f"low is {lows} and high is {highs}; every low must be at most its high.")
-        self._low, self._high = torch.tensor(lowest), torch.tensor(highest)
+        self._low, self._high = torch.tensor(lowest, device="cpu"), torch.tensor(highest, device="cpu")
         self._components = _checked_components(components, len(lows))
 
     def __call__(self, observation: Tensor) -> Tensor:

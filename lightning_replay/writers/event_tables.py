@@ -25,7 +25,14 @@ from lightning_replay.episodes.links import (
 from lightning_replay.episodes.running import Breaks, ObservationPair, RunningObservations
 from lightning_replay.episodes.tracker import episodes_of
 from lightning_replay.events.conditions.comparisons import ConditionBlock
-from lightning_replay.events.conditions.condition import Condition, ConditionError, holds, load_state_of, state_of
+from lightning_replay.events.conditions.condition import (
+    Condition,
+    ConditionError,
+    holds,
+    load_state_of,
+    state_of,
+    warn_of_unmet,
+)
 from lightning_replay.events.event_table import EventTable
 from lightning_replay.parts import Insertion
 from lightning_replay.saving.spec import recorded
@@ -42,6 +49,7 @@ from lightning_replay.writers.table_writer import TableWriter
 
 DEFAULT_TABLE = "default"
 _ROWS_BEFORE_WARNING = 1_000
+_NEVER = 2**62
 _SUSPICIOUS_SHARE = 0.95
 
 
@@ -108,6 +116,10 @@ class EventTableWriter(TableWriter):
         self._running = RunningObservations()
         self._rows_tested = 0
         self._has_warned = False
+        # Rows after which a condition that was never true is warned of, by event: a table's worth, and the least.
+        capacities = [table.capacity for table in self._event_tables for _ in table.events]
+        self._unmet_after = np.maximum(np.array(capacities, dtype=np.int64), _ROWS_BEFORE_WARNING)
+        self._unmet_at = int(self._unmet_after.min())
         if self._counts_state_actions:
             self.tables.state_action_counts = StateActionCounts(self.num_slots)
 
@@ -268,6 +280,8 @@ class EventTableWriter(TableWriter):
         if np.count_nonzero(fired):
             self._fired += fired.sum(1)
             self._most_fired = int(self._fired.max())
+        if self._rows_tested >= self._unmet_at:
+            self._check_unmet()
         if self._has_warned or self._rows_tested < _ROWS_BEFORE_WARNING:
             return
         share = self._most_fired / self._rows_tested
@@ -279,6 +293,21 @@ class EventTableWriter(TableWriter):
                 "copy of the default table; an event marks what is rare",
                 stacklevel=2,
             )
+
+    def _check_unmet(self) -> None:
+        """Warns once of each event that no row was, after a table's worth of rows among which episodes end."""
+        due = self._unmet_after <= self._rows_tested
+        unmet = np.flatnonzero(due & (self._fired == 0)).tolist()
+        self._unmet_after[due] = _NEVER  # before a warning that may be made an error
+        self._unmet_at = int(self._unmet_after.min())
+        slots = torch.from_numpy(self.tables.slots_of(0))
+        for number in unmet:
+            name = self._event_tables[self._event_arrays.table[number]].name
+            what = f"the condition of event table {name!r},"
+            condition, stored = self._events[number].condition, self._storage.readable_rows
+            if not warn_of_unmet(what, condition, self._rows_tested, stored, slots):
+                self._unmet_after[number] = 2 * self._rows_tested
+                self._unmet_at = min(self._unmet_at, 2 * self._rows_tested)
 
     def event_shares(self) -> dict[str, float]:
         """Returns the share of tested steps that were events, by table; of several events into one, their sum."""
@@ -343,6 +372,8 @@ class EventTableWriter(TableWriter):
         self._fired = np.array(state_dict["fired"], dtype=np.int64)
         self._most_fired = int(self._fired.max())
         self._rows_tested = int(state_dict["rows_tested"])
+        self._unmet_after[self._unmet_after <= self._rows_tested] = _NEVER  # warned of before the save, or met
+        self._unmet_at = int(self._unmet_after.min())
         for event, state in zip(self._events, state_dict["conditions"], strict=True):
             load_state_of(event.condition, dict(state))
 

@@ -79,7 +79,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             values = [value[-kept:] for value in values]
         start = (self._cursor + count - kept) % capacity
         if count > kept and isinstance(storage, FrameStorage):
-            storage.release(torch.arange(capacity))  # all of them leave
+            storage.release(torch.arange(capacity, device="cpu"))  # all of them leave
             start = self._cursor  # which leaves no slot before it unwritten
         self._cursor = start
         at_once = storage.rows_at_once
@@ -101,7 +101,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         capacity, start = storage.capacity, self._cursor
         until_end = min(count, capacity - start)
         if isinstance(storage, FrameStorage):
-            slots = torch.arange(start, start + count) % capacity
+            slots = torch.arange(start, start + count, device="cpu") % capacity
             self._release_oldest(storage, values, slots)
             storage.write(slots if until_end < count else slice(start, start + count), values)
         elif until_end == count:
@@ -119,7 +119,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             # A row has at most this many frames, so that fewer rows would never do.
             leaving = min(-(-lacking // (2 * storage.frame_stack)), held - overwritten)
             oldest = self._cursor - held + overwritten
-            storage.release(torch.arange(oldest, oldest + leaving) % storage.capacity)
+            storage.release(torch.arange(oldest, oldest + leaving, device="cpu") % storage.capacity)
             if storage.num_held == held:  # rows in between were released by another caller
                 others = torch.from_numpy(np.setdiff1d(storage.held_slots(), slots.numpy()))
                 storage.release(others[self.age_of(others).argmax()])

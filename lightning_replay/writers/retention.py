@@ -182,7 +182,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     def insert_nothing(self) -> None:
         """Notes that nothing entered and left in the last ``extend``."""
-        self.entered = torch.zeros(0, dtype=torch.int64)
+        self.entered = torch.zeros(0, dtype=torch.int64, device="cpu")
         self._evicted_slots = np.zeros(0, dtype=np.int64)
 
     def _renumber(self) -> None:
@@ -247,10 +247,10 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         priority = self.rule.first_priority(data)
         if priority is None and self.initial_surprise is None:
             return Factors.unknown(count)
-        weight = torch.ones(count)
+        weight = torch.ones(count, device="cpu")
         if priority is not None:
             priority = priority.detach().cpu()
-            unknown = torch.full((count,), torch.nan)
+            unknown = torch.full((count,), torch.nan, device="cpu")
             return Factors(unknown, weight, priority, is_known=not self.rule.learns)
         assert self.initial_surprise is not None
         given = first_surprise(self.initial_surprise(data), count)
@@ -378,6 +378,12 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         rule: Any = self.rule
         if rule.schedule is not None:  # exactly that of the priorities, however little it differs
             rule.surprise_exponent = state_dict["surprise_exponent"]
+        elif rule.surprise_exponent != state_dict["surprise_exponent"]:
+            logger.warning(
+                "surprise_exponent is %s, and stored rows keep the priorities of the saved exponent, %s, until their "
+                "next update_priority",
+                *(rule.surprise_exponent, state_dict["surprise_exponent"]),
+            )
         self._rows.load_state_dict(state_dict["rows"])
         self._diagnostics.load_state_dict(state_dict.get("diagnostics"))  # early saves have none
         self.insert_nothing()

@@ -18,6 +18,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 ORDER = (
     *(
         "moved",
+        "start_method",
         "validation",
         "extras",
         "shipped_configs",
@@ -216,3 +217,21 @@ def test_names_of_levels_are_imported_when_they_are_used() -> None:
     assert set(levels.__all__) == {*levels._MODULES, "scores"}
     for name in levels.__all__:
         assert getattr(levels, name)
+
+
+def test_imports_leave_the_start_method_of_processes_as_it_was() -> None:
+    """The program has no main guard: where processes are spawned, they would run it again."""
+    code = (
+        "import multiprocessing, gymnasium\n"
+        "import lightning_replay.lit, lightning_replay.agents\n"
+        "from lightning_replay import recipes\n"
+        "recipes.uniform(capacity=10, batch_size=2)\n"
+        "assert multiprocessing.get_start_method(allow_none=True) is None\n"
+        "envs = gymnasium.make_vec('CartPole-v1', num_envs=2, vectorization_mode='async')\n"
+        "assert envs.reset(seed=0)[0].shape == (2, 4)\n"
+        "envs.close()\n"
+        "import importlib.resources, torchrl\n"
+        "assert importlib.resources.files(torchrl).is_dir()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr

@@ -5,6 +5,7 @@ import copy
 import pickle
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.transforms import NStepTransitions
+from lightning_replay.transforms.mixup import MIXED_KEYS
+from tests.frame_steps import frame_rows, stacks_of
 from tests.recipe_options import built, fitting
 from tests.transitions import numbered_steps
 
@@ -372,12 +376,12 @@ def test_done_is_derived_where_it_is_absent(missing, n_steps) -> None:
     assert len(replay) == 5
 
 
-def test_flags_without_a_dimension_of_their_own_are_checked_and_flags_of_two_shapes_derive_nothing() -> None:
+def test_flags_without_a_dimension_of_their_own_are_checked_and_flags_of_two_shapes_derive_done() -> None:
     replay = recipes.uniform(capacity=8, batch_size=2, seed=0)
     steps = numbered_steps(0, 4).exclude(("next", "done"))
     steps["next", "terminated"] = torch.tensor([False, True, False, False])
     replay.extend(steps)
-    assert "done" not in replay[:]["next"]
+    assert replay[:]["next", "done"].tolist() == [[False], [True], [False], [False]]
     steps["next", "done"] = torch.zeros(4, dtype=torch.bool)
     steps["next", "truncated"] = torch.zeros(4, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"rows \[1\] are terminated or truncated"):
@@ -546,3 +550,112 @@ def test_a_batch_without_td_errors_names_the_key_and_the_other_way() -> None:
     uniform = recipes.uniform(8, 4)
     uniform.extend(numbered_steps(0, 8))
     uniform.update_tensordict_priority(uniform.sample())
+
+
+def flat(steps: TensorDict) -> TensorDict:
+    """The steps with rewards and flags ``[N]``."""
+    steps = steps.clone()
+    for name in ("reward", "terminated", "truncated", "done"):
+        steps["next", name] = steps["next", name].squeeze(1)
+    return steps
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("name", [*recipes.known(), "TorchRL's storage", "own n-step transform", "frames"])
+def test_rewards_and_flags_have_one_shape_however_they_are_given(name: str, n_steps: int) -> None:
+    def build() -> Replay:
+        if name == "TorchRL's storage":
+            return Replay(storage=LazyTensorStorage(64), batch_size=8, n_steps=n_steps, seed=0)
+        if name == "own n-step transform":
+            return Replay(storage=PackedStorage(64), batch_size=8, transform=NStepTransitions(n_steps, 0.99), seed=0)
+        if name == "frames":
+            return recipes.uniform(capacity=64, batch_size=8, n_steps=n_steps, frame_stack=2, seed=0)
+        return built(name, capacity=64, batch_size=8, n_steps=n_steps, seed=0)
+
+    def steps(first: int, count: int) -> TensorDict:
+        if name == "frames":
+            return frame_rows(stacks_of(range(first, first + count + 1), 2), first=first)
+        return fitting(build(), numbered_steps(first, count, done_every=8))
+
+    flat_first, flat_later, never_flat = build(), build(), build()
+    flat_first.extend(flat(steps(0, 16)))
+    flat_first.extend_columns(dict(steps(16, 16).items(True, True)))
+    flat_later.extend(steps(0, 16))
+    flat_later.extend_columns(dict(flat(steps(16, 16)).items(True, True)))
+    never_flat.extend(steps(0, 16))
+    never_flat.extend(steps(16, 16))
+    expected = never_flat.sample()
+    assert expected["next", "reward"].shape == expected["next", "done"].shape == (8, 1)
+    for replay in (flat_first, flat_later):
+        assert (replay.sample() == expected).all()
+
+
+@pytest.mark.parametrize("key", ["mask", ("collector", "mask")])
+@pytest.mark.parametrize("name", ["uniform", "event_tables", "own n-step transform"])
+def test_padding_never_becomes_a_row(name: str, key: Any) -> None:
+    """``split_trajs`` of TorchRL's collectors pads trajectories of 2 and 3 steps to ``[2, 3]``."""
+
+    def build() -> Replay:
+        if name == "own n-step transform":
+            return Replay(storage=PackedStorage(64), batch_size=8, transform=NStepTransitions(2, 0.9), seed=0)
+        return built(name, capacity=64, batch_size=8, seed=0)
+
+    steps = numbered_steps(0, 6).reshape(2, 3)
+    steps["trajectory"] = torch.tensor([[1, 1, 0], [2, 2, 2]])
+    steps["next", "done"][0, 1] = steps["next", "truncated"][0, 1] = True
+    steps[key] = torch.tensor([[True, True, False], [True, True, True]])
+    rows = steps[steps[key]]
+    as_given, flattened, as_columns, without = build(), build(), build(), build()
+    without.extend(rows)
+    without.extend(rows)
+    nothing = steps[0, 2:]
+    for replay, padded in ((as_given, steps), (flattened, steps.reshape(-1)), (as_columns, steps.reshape(-1))):
+        assert replay.extend(nothing).tolist() == []
+        for _ in range(2):
+            if replay is as_columns:
+                replay.extend_columns(dict(padded.items(True, True)))
+            else:
+                replay.extend(padded)
+            assert replay.extend(nothing).tolist() == []
+        assert (replay[:] == without[:]).all()
+
+
+def test_a_column_named_mask_of_several_flags_a_row_is_a_column_like_others() -> None:
+    replay = recipes.uniform(capacity=8, batch_size=2, seed=0)
+    steps = numbered_steps(0, 4)
+    steps["mask"] = torch.tensor([[True, False]] * 4)  # of the actions that are possible
+    replay.extend(steps)
+    replay.extend(steps)
+    assert len(replay) == 8
+
+
+@pytest.mark.parametrize("name", ["mixup", "continuous_transition"])
+@pytest.mark.parametrize("column", ["observation", "action"])
+def test_integers_are_not_half_mixed(name: str, column: str) -> None:
+    """The mixed action and reward of a row whose state stayed as it was would be wrong."""
+    steps = numbered_steps(0, 16)
+    steps[column] = steps[column].long()
+    replay = built(name, capacity=16, batch_size=8, seed=0)
+    with pytest.raises(ValueError, match=rf"'{column}' has dtype torch.int64; MixPairs mixes floating columns"):
+        replay.extend(steps)
+    assert len(replay) == 0
+    others = [key for key in MIXED_KEYS if key != column]
+    named = built(name, capacity=16, batch_size=8, seed=0, keys=others)
+    named.extend(steps)
+    batch = named.sample()
+    assert torch.equal(batch[column], steps[column][batch["index"][:, 0]])
+    assert (batch["mixup_coefficient"] < 1).any()
+
+
+@pytest.mark.parametrize("one_hot", [True, False])
+def test_neighbours_of_the_same_discrete_action_are_mixed(one_hot: bool) -> None:
+    steps = numbered_steps(0, 32)
+    action = torch.arange(32) % 2
+    steps["action"] = torch.nn.functional.one_hot(action) if one_hot else action
+    replay = recipes.neighborhood_mixup(
+        capacity=32, batch_size=16, num_neighbors=2, refresh_interval=1, discrete="same_action", seed=0
+    )
+    replay.extend(steps)
+    batch = replay.sample()
+    assert torch.equal(batch["action"], steps["action"][batch["index"][:, 0]])
+    assert (batch["mixup_coefficient"] < 1).all()

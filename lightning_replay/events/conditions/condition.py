@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
+
+_DONE = ("next", "done")
 
 
 class ConditionError(ValueError):
@@ -134,6 +137,31 @@ def load_state_of(condition: ConditionLike, state: dict[str, Any]) -> None:
     """Restores what :func:`state_of` returned."""
     if isinstance(condition, Condition):
         condition.load_state_dict(state)
+
+
+def warn_of_unmet(
+    what: str, condition: ConditionLike, rows: int, stored: TensorDictBase, slots: Tensor, done_key: NestedKey = _DONE
+) -> bool:
+    """Warns of a condition that was true of no row, once episodes have ended; returns whether they have.
+
+    Args:
+        what: has the condition, for the message.
+        condition: that was never true.
+        rows: for which it was evaluated.
+        stored: all slots of the storage.
+        slots: int64 ``[n]``, those that hold a row.
+        done_key: the flag of rows that ended their episode.
+    """
+    done, reward = stored.get(done_key, None), stored.get(("next", "reward"), None)
+    if done is None or not bool(done[slots].any()):
+        return False
+    largest = "" if reward is None else f"; the largest reward stored is {float(reward[slots].max()):g}"
+    warnings.warn(
+        f"{what} {condition!r} was true at none of {rows:,} steps, although episodes end{largest}. If it cannot be "
+        "true in this environment, give another: lightning_replay.events.suggest_events(replay) proposes thresholds",
+        stacklevel=3,
+    )
+    return True
 
 
 def _columns(steps: TensorDictBase) -> str:

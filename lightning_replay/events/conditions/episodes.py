@@ -86,8 +86,8 @@ class EpisodeCondition(Condition):
         """Returns the memory of the running episodes, and the state of the condition inside."""
         named = [trajectory for trajectory in self._running if trajectory is not None]
         return {
-            "trajectory": torch.tensor(named, dtype=torch.int64),
-            "remembered": torch.tensor([self._running[name] for name in named], dtype=torch.int64),
+            "trajectory": torch.tensor(named, dtype=torch.int64, device="cpu"),
+            "remembered": torch.tensor([self._running[name] for name in named], dtype=torch.int64, device="cpu"),
             "unnamed": self._running.get(None),
             "condition": state_of(self.condition),
         }

@@ -166,4 +166,4 @@ def _bounds(name: str, bound: Bound) -> tuple[float | None, ...]:
 
 
 def _filled(bounds: tuple[float | None, ...], unbounded: float) -> Tensor:
-    return torch.tensor([unbounded if bound is None else bound for bound in bounds], dtype=torch.float64)
+    return torch.tensor([unbounded if bound is None else bound for bound in bounds], dtype=torch.float64, device="cpu")

@@ -80,7 +80,7 @@ class TorchSearch:
         self._dtype = next((dtype for size, dtype, _ in _WORDS if pool.shape[1] % size == 0), torch.uint8)
         words = pool.shape[1] // self._dtype.itemsize
         generator = torch.Generator().manual_seed(words)
-        factors = torch.randint(-(2**63), 2**63 - 1, (words,), generator=generator, dtype=torch.int64) | 1
+        factors = torch.randint(-(2**63), 2**63 - 1, (words,), generator=generator, dtype=torch.int64, device="cpu") | 1
         self._factors = factors.to(pool.device)
 
     def hash_each(self, frames: Tensor) -> np.ndarray:
@@ -97,7 +97,9 @@ class TorchSearch:
         keys = self.hash_each(given).tolist()
         # Equal hashes nearly always mean equal frames: all are compared at once, and one by one only if one was not.
         found, stored, own = self._match(given, keys, index, careful=False)
-        stored_at, own_at = (torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2) for pairs in (stored, own))
+        stored_at, own_at = (
+            torch.tensor(pairs, dtype=torch.int64, device="cpu").reshape(-1, 2) for pairs in (stored, own)
+        )
         stored_at, own_at = stored_at.to(given.device), own_at.to(given.device)
         if not (
             torch.equal(given[stored_at[:, 0]], self._pool[stored_at[:, 1]])

@@ -36,6 +36,7 @@ class FramePool:
         (2, array([0, 4, 2, 0], dtype=int32))
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self, capacity: int, shape: torch.Size, device: str | torch.device = "cpu", memmap: str | None = None
     ) -> None:

@@ -207,8 +207,7 @@ class FrameStorage(PackedStorage):
         if self._pool is None or self._frames_of is None:
             return
         self.check_writable()
-        slots = torch.as_tensor(slots, dtype=torch.int64).reshape(-1)
-        index = slots.to(self._frames_of.device)
+        index = torch.as_tensor(slots, dtype=torch.int64, device=self._frames_of.device).reshape(-1)
         holds = self._frames_of[index, 0] != 0
         index = index[holds]
         if not len(index):
@@ -274,7 +273,7 @@ class FrameStorage(PackedStorage):
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
             if is_key(index):
                 return self.get(slice(None))[index]
-            slots = torch.arange(self._len)[index]
+            slots = torch.arange(self._len, device="cpu")[index]
             return self.get(slots) if slots.ndim else self.get(slots.view(1))[0]
         slots = index if index.ndim == 1 else index.flatten()
         rows = self.packed_rows(slots)

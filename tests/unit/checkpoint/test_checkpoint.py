@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from lightning_replay.saving import DamagedFileError, chunks
 from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.schedules import Linear
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.writers import SurpriseOnPolicyness
 from tests.attack.states import fingerprint
 from tests.event_steps import IsTrue
 from tests.recipe_options import built, fitting
@@ -480,3 +482,93 @@ def test_a_batch_drawn_ahead_that_failed_does_not_keep_a_buffer_from_being_saved
     assert len(other.sample()) == 2
     with pytest.raises(ValueError, match="a transform that raises"):
         replay.sample()
+
+
+OTHER_OPTIONS: dict[str, dict[str, Any]] = {
+    "exponent": {"priority_exponent": 0.9},
+    "offset": {"priority_offset": 0.5},
+    "exponent and offset": {"priority_exponent": 0.3, "priority_offset": 0.25},
+    "correction": {"importance_exponent": 1.0},
+    "schedule": {"importance_exponent": Linear(0.5, 1.0, duration=10)},
+}
+
+
+@pytest.mark.parametrize("options", OTHER_OPTIONS.values(), ids=OTHER_OPTIONS)
+@pytest.mark.parametrize("recipe", ["prioritized", "event_tables", "parallel_curriculum"])
+def test_the_options_of_a_new_buffer_count_and_one_message_names_them(
+    recipe: str, options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stored rows are drawn as if the buffer had been built with these options from the start."""
+    if recipe != "prioritized" and "priority_offset" in options:
+        pytest.skip("is no option of the recipe")
+
+    def build(**given: Any) -> Replay:
+        return built(recipe, capacity=32, batch_size=16, **({"priority_exponent": 0.6, "seed": 0} | given))
+
+    def filled(**given: Any) -> Replay:
+        replay = build(**given)
+        replay.extend(fitting(replay, numbered_steps(0, 32, done_every=8)))
+        replay.update_priority(torch.arange(32), torch.linspace(0.01, 3.0, 32))
+        return replay
+
+    filled().save(tmp_path)
+    expected, loaded = filled(**options), build(**options)
+    loaded.load(tmp_path)
+    assert caplog.text.count("count, not those of the save") == 1
+    assert all(name in caplog.text for name in options)
+    for replay in (expected, loaded):
+        replay.seed(1)
+    for _ in range(20):
+        one, other = expected.sample(), loaded.sample()
+        assert torch.equal(one["index"], other["index"])
+        torch.testing.assert_close(one["priority_weight"], other["priority_weight"], rtol=1e-4, atol=1e-6)
+
+
+def test_values_set_after_building_go_on_in_a_buffer_of_the_same_options(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay = built("prioritized", capacity=16, batch_size=4, seed=0)
+    replay.extend(numbered_steps(0, 16))
+    replay.sampler.priority_exponent, replay.sampler.priority_offset, replay.sampler.beta = 0.9, 0.25, 0.7
+    replay.save(tmp_path)
+    again = built("prioritized", capacity=16, batch_size=4, seed=1)
+    again.load(tmp_path)
+    for loaded in (again, load_replay(tmp_path)):
+        sampler = loaded.sampler
+        assert (sampler.priority_exponent, sampler.priority_offset, sampler.beta) == (0.9, 0.25, 0.7)
+    assert not caplog.text
+
+
+def test_batches_drawn_ahead_are_handed_out_only_where_they_have_the_size_of_a_batch(tmp_path: Path) -> None:
+    replay = built("uniform", capacity=16, batch_size=4, prefetch=2, seed=0)
+    replay.extend(numbered_steps(0, 16))
+    replay.sample()
+    replay.save(tmp_path)
+    larger = built("uniform", capacity=16, batch_size=8, prefetch=2, seed=0)
+    larger.load(tmp_path)
+    assert [larger.sample().shape[0] for _ in range(4)] == [8] * 4
+
+
+def test_coefficients_drawn_ahead_are_of_the_concentration_of_the_buffer(tmp_path: Path) -> None:
+    replay = built("mixup", capacity=16, batch_size=8, mixup_concentration=0.01, seed=0)
+    replay.extend(numbered_steps(0, 16))
+    replay.sample()
+    replay.save(tmp_path)
+    even = built("mixup", capacity=16, batch_size=8, mixup_concentration=1e6, seed=0)
+    even.load(tmp_path)
+    coefficient = torch.cat([even.sample()["mixup_coefficient"] for _ in range(8)])
+    assert ((coefficient - 0.5).abs() < 0.01)[coefficient < 1].all()
+
+
+def test_another_exponent_of_stored_surprises_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def build(exponent: float) -> Replay:
+        rule = SurpriseOnPolicyness(surprise_exponent=exponent)
+        return built("surprise_retention", capacity=16, batch_size=4, rule=rule, seed=0)
+
+    replay = build(1.0)
+    replay.extend(numbered_steps(0, 16))
+    replay.save(tmp_path)
+    build(1.0).load(tmp_path)
+    assert not caplog.text
+    build(0.5).load(tmp_path)
+    assert "surprise_exponent is 0.5" in caplog.text

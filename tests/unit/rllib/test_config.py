@@ -114,9 +114,12 @@ def test_neighbours_are_found_in_the_named_entries_of_dict_observations() -> Non
     buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", **options)
     with pytest.raises(ValueError, match=r"\('observation', 'camera'\) has .* an image; .* with feature_keys="):
         buffer.add(episode)
-    buffer = RecipeEpisodeReplayBuffer(
-        "neighborhood_mixup", feature_keys=[["observation", "position"], "action"], **options
-    )
+    named = [["observation", "position"], "action"]
+    buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", feature_keys=named, **options)
+    with pytest.raises(ValueError, match=r"\('observation', 'camera'\) has dtype torch.uint8; MixPairs .* with keys="):
+        buffer.add(episode)
+    keys = [*named, ["next", "observation", "position"], ["next", "reward"]]
+    buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", feature_keys=named, keys=keys, **options)
     buffer.add(episode)
     stored = episode.get_observations(slice(0, 20))
     mixed = 0

@@ -260,7 +260,7 @@ def test_n_step_returns_of_sequences_are_refused(n_step: Any) -> None:
 @pytest.mark.parametrize(
     ("recipe", "options", "reason"),
     [
-        ("mixup", {}, "RandomPairSampler draws pairs"),
+        ("mixup", {"keys": ["observation"]}, "RandomPairSampler draws pairs"),
         ("noisy", {"keys": ["observation"]}, "GaussianNoise changes single transitions"),
     ],
 )

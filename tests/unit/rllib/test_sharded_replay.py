@@ -22,7 +22,10 @@ from .local_shards import first_numbers, read, replays, start_locally
 from .multi_agent_episodes import OBSERVED, play
 
 PAIRS = {"mixup", "neighborhood_mixup", "continuous_transition"}
-WHOLE_ACTIONS: dict[str, Any] = {"noisy": {"keys": ["observation"]}, "neighborhood_mixup": {"discrete": "same_action"}}
+WHOLE_ACTIONS: dict[str, Any] = {
+    **{recipe: {"keys": ["observation"]} for recipe in ("noisy", "mixup", "continuous_transition")},
+    "neighborhood_mixup": {"discrete": "same_action"},
+}
 UNMIXED = sorted(set(recipes.known()) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
 
 

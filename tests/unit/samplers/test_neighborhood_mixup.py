@@ -17,6 +17,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
+from lightning_replay.transforms.mixup import MIXED_KEYS
 from tests.transitions import connected
 
 FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "nmer_neighbours.json").read_text())
@@ -36,8 +37,10 @@ def random_steps(count: int) -> TensorDict:
 
 
 def make_buffer(sampler: NeighborhoodMixupSampler, capacity: int = 64, **options: Any) -> TensorDictReplayBuffer:
+    keys = [key for key in MIXED_KEYS if sampler.discrete is None or key != "action"]
+    transform = MixPairs(seed=0, keys=keys)
     return TensorDictReplayBuffer(
-        storage=LazyTensorStorage(capacity), sampler=sampler, batch_size=32, transform=MixPairs(seed=0), **options
+        storage=LazyTensorStorage(capacity), sampler=sampler, batch_size=32, transform=transform, **options
     )
 
 

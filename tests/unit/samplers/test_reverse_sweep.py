@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from lightning_replay import load_replay
-from lightning_replay.events import first_in_episode
+from lightning_replay import load_replay, recipes
+from lightning_replay.events import first_in_episode, reward_at_least
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import ReverseSweepSampler
 from lightning_replay.storage.packed import PackedStorage
+from tests.transitions import numbered_steps
 
 
 def reached_goal(steps: TensorDict) -> torch.Tensor:
@@ -255,3 +256,16 @@ def test_every_sweep_is_one_that_the_lists_allow(
         for number in drawn:
             assert number in (steps.starts() if following is None else {following})
             following = steps.back(number)
+
+
+def test_a_goal_that_is_never_reached_is_warned_of_once() -> None:
+    replay = recipes.reverse_sweep(capacity=1_200, batch_size=4, goal=reward_at_least(1e6), seed=0)
+    replay.extend(numbered_steps(0, 1_100, done_every=100))
+    with pytest.warns(UserWarning, match=r"the goal reward_at_least\(1000000.0\) .* largest reward stored is 1299"):
+        replay.extend(numbered_steps(1_100, 200, done_every=100))
+    again = recipes.reverse_sweep(capacity=1_200, batch_size=4, goal=reward_at_least(1e6), seed=0)
+    again.load_state_dict(replay.state_dict())
+    for one in (replay, again):
+        one.extend(numbered_steps(1_300, 200, done_every=100))
+    reached = recipes.reverse_sweep(capacity=1_200, batch_size=4, goal=reward_at_least(1_000.0), seed=0)
+    reached.extend(numbered_steps(0, 2_000, done_every=100))

@@ -113,12 +113,14 @@ def test_fraction_is_the_share_of_mixed_pairs() -> None:
     assert (MixPairs(fraction=0.0, seed=0)(make_pairs())["mixup_coefficient"] == 1).all()
 
 
-def test_integer_observations_follow_the_first_and_other_dtypes_are_kept() -> None:
+def test_integers_are_refused_unless_keys_leave_them_out_and_other_dtypes_are_kept() -> None:
     pairs = make_pairs(4)
     pairs["action"] = torch.randint(5, (4, 2))
     pairs["observation"] = pairs["observation"].double()
     pairs["next", "observation"] = pairs["next", "observation"].half()
-    batch = MixPairs(seed=0)(pairs)
+    with pytest.raises(ValueError, match=r"'action' has dtype torch.int64; MixPairs mixes floating columns"):
+        MixPairs(seed=0)(pairs)
+    batch = MixPairs(seed=0, keys=["observation", ("next", "observation"), ("next", "reward")])(pairs)
     assert torch.equal(batch["action"], pairs["action"][:, 0])
     assert batch["observation"].dtype == torch.float64 and batch["next", "observation"].dtype == torch.float16
 
@@ -126,13 +128,16 @@ def test_integer_observations_follow_the_first_and_other_dtypes_are_kept() -> No
 def test_everything_under_a_key_is_mixed_and_the_index_keeps_both() -> None:
     pairs = make_pairs(4)
     pairs["observation"] = TensorDict(
-        {"arm": torch.randn(4, 2, 3), "step": torch.ones(4, 2, dtype=torch.int64)}, [4, 2]
+        {"arm": torch.randn(4, 2, 3), "is_held": torch.ones(4, 2, dtype=torch.bool)}, [4, 2]
     )
     pairs["index"] = torch.arange(8).reshape(4, 2)
     batch = MixPairs(seed=0)(pairs)
     assert not (batch["observation", "arm"] == pairs["observation", "arm"][:, 0]).any()
-    assert batch["observation", "step"].tolist() == [1, 1, 1, 1]
+    assert batch["observation", "is_held"].tolist() == [True] * 4
     assert torch.equal(batch["index"], pairs["index"])
+    pairs["observation", "step"] = torch.ones(4, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"\('observation', 'step'\) has dtype torch.int64"):
+        MixPairs(seed=0)(pairs)
 
 
 def test_other_keys_may_be_named() -> None:

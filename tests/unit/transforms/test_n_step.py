@@ -11,6 +11,8 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.postprocs import MultiStep
+from torchrl.envs import MultiStepTransform
 
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import NeighborhoodMixupSampler
@@ -144,3 +146,63 @@ def test_steps_the_sampler_refuses_do_not_wait() -> None:
     with pytest.raises(ValueError, match="Nothing was stored"):
         replay.extend(bad)
     assert replay.extend(steps[4:8]).tolist() == [3, 4, 5, 6]
+
+
+def formed_by(name: str, steps: TensorDict) -> TensorDictBase:
+    """The steps as returns over 3 of them, formed by one of those who do."""
+    if name == "ours":
+        return NStepTransitions(3, 0.5).inv(steps)
+    if name == "a batch of another buffer":
+        drawn_from = Replay(storage=PackedStorage(16), batch_size=8, n_steps=3, seed=0)
+        drawn_from.extend(steps)
+        return drawn_from.sample().exclude("index", "generation")
+    if name == "TorchRL's transform":
+        return MultiStepTransform(3, 0.5).inv(steps)
+    return MultiStep(gamma=0.5, n_steps=3)(steps)
+
+
+@pytest.mark.parametrize("by", ["ours", "a batch of another buffer", "TorchRL's transform", "a collector's MultiStep"])
+@pytest.mark.parametrize("again", ["at the draw", "ours", "TorchRL's", "ours in TorchRL's buffer"])
+def test_returns_are_not_formed_twice(by: str, again: str) -> None:
+    steps = episode([1.0] * 12, None)
+    formed = formed_by(by, steps)
+    transform = None if again == "at the draw" else NStepTransitions(3, 0.5)
+    if again == "TorchRL's":
+        transform = MultiStepTransform(3, 0.5)
+    storage, n_steps = PackedStorage(16), 3 if again == "at the draw" else 1
+    if again == "ours in TorchRL's buffer":
+        replay: Any = TensorDictReplayBuffer(storage=storage, transform=transform, batch_size=4)
+    else:
+        replay = Replay(storage=storage, n_steps=n_steps, transform=transform, batch_size=4)
+    with pytest.raises(ValueError, match="returns over several steps already"):
+        replay.extend(formed)
+    assert len(replay) == 0
+    plain = Replay(storage=PackedStorage(16), batch_size=4)
+    plain.extend(formed)  # whose returns nobody forms again
+    assert len(plain) == len(formed)
+
+
+@pytest.mark.parametrize("build", [lambda: NStepTransitions(3, 0.5), lambda: MultiStepTransform(3, 0.5)])
+def test_a_transform_that_forms_returns_is_refused_in_a_buffer_that_forms_them_at_the_draw(build: Any) -> None:
+    replay = Replay(storage=PackedStorage(16), batch_size=4, n_steps=3)
+    replay.append_transform(build())
+    with pytest.raises(ValueError, match="would sum them again"):
+        replay.extend(episode([1.0] * 12, None))
+    assert len(replay) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("at_draw", [True, False])
+def test_returns_of_half_precision_are_summed_in_float32(dtype: torch.dtype, at_draw: bool) -> None:
+    steps = episode([30_000.0] * 5, "terminal")
+    steps["next", "reward"] = steps["next", "reward"].to(dtype)
+    single = float(steps["next", "reward"][0])
+    transform = None if at_draw else NStepTransitions(3, 1.0)
+    n_steps = 3 if at_draw else 1
+    replay = Replay(
+        storage=PackedStorage(64), batch_size=64, transform=transform, n_steps=n_steps, discount=1.0, seed=0
+    )
+    replay.extend(steps)
+    reward = replay.sample()["next", "reward"]
+    assert reward.dtype == torch.float32
+    assert set(reward.flatten().tolist()) == {single, 2 * single, 3 * single}

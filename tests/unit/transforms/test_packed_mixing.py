@@ -82,7 +82,6 @@ def check_equal(mine: list[TensorDict], theirs: list[TensorDict]) -> None:
         {"fraction": 0.5},
         {"keys": ["observation", ("next", "reward")]},
         {"keys": ["observation", "next", "extra"]},
-        {"keys": ["number"]},
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
-from lightning_replay.events import Event, EventTable, every_of, first_in_episode, reward_at_least, sustained
+from lightning_replay.events import (
+    Event,
+    EventTable,
+    every_of,
+    first_in_episode,
+    info_key,
+    key_in_region,
+    reward_at_least,
+    sustained,
+)
 from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.writers.event_tables import EventTableWriter
@@ -153,6 +163,43 @@ def test_a_condition_that_is_always_true_is_warned_of_with_its_share() -> None:
     replay = recipes.event_tables(capacity=10, batch_size=1, tables=[always])
     with pytest.warns(UserWarning, match="'goal' is true on 100% of all steps"):
         replay.extend(event_steps(0, 1_000, {}, []))
+
+
+@pytest.mark.parametrize("as_columns", [False, True])
+def test_conditions_that_are_never_true_are_warned_of_once_each(as_columns: bool) -> None:
+    """After as many rows as the table keeps, or 1,000, once an episode has ended among them."""
+    tables = [
+        EventTable("goal", reward_at_least(1e6), history_length=2, capacity=5),
+        EventTable("late", key_in_region("observation", low=1e6), history_length=2, capacity=1_500),
+        EventTable("both", events=[Event(reward_at_least(900.0), 2), Event(info_key("never"), 2)], capacity=50),
+    ]
+    replay = recipes.event_tables(capacity=4_000, batch_size=1, tables=tables)
+
+    def extend(first: int, ends: bool) -> list[str]:
+        steps = numbered_steps(first, 500, done_every=100 if ends else 0)
+        steps["next", "never"] = torch.zeros(500, dtype=torch.bool)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            for rows in steps.split(50):
+                if as_columns:
+                    replay.extend_columns(dict(rows.items(True, True)))
+                else:
+                    replay.extend(rows)
+        return [str(one.message) for one in heard]
+
+    assert not extend(0, ends=False)
+    assert not extend(500, ends=False)  # nothing is known of the ends of episodes
+    (late,) = extend(1_000, ends=True)
+    assert "event table 'late', key_in_region('observation'" in late
+    goal, both = extend(1_500, ends=True)
+    assert "event table 'goal', reward_at_least(1000000.0) was true at none of 2,000 steps" in goal
+    assert "the largest reward stored is 1999." in goal
+    assert "event table 'both', info_key('never', at_least=0.5)" in both  # of its two events this one alone
+    state = replay.state_dict()
+    assert not extend(2_000, ends=True)
+    replay = recipes.event_tables(capacity=4_000, batch_size=1, tables=tables)
+    replay.load_state_dict(state)
+    assert not extend(2_000, ends=True)
 
 
 def test_more_running_episodes_than_there_is_room_for_are_refused() -> None:

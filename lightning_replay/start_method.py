@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An import of TorchRL that leaves the start method of :mod:`multiprocessing` as it was.
+
+TorchRL sets ``"spawn"`` where none is set. A script without ``if __name__ == "__main__"`` then fails in Gymnasium's
+``AsyncVectorEnv`` and in workers of a ``DataLoader``. TorchRL's own processes are spawned as before,
+from a context. A hook, because TorchRL, which takes seconds, is imported by whichever module needs it first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class _TorchRLFinder(MetaPathFinder):
+    """Finds TorchRL once, as the other finders do."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns the specification of TorchRL with an ``exec_module`` that restores the start method."""
+        if fullname != "torchrl":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = _restoring(loader.exec_module)
+        return spec
+
+
+def _restoring(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def exec_module(module: ModuleType) -> None:
+        import multiprocessing
+
+        before = multiprocessing.get_start_method(allow_none=True)
+        try:
+            execute(module)
+        finally:
+            if before is None:
+                multiprocessing.set_start_method(None, force=True)
+
+    return exec_module
+
+
+if "torchrl" not in sys.modules:
+    sys.meta_path.insert(0, _TorchRLFinder())
