@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from lightning_replay.agents.foreign import training_data
-from lightning_replay.agents.hyperparameters import check_hyperparameters
+from lightning_replay.agents.hyperparameters import check_hyperparameters, plain_hyperparameters
 from lightning_replay.agents.spaces import SizeReader, spaces_of
 
 
@@ -109,6 +109,10 @@ class SizedAgent(L.LightningModule):
         frame = inspect.currentframe()
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
+        # a checkpoint holds no arrays: torch loads none with weights_only
+        plain = plain_hyperparameters(options)
+        self.hparams.update(plain)
+        self._hparams_initial.update(plain)  # what loggers record
         if all(self.hparams.get(name) is not None for name in self.size_names):
             self.configure_model()
 
