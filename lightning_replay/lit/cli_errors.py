@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from argparse import ArgumentError
 from traceback import walk_tb
 
@@ -12,6 +13,7 @@ from lightning_replay.extras import MissingExtraError
 __all__ = ["SEE_HELP", "sentence_and_cause"]
 
 SEE_HELP = " (see lightning-replay --help)"
+_HOSTS = sys.stdlib_module_names | {"lightning", "lightning_replay", "torch", "fsspec", "jsonargparse"}
 _PARSERS = {"importlib", "jsonargparse", "yaml"}  # an option that is not YAML, or that names an unknown module
 
 
@@ -19,7 +21,7 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
     """Returns a line on the wrong option or the missing extra, and the error that jsonargparse wrapped.
 
     The line is ``None`` where the traceback is needed. A missing extra and an unknown environment are reported at any
-    time, other refusals only before the run begins. A ``ValueError`` of a class that is built from the options is a
+    time, other refusals before the run begins, or where none of the user's code took part. A ``ValueError`` of a class that is built from the options is a
     refusal; other errors in the user's code, such as an import that fails in a module of theirs, keep their tracebacks.
     The run begins, ``is_begun``, when all classes are instantiated.
     """
@@ -30,7 +32,21 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
     is_lightnings = isinstance(root, ModuleNotFoundError) and _origin(root) == "lightning"  # wandb, for its logger
     if is_lightnings or isinstance(root, MissingExtraError | UnknownEnvironmentError):
         return sentence, root
-    return (None if is_begun or not _is_refusal(root) else sentence + SEE_HELP), root
+    if is_begun:
+        return (sentence if _is_refused_by_hosts(root) else None), root
+    return (sentence + SEE_HELP if _is_refusal(root) or isinstance(root, OSError) else None), root
+
+
+def _is_refused_by_hosts(root: BaseException) -> bool:
+    """Returns whether no code of the user's took part: a place that cannot be written, or what a part of ours refused.
+
+    Also weights of a checkpoint that are those of another agent, which torch refuses.
+    """
+    names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in walk_tb(root.__traceback__)}
+    if not names <= _HOSTS:
+        return False
+    is_ours = isinstance(root, ValueError | TypeError | RuntimeError) and _origin(root) == "lightning_replay"
+    return is_ours or isinstance(root, OSError) or str(root).startswith("Error(s) in loading state_dict")
 
 
 def _is_refusal(root: BaseException) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -79,6 +80,21 @@ def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
             f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "
             "Load an earlier save, or build the object again."
         ) from error
+
+
+def check_writable(option: str, folder: str | Path) -> None:
+    """Creates a folder where it is missing, and an unnamed file in it; raises ``OSError`` where that is impossible.
+
+    Args:
+        option: that names the folder, for the message.
+        folder: of files that are written later.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"{option} is {str(folder)!r}, where nothing can be written ({error}); give another") from error
 
 
 def replace_file(file: Path, content: bytes | memoryview) -> None:
