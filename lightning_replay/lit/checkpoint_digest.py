@@ -73,7 +73,7 @@ class CheckedCheckpointIO(CheckpointIO):
 
 
 def check_checkpoint(path: str | Path | None) -> None:
-    """Refuses a local file that is no checkpoint of Lightning; names such as ``"last"`` and addresses are not checked.
+    """Refuses a local file that is no checkpoint of Lightning; names such as ``"last"`` and addresses pass.
 
     Raises:
         ValueError: there is no such file, or it is something else.

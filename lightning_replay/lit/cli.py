@@ -96,14 +96,13 @@ def _run(arguments: Sequence[str]) -> None:
     from lightning.pytorch.cli import LightningCLI
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-    from lightning_replay.lit.checkpoint_digest import check_checkpoint
-    from lightning_replay.lit.stop_signals import SIGTERM_STATUS
-
     # classes of these modules may be named without their paths
     import lightning_replay.agents
     import lightning_replay.lit.callbacks
     import lightning_replay.lit.datamodules.levels
     import lightning_replay.lit.datamodules.replay  # noqa: F401
+    from lightning_replay.lit.checkpoint_digest import check_checkpoint
+    from lightning_replay.lit.stop_signals import SIGTERM_STATUS
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

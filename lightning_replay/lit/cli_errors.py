@@ -21,9 +21,9 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
     """Returns a line on the wrong option or the missing extra, and the error that jsonargparse wrapped.
 
     The line is ``None`` where the traceback is needed. A missing extra and an unknown environment are reported at any
-    time, other refusals before the run begins, or where none of the user's code took part. A ``ValueError`` of a class that is built from the options is a
-    refusal; other errors in the user's code, such as an import that fails in a module of theirs, keep their tracebacks.
-    The run begins, ``is_begun``, when all classes are instantiated.
+    time, other refusals before the run begins, or where none of the user's code took part. A ``ValueError`` of a class
+    that is built from the options is a refusal; other errors in the user's code, such as an import that fails in a
+    module of theirs, keep their tracebacks. The run begins, ``is_begun``, when all classes are instantiated.
     """
     from lightning_replay.envs.building import UnknownEnvironmentError
 

@@ -120,7 +120,11 @@ def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.
         tables = writer["tables"]
         slots = np.flatnonzero(array_of(tables["slots"]["references"]) > 0)
         return slots, array_of(tables["written_at"])[slots], int(tables["rows_written"])
-    slots = np.arange(int(state["length"] if "length" in state else storage["length"]))  # early saves have the latter
+    length = int(state["length"] if "length" in state else storage["length"])  # early saves have the latter
+    rows = storage.get("rows")
+    if not 0 <= length <= (0 if rows is None else int(rows.shape[0])):
+        raise ValueError(f"{length:,} rows are claimed, more than are stored")
+    slots = np.arange(length)
     if storage.get("live") is not None:  # rows left for others' frames
         slots = np.sort(array_of(storage["live"]))
     if "cursor" not in writer:
