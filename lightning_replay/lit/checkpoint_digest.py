@@ -104,8 +104,8 @@ def _warn_of_unloadable(checkpoint: Mapping[str, Any]) -> None:
         named = ", ".join(f"{name} ({kind})" for name, kind in unloadable.items())
         rank_zero_warn(
             f"a checkpoint holds {named}, which fit(ckpt_path=...) and load_from_checkpoint do not load unless "
-            "weights_only=False is given. Give the hyperparameters as plain numbers, texts, lists and tensors, or leave "
-            "them out with save_hyperparameters(ignore=...)."
+            "weights_only=False is given. Give the hyperparameters as plain numbers, texts, lists and tensors, or "
+            "leave them out with save_hyperparameters(ignore=...)."
         )
 
 
