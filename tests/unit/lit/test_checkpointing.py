@@ -383,11 +383,11 @@ class Clocks(L.Callback):
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1)])
 def test_another_replay_ratio_holds_from_the_resume_on(tmp_path: Path, before: int, after: int) -> None:
-    first, clocks = ModelCheckpoint(tmp_path, save_last=True), Clocks()
+    save, clocks = SaveAt(40 * before, tmp_path / "by_hand.ckpt"), Clocks()
     options = {"num_envs": 1}
-    make_trainer(tmp_path, [first]).fit(Tiny(), datamodule=make_data(updates_per_env_step=before, **options))
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(updates_per_env_step=before, **options))
     data = make_data(env_steps=80, updates_per_env_step=after, **options)
-    make_trainer(tmp_path, [clocks]).fit(Tiny(), datamodule=data, ckpt_path=tmp_path / "last.ckpt")
+    make_trainer(tmp_path, [clocks]).fit(Tiny(), datamodule=data, ckpt_path=tmp_path / "by_hand.ckpt")
     done = 40 * before
     assert clocks.seen == [(61 + number // after, done + 1 + number) for number in range(20 * after)]
 
@@ -399,11 +399,11 @@ class Sized(Tiny):
 
 
 def test_hyperparameters_that_are_not_loaded_again_are_named_at_the_save(tmp_path: Path) -> None:
-    save = ModelCheckpoint(tmp_path, save_last=True)
+    save, file = SaveAt(40, tmp_path / "by_hand.ckpt"), tmp_path / "by_hand.ckpt"
     with pytest.warns(UserWarning, match=r"holds hyper_parameters.width \(float64\), which fit.*do not load unless"):
         make_trainer(tmp_path, [save]).fit(Sized(), datamodule=make_data())
     data = make_data(env_steps=64)
-    make_trainer(tmp_path).fit(Sized(3.0), datamodule=data, ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    make_trainer(tmp_path).fit(Sized(3.0), datamodule=data, ckpt_path=file, weights_only=False)
     assert data.updates_done == 44
 
 
