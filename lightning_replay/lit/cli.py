@@ -102,6 +102,7 @@ def _run(arguments: Sequence[str]) -> None:
     import lightning_replay.lit.datamodules.levels
     import lightning_replay.lit.datamodules.replay  # noqa: F401
     from lightning_replay.lit.checkpoint_digest import check_checkpoint
+    from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
     from lightning_replay.lit.stop_signals import SIGTERM_STATUS
 
     if "OMP_NUM_THREADS" not in os.environ:
@@ -117,6 +118,11 @@ def _run(arguments: Sequence[str]) -> None:
         def _parse_ckpt_path(self) -> None:
             """Checks the file; Lightning would put its hyperparameters in the place of those asked for."""
             check_checkpoint(self.config[self.config.subcommand].get("ckpt_path"))
+
+        def before_fit(self) -> None:
+            """Refuses several processes before this object is sent to them, which is not possible."""
+            if isinstance(self.datamodule, EnvStepDataModule):
+                self.datamodule.check_processes(self.trainer.world_size)
 
         def after_instantiate_classes(self) -> None:
             nonlocal is_begun

@@ -13,6 +13,7 @@ from lightning_replay.extras import MissingExtraError
 __all__ = ["SEE_HELP", "sentence_and_cause"]
 
 SEE_HELP = " (see lightning-replay --help)"
+_OTHER_WEIGHTS = "ckpt_path is a checkpoint of another agent, or of one with networks of other sizes; give model and data as in its run"
 _HOSTS = sys.stdlib_module_names | {"lightning", "lightning_replay", "torch", "fsspec", "jsonargparse"}
 _PARSERS = {"importlib", "jsonargparse", "yaml"}  # an option that is not YAML, or that names an unknown module
 
@@ -32,21 +33,20 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
     is_lightnings = isinstance(root, ModuleNotFoundError) and _origin(root) == "lightning"  # wandb, for its logger
     if is_lightnings or isinstance(root, MissingExtraError | UnknownEnvironmentError):
         return sentence, root
+    if is_begun and any(frame.f_code.co_name == "restore_model" for frame, _ in walk_tb(root.__traceback__)):
+        return _OTHER_WEIGHTS, root
     if is_begun:
         return (sentence if _is_refused_by_hosts(root) else None), root
     return (sentence + SEE_HELP if _is_refusal(root) or isinstance(root, OSError) else None), root
 
 
 def _is_refused_by_hosts(root: BaseException) -> bool:
-    """Returns whether no code of the user's took part: a place that cannot be written, or what a part of ours refused.
-
-    Also weights of a checkpoint that are those of another agent, which torch refuses.
-    """
+    """Returns whether no code of the user's took part: a place that cannot be written, or what a part of ours refused."""
     names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in walk_tb(root.__traceback__)}
     if not names <= _HOSTS:
         return False
     is_ours = isinstance(root, ValueError | TypeError | RuntimeError) and _origin(root) == "lightning_replay"
-    return is_ours or isinstance(root, OSError) or str(root).startswith("Error(s) in loading state_dict")
+    return is_ours or isinstance(root, OSError)
 
 
 def _is_refusal(root: BaseException) -> bool:

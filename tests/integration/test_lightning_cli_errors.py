@@ -235,7 +235,7 @@ def test_weights_of_another_agent_and_other_hyperparameters(tmp_path: Path, caps
         == 0.5
     )  # what is asked for, not what the checkpoint has
     found = refused(capsys, [*again, "--model.init_args.hidden_sizes=[7]"])
-    assert found.startswith("lightning-replay: error: Error(s) in loading state_dict for DQN")
+    assert found.startswith("lightning-replay: error: ckpt_path is a checkpoint of another agent")
 
 
 def test_places_that_cannot_be_written_are_refused_in_one_line(

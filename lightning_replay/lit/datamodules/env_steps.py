@@ -162,9 +162,9 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     def _join_processes(self, world_size: int) -> None:
         """Prepares for one of several processes that train together."""
-        self._check_processes(world_size)
+        self.check_processes(world_size)
 
-    def _check_processes(self, world_size: int) -> None:
+    def check_processes(self, world_size: int) -> None:
         """Refuses several processes."""
         if world_size > 1:
             raise ValueError(
@@ -177,7 +177,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         for frame, _ in walk_stack(None):
             trainer = frame.f_locals.get("trainer")
             if frame.f_globals.get("__name__") == _LAUNCHER and isinstance(trainer, L.Trainer):
-                self._check_processes(trainer.world_size)
+                self.check_processes(trainer.world_size)
         return dict(vars(self))
 
     def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:

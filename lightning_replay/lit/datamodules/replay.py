@@ -194,7 +194,7 @@ class ReplayDataModule(EnvStepDataModule):
 
     def _join_processes(self, world_size: int) -> None:
         """Takes this process's share of a replay that several fill and draw from; refuses several with another."""
-        self._check_processes(world_size)
+        self.check_processes(world_size)
         if not self.replay.is_shared:
             return
         assert self.trainer is not None
@@ -208,10 +208,10 @@ class ReplayDataModule(EnvStepDataModule):
         self.collection.collect_share(self.replay, rank, world_size)
         self._draw_apart(rank)
 
-    def _check_processes(self, world_size: int) -> None:
+    def check_processes(self, world_size: int) -> None:
         """Refuses several processes with a replay that is not shared by them."""
         if not self.replay.is_shared:
-            super()._check_processes(world_size)
+            super().check_processes(world_size)
 
     @staticmethod
     def _check_is_one(strategy: Strategy, name: str) -> None:
