@@ -13,7 +13,10 @@ from lightning_replay.extras import MissingExtraError
 __all__ = ["SEE_HELP", "sentence_and_cause"]
 
 SEE_HELP = " (see lightning-replay --help)"
-_OTHER_WEIGHTS = "ckpt_path is a checkpoint of another agent, or of one with networks of other sizes; give model and data as in its run"
+_OTHER_WEIGHTS = (
+    "ckpt_path is a checkpoint of another agent, or of one with networks of other sizes; give model and data as in "
+    "its run"
+)
 _HOSTS = sys.stdlib_module_names | {"lightning", "lightning_replay", "torch", "fsspec", "jsonargparse"}
 _PARSERS = {"importlib", "jsonargparse", "yaml"}  # an option that is not YAML, or that names an unknown module
 

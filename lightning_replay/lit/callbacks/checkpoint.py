@@ -45,8 +45,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     * Nothing is saved, and ``last.ckpt`` stays unchanged, if the exception came from saving or interrupted a write to
       the replay, or if weights are NaN or infinite.
     * A new run in a folder with checkpoints leaves them alone and writes ``last-v1.ckpt``. Without ``dirpath`` each run
-      has the folder of its logger's version, and ``ckpt_path="last"`` finds the one of the most steps of all versions. The resumed run
-      writes to a version of its own; what was the best so far stays the best.
+      has the folder of its logger's version, and ``ckpt_path="last"`` finds the one of the most steps
+      of all versions. The resumed run writes to a version of its own; what was the best so far stays the best.
 
     Args:
         dirpath: folder; by default ``checkpoints`` in the logger's folder, without a logger in ``default_root_dir``.
