@@ -112,7 +112,7 @@ class SizedAgent(L.LightningModule):
         # a checkpoint holds no arrays: torch loads none with weights_only
         plain = plain_hyperparameters(options)
         self.hparams.update(plain)
-        self._hparams_initial.update(plain)  # what loggers record
+        self._hparams_initial: Any = self.hparams_initial | plain  # what loggers record
         if all(self.hparams.get(name) is not None for name in self.size_names):
             self.configure_model()
 

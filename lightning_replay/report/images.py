@@ -114,7 +114,7 @@ def _scaled_down(image: np.ndarray) -> np.ndarray:
     factor = -(-max(image.shape[:2]) // _MOST_PIXELS)
     if factor == 1:
         return image
-    sums = image.astype(np.float32)
+    sums: np.ndarray = image.astype(np.float32)
     for axis in (0, 1):
         starts = np.arange(0, image.shape[axis], factor)
         widths = np.diff(starts, append=image.shape[axis]).astype(np.float32)
