@@ -112,7 +112,9 @@ class SizedAgent(L.LightningModule):
         # a checkpoint holds no arrays: torch loads none with weights_only
         plain = plain_hyperparameters(options)
         self.hparams.update(plain)
-        self._hparams_initial: Any = self.hparams_initial | plain  # what loggers record
+        initial: Any = self.hparams_initial  # a copy of what loggers record
+        initial.update(plain)
+        self._hparams_initial: Any = initial
         if all(self.hparams.get(name) is not None for name in self.size_names):
             self.configure_model()
 

@@ -44,7 +44,7 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
 
 
 def _is_refused_by_hosts(root: BaseException) -> bool:
-    """Returns whether no code of the user's took part: a place that cannot be written, or what a part of ours refused."""
+    """Returns whether an error is of the system or of a part of ours, without code of the user's."""
     names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in walk_tb(root.__traceback__)}
     if not names <= _HOSTS:
         return False
