@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from lightning_replay.schedules import checked_schedule
 from lightning_replay.validation import (
     ABOVE_ZERO,
@@ -54,6 +57,20 @@ _MAY_BE_NONE = {
     *("parameter_sizes", "parameter_low", "parameter_high", "target_low", "target_high", "target_entropy"),
     *("categories", "gradient_norm", "value_clip"),
 }
+
+
+def plain_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those options of an agent that hold arrays, tensors or NumPy numbers, as lists and plain numbers."""
+    plain = {name: _plain(value) for name, value in given.items() if name in _CHECKS}
+    return {name: value for name, value in plain.items() if value is not given[name]}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple) and any(isinstance(entry, Tensor | np.generic) for entry in value):
+        return [_plain(entry) for entry in value]
+    return value
 
 
 def check_hyperparameters(given: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -162,6 +163,22 @@ class ContinuousAgent(OffPolicyAgent):
     read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
     action_center: Tensor
     action_half_range: Tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out TorchRL's functions over both critics, which cannot be pickled."""
+        state = super().__getstate__()
+        if "loss" in self._modules:
+            loss = copy.copy(self.loss)
+            for name in [name for name in vars(loss) if name.startswith("_vmap_") and callable(vars(loss)[name])]:
+                delattr(loss, name)
+            state["_modules"] = {**self._modules, "loss": loss}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Creates these functions again."""
+        super().__setstate__(state)
+        if "loss" in self._modules:
+            self.loss.set_vmap_randomness(self.loss.vmap_randomness)
 
     def register_bounds(self) -> tuple[Tensor, Tensor]:
         """Returns the bounds of the actions, and keeps their centre and half range as buffers."""

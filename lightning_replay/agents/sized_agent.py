@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_replay.agents.foreign import scales_gradients, steps_of, training_data
-from lightning_replay.agents.hyperparameters import check_hyperparameters
+from lightning_replay.agents.hyperparameters import check_hyperparameters, plain_hyperparameters
 from lightning_replay.agents.spaces import SizeReader, spaces_of
 
 
@@ -111,6 +111,12 @@ class SizedAgent(L.LightningModule):
         frame = inspect.currentframe()
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
+        # a checkpoint holds no arrays: torch loads none with weights_only
+        plain = plain_hyperparameters(options)
+        self.hparams.update(plain)
+        initial: Any = self.hparams_initial  # a copy of what loggers record
+        initial.update(plain)
+        self._hparams_initial: Any = initial
         if all(self.hparams.get(name) is not None for name in self.size_names):
             self.configure_model()
 

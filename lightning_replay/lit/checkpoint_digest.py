@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.serialization import sync
 
-__all__ = ["CheckedCheckpointIO", "digest_of"]
+__all__ = ["CheckedCheckpointIO", "check_checkpoint", "digest_of"]
 
 KEY = "lightning_replay_digest"
 
@@ -32,12 +34,16 @@ class CheckedCheckpointIO(CheckpointIO):
 
     def __init__(self, wrapped: CheckpointIO) -> None:
         self.wrapped = wrapped
+        self._is_loadable_checked = False
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Saves the file."""
+        """Saves the file, and warns once of hyperparameters and states in it that would not be loaded again."""
         checkpoint.pop(KEY, None)
         checkpoint[KEY] = digest_of(checkpoint)
         self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+        if not self._is_loadable_checked:
+            self._is_loadable_checked = True
+            _warn_of_unloadable(checkpoint)
         if Path(path).is_file():  # not if a plug-in writes later or elsewhere
             sync(Path(path))
             sync(Path(path).parent)
@@ -64,6 +70,54 @@ class CheckedCheckpointIO(CheckpointIO):
     def teardown(self) -> None:
         """Closes the wrapped plug-in."""
         self.wrapped.teardown()
+
+
+def check_checkpoint(path: str | Path | None) -> None:
+    """Refuses a local file that is no checkpoint of Lightning; names such as ``"last"`` and addresses pass.
+
+    Raises:
+        ValueError: there is no such file, or it is something else.
+    """
+    if path is None or "://" in str(path) or str(path) in ("best", "last", "hpc") or str(path).startswith("registry"):
+        return
+    accepted = "give a .ckpt file that a run has saved, or 'last'"
+    if not Path(path).is_file():
+        raise ValueError(f"ckpt_path is {str(path)!r}, which is no file; {accepted}")
+    try:
+        content = torch.load(path, map_location="meta", weights_only=True)
+    except Exception as error:  # torch raises errors of many kinds for files of other programs
+        reason = " ".join(str(error).split(". ")[0].split())
+        raise ValueError(f"ckpt_path is {str(path)!r}, which torch does not load ({reason}); {accepted}") from error
+    if not isinstance(content, Mapping) or not {"state_dict", "pytorch-lightning_version"} <= set(content):
+        raise ValueError(f"ckpt_path is {str(path)!r}, which is no checkpoint of Lightning; {accepted}")
+
+
+def _warn_of_unloadable(checkpoint: Mapping[str, Any]) -> None:
+    """Warns of entries with objects that torch does not load with ``weights_only``, Lightning's default."""
+    parts: dict[str, Any] = {}
+    for name, value in checkpoint.items():
+        if name not in ("state_dict", "optimizer_states"):  # tensors, and large
+            nested = isinstance(value, Mapping)
+            parts |= {f"{name}.{key}": entry for key, entry in value.items()} if nested else {name: value}
+    unloadable = {name: type(value).__name__ for name, value in parts.items() if not _is_loadable(value)}
+    if unloadable:
+        named = ", ".join(f"{name} ({kind})" for name, kind in unloadable.items())
+        rank_zero_warn(
+            f"a checkpoint holds {named}, which fit(ckpt_path=...) and load_from_checkpoint do not load unless "
+            "weights_only=False is given. Give the hyperparameters as plain numbers, texts, lists and tensors, or "
+            "leave them out with save_hyperparameters(ignore=...)."
+        )
+
+
+def _is_loadable(value: Any) -> bool:
+    content = io.BytesIO()
+    try:
+        torch.save(value, content)
+        content.seek(0)
+        torch.load(content, weights_only=True)
+    except Exception:  # as of objects of any class
+        return False
+    return True
 
 
 def digest_of(value: Any) -> str:

@@ -36,10 +36,13 @@ _REPLAY, _SCORE = "--data.replay", "--data.levels.score"  # init_args may be lef
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line. Modules of the current folder can be named in the files, as with ``python -m``.
+    """Runs the command line. Modules of the current folder can be named in the files.
 
     Args:
         arguments: without the program's name; by default those of the process.
+
+    Raises:
+        SystemExit: with status 2 and one line, for what cannot be run; 143 after SIGTERM.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
@@ -72,10 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _current_folder_on_path() -> Iterator[None]:
-    """Adds the current folder to the path, as Python does for ``-m``, unless ``PYTHONSAFEPATH`` or ``-P`` is given."""
+    """Puts the current folder behind the libraries on the path, unless ``PYTHONSAFEPATH`` or ``-P`` is given.
+
+    Not before them, as Python does for ``-m``: a file there with the name of a library would be run in its place.
+    """
     before = list(sys.path)
     if not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())
+        folder = os.getcwd()
+        sys.path[:] = [place for place in before if place not in ("", folder)]
+        sys.path.append(folder)
     try:
         yield
     finally:
@@ -86,12 +94,16 @@ def _run(arguments: Sequence[str]) -> None:
     import lightning as L
     import torch
     from lightning.pytorch.cli import LightningCLI
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
 
     # classes of these modules may be named without their paths
     import lightning_replay.agents
     import lightning_replay.lit.callbacks
     import lightning_replay.lit.datamodules.levels
     import lightning_replay.lit.datamodules.replay  # noqa: F401
+    from lightning_replay.lit.checkpoint_digest import check_checkpoint
+    from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
+    from lightning_replay.lit.stop_signals import SIGTERM_STATUS
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
@@ -102,6 +114,15 @@ def _run(arguments: Sequence[str]) -> None:
     class ReplayCLI(LightningCLI):
         def add_arguments_to_parser(self, parser: Any) -> None:
             parser.set_defaults({"data": {"class_path": "lightning_replay.lit.ReplayDataModule"}})
+
+        def _parse_ckpt_path(self) -> None:
+            """Checks the file; Lightning would put its hyperparameters in the place of those asked for."""
+            check_checkpoint(self.config[self.config.subcommand].get("ckpt_path"))
+
+        def before_fit(self) -> None:
+            """Refuses several processes before this object is sent to them, which is not possible."""
+            if isinstance(self.datamodule, EnvStepDataModule):
+                self.datamodule.check_processes(self.trainer.world_size)
 
         def after_instantiate_classes(self) -> None:
             nonlocal is_begun
@@ -119,6 +140,8 @@ def _run(arguments: Sequence[str]) -> None:
             trainer_defaults={"max_epochs": -1},
         )
         return
+    except SIGTERMException:
+        raise SystemExit(SIGTERM_STATUS) from None
     except Exception as error:
         sentence, cause = sentence_and_cause(error, is_begun)
         if sentence is not None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from argparse import ArgumentError
 from traceback import walk_tb
 
@@ -12,6 +13,11 @@ from lightning_replay.extras import MissingExtraError
 __all__ = ["SEE_HELP", "sentence_and_cause"]
 
 SEE_HELP = " (see lightning-replay --help)"
+_OTHER_WEIGHTS = (
+    "ckpt_path is a checkpoint of another agent, or of one with networks of other sizes; give model and data as in "
+    "its run"
+)
+_HOSTS = sys.stdlib_module_names | {"lightning", "lightning_replay", "torch", "fsspec", "jsonargparse"}
 _PARSERS = {"importlib", "jsonargparse", "yaml"}  # an option that is not YAML, or that names an unknown module
 
 
@@ -19,9 +25,9 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
     """Returns a line on the wrong option or the missing extra, and the error that jsonargparse wrapped.
 
     The line is ``None`` where the traceback is needed. A missing extra and an unknown environment are reported at any
-    time, other refusals only before the run begins. A ``ValueError`` of a class that is built from the options is a
-    refusal; other errors in the user's code, such as an import that fails in a module of theirs, keep their tracebacks.
-    The run begins, ``is_begun``, when all classes are instantiated.
+    time, other refusals before the run begins, or where none of the user's code took part. A ``ValueError`` of a class
+    that is built from the options is a refusal; other errors in the user's code, such as an import that fails in a
+    module of theirs, keep their tracebacks. The run begins, ``is_begun``, when all classes are instantiated.
     """
     from lightning_replay.envs.building import UnknownEnvironmentError
 
@@ -30,7 +36,20 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
     is_lightnings = isinstance(root, ModuleNotFoundError) and _origin(root) == "lightning"  # wandb, for its logger
     if is_lightnings or isinstance(root, MissingExtraError | UnknownEnvironmentError):
         return sentence, root
-    return (None if is_begun or not _is_refusal(root) else sentence + SEE_HELP), root
+    if is_begun and any(frame.f_code.co_name == "restore_model" for frame, _ in walk_tb(root.__traceback__)):
+        return _OTHER_WEIGHTS, root
+    if is_begun:
+        return (sentence if _is_refused_by_hosts(root) else None), root
+    return (sentence + SEE_HELP if _is_refusal(root) or isinstance(root, OSError) else None), root
+
+
+def _is_refused_by_hosts(root: BaseException) -> bool:
+    """Returns whether an error is of the system or of a part of ours, without code of the user's."""
+    names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in walk_tb(root.__traceback__)}
+    if not names <= _HOSTS:
+        return False
+    is_ours = isinstance(root, ValueError | TypeError | RuntimeError) and _origin(root) == "lightning_replay"
+    return is_ours or isinstance(root, OSError)
 
 
 def _is_refusal(root: BaseException) -> bool:

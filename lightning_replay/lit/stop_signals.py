@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 __all__ = ["StopSignals"]
 
+SIGTERM_STATUS = 128 + signal.SIGTERM  # of a process, as shells and schedulers read it
 _HINT = b"\nStopping after the training step in progress. A second signal does not wait for it.\n"
 
 
@@ -20,8 +21,9 @@ class StopSignals:
     """Defers the first SIGINT or SIGTERM to :meth:`raise_pending`; the second one interrupts at once.
 
     Raises ``KeyboardInterrupt`` for SIGINT and Lightning's ``SIGTERMException`` for SIGTERM, after calling the former
-    handlers, Lightning's among them. A SIGINT that the program handles itself or ignores keeps its effect. Python runs
-    handlers in the main thread only; in another thread this class does nothing.
+    handlers, Lightning's among them; a process that does not catch the latter exits with status 143. A SIGINT that the
+    program handles itself or ignores keeps its effect. Python runs handlers in the main thread only; in another thread
+    this class does nothing.
     """
 
     def __init__(self) -> None:
@@ -73,4 +75,6 @@ class StopSignals:
         previous = self._previous.get(number)
         if callable(previous):
             previous(number, frame)
-        raise KeyboardInterrupt if number == signal.SIGINT else SIGTERMException
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SIGTERMException(SIGTERM_STATUS)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 from lightning_replay.validation import checked_count, checked_number
 
@@ -13,7 +15,8 @@ __all__ = ["Pace", "RolloutPace"]
 class Pace:
     """``updates_due = floor((steps - warmup_steps) * updates_per_env_step)``, counted exactly for any ratio.
 
-    The arguments are those of :class:`~lightning_replay.lit.ReplayDataModule`.
+    A run that is resumed with another ratio counts by it from the steps and updates of its checkpoint on. The
+    arguments are those of :class:`~lightning_replay.lit.ReplayDataModule`.
 
     Raises:
         ValueError: ``env_steps`` not above ``warmup_steps``, or an argument that is not positive.
@@ -37,17 +40,41 @@ class Pace:
         ratio = checked_number("updates_per_env_step", updates_per_env_step, 1e-6)
         # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step
         self._numerator, self._denominator = Fraction(ratio).limit_denominator(1_000_000).as_integer_ratio()
-        self.total_updates: int = self.updates_due(env_steps)
+        self._first_step, self._first_update = self.warmup_steps, 0
+
+    @property
+    def total_updates(self) -> int:
+        """Updates of the whole run."""
+        return self.updates_due(self.env_steps)
 
     def updates_due(self, steps: int) -> int:
         """Updates to be done by the time ``steps`` environment steps are stored."""
-        return max(0, steps - self.warmup_steps) * self._numerator // self._denominator
+        return self._first_update + max(0, steps - self._first_step) * self._numerator // self._denominator
 
     def steps_for(self, update: int) -> int:
         """Environment steps to be stored before update number ``update``, counted from 1; all before the last."""
         if update >= self.total_updates:
             return self.env_steps
-        return self.warmup_steps - (-update * self._denominator // self._numerator)  # rounded up
+        further = update - self._first_update
+        return self._first_step - (-further * self._denominator // self._numerator)  # rounded up
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ratio, and the steps and updates from which it counts."""
+        ratio = [self._numerator, self._denominator]
+        return {"ratio": ratio, "first_step": self._first_step, "first_update": self._first_update}
+
+    def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
+        """Continues the schedule of a run from its :meth:`state_dict`, and from now on if the ratio is another.
+
+        Args:
+            state: of the run that is resumed.
+            env_steps: collected by it.
+            updates: done by it; with 0 the warm-up is that of this run.
+        """
+        if updates and state["ratio"] == [self._numerator, self._denominator]:
+            self._first_step, self._first_update = state["first_step"], state["first_update"]
+        elif updates:
+            self._first_step, self._first_update = env_steps, updates
 
 
 class RolloutPace:

@@ -8,10 +8,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from lightning_replay.report.page import Subject, page_of
 from lightning_replay.report.saves import SavedBuffer, read_buffers
-from lightning_replay.report.text import text_about
+from lightning_replay.report.text import printable, text_about
 from lightning_replay.saving.serialization import DamagedFileError
 
 __all__ = ["main"]
@@ -48,17 +49,25 @@ def main(arguments: Sequence[str]) -> None:
             subjects.append(Subject(_name(buffer, given.path), buffer.contents, buffer.size))
             _print(text_about(subjects[-1]))
     except (DamagedFileError, OSError, ValueError) as error:
-        print(f"lightning-replay inspect: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        _refuse(str(error))
     if given.output is not None:
-        given.output.parent.mkdir(parents=True, exist_ok=True)
-        given.output.write_text(page_of(f"Buffer {given.path.name or given.path}", str(given.path.resolve()), subjects))
+        page = page_of(f"Buffer {given.path.name or given.path}", str(given.path.resolve()), subjects)
+        try:
+            given.output.parent.mkdir(parents=True, exist_ok=True)
+            given.output.write_text(page, encoding="utf-8")
+        except OSError as error:
+            _refuse(f"--output is {str(given.output)!r}, which cannot be written ({error}); give another file")
         _print(f"pictures: {given.output}")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"lightning-replay inspect: error: {printable(sentence)}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def _print(text: str) -> None:
     try:
-        print(text, flush=True)
+        print(printable(text), flush=True)
     except BrokenPipeError:  # the reader, such as head, has enough; the page is written all the same
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

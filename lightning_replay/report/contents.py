@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from lightning_replay.report.draws import Draws, draws_of
 from lightning_replay.report.facts import counters_of, options_of
@@ -15,6 +16,7 @@ from lightning_replay.report.images import RowImages, images_of
 from lightning_replay.report.reading import PackedColumns, array_of
 from lightning_replay.report.retention import Retained, retained_of
 from lightning_replay.report.tables import Table, tables_of
+from lightning_replay.saving.chunks import ChunkedTensor
 from lightning_replay.storage.row_layout import Key, RowLayout
 
 REWARD: Key = ("next", "reward")
@@ -120,13 +122,25 @@ def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.
         tables = writer["tables"]
         slots = np.flatnonzero(array_of(tables["slots"]["references"]) > 0)
         return slots, array_of(tables["written_at"])[slots], int(tables["rows_written"])
-    slots = np.arange(int(state["length"] if "length" in state else storage["length"]))  # early saves have the latter
+    length = int(state["length"] if "length" in state else storage["length"])  # early saves have the latter
+    if not 0 <= length <= _most_rows(storage):
+        raise ValueError(f"{length:,} rows are claimed, more than are stored")
+    slots = np.arange(length)
     if storage.get("live") is not None:  # rows left for others' frames
         slots = np.sort(array_of(storage["live"]))
     if "cursor" not in writer:
         return slots, None, None
     capacity, given = int(state["built_from"]["capacity"]), int(writer["write_count"])
     return slots, given - 1 - (int(writer["cursor"]) - 1 - slots) % capacity, given
+
+
+def _most_rows(stored: Any) -> int:
+    """Returns the length of the longest tensor or list in the state of a storage."""
+    if isinstance(stored, Mapping):
+        return max(map(_most_rows, stored.values()), default=0)
+    if isinstance(stored, list):
+        return max(len(stored), *map(_most_rows, stored[:1]), 0)
+    return int(stored.shape[0]) if isinstance(stored, Tensor | ChunkedTensor) and len(stored.shape) else 0
 
 
 def _columns_of(

@@ -16,6 +16,7 @@ from lightning_replay.storage.row_layout import Key
 
 _FRAMES: Key = ("frames_of_stacks",)  # see lightning_replay.storage.frames.stack_columns
 _LEAST_SIDE = 5  # pixels; smaller arrays are no images
+_MOST_PIXELS = 160  # of a side; a page shows 84
 _MOST_CHANNELS = 10  # of planes such as MinAtar's
 # of planes of flags, one for each kind of object
 _PLANES = np.array(
@@ -36,14 +37,17 @@ class RowImages(NamedTuple):
     frame_shape: tuple[int, ...]
 
     def of_rows(self, slots: np.ndarray) -> list[np.ndarray]:
-        """Returns the images of rows, uint8 ``[H, W, 3]`` each, by their slots, int64 ``[n]``."""
+        """Returns the images of rows, uint8 ``[H, W, 3]`` each, by their slots, int64 ``[n]``.
+
+        Larger ones than 160 pixels are scaled down by a whole number, to the means of squares.
+        """
         if not len(slots):
             return []
         values = self.packed.of_rows(self.key, slots)
         if self.frames is not None:
             numbers = values[:, values.shape[1] // 2 - 1].astype(np.int64)  # the observation's frames come first
             values = self.frames.select(numbers).numpy().reshape(-1, *self.frame_shape)
-        return [as_rgb(image) for image in values]
+        return [_scaled_down(as_rgb(image)) for image in values]
 
 
 def images_of(storage: Mapping[str, Any], packed: PackedColumns) -> RowImages | None:
@@ -104,6 +108,18 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
         largest = image.argmax(2)
         image = _PLANES[largest % len(_PLANES)] * (image.max(2)[..., None] / 255.0)
     return np.ascontiguousarray(image[..., :3].astype(np.uint8))
+
+
+def _scaled_down(image: np.ndarray) -> np.ndarray:
+    factor = -(-max(image.shape[:2]) // _MOST_PIXELS)
+    if factor == 1:
+        return image
+    sums: np.ndarray = image.astype(np.float32)
+    for axis in (0, 1):
+        starts = np.arange(0, image.shape[axis], factor)
+        widths = np.diff(starts, append=image.shape[axis]).astype(np.float32)
+        sums = np.add.reduceat(sums, starts, axis) / np.expand_dims(widths, [one for one in range(3) if one != axis])
+    return sums.round().astype(np.uint8)
 
 
 def png_of(image: np.ndarray) -> bytes:

@@ -46,6 +46,7 @@ class ChunkBytes:
             while len(self._contents) >= _FILES_KEPT:
                 del self._contents[next(iter(self._contents))]
             file, expected = self._files[number]
+            check_file(file, expected, reads=False)  # before that many bytes are allocated
             content = bytearray(expected["bytes"])
             check_file(file, expected, memoryview(content))
             self._contents[number] = content

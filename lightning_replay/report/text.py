@@ -17,6 +17,18 @@ _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _LISTED = 3
 
 
+def printable(text: str) -> str:
+    """Returns a text with all characters that a terminal does not print, but for line ends, as escape sequences.
+
+    Names in a file may hold sequences that a terminal executes.
+
+    Example:
+        >>> printable("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
+    """
+    return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
+
+
 def text_about(subject: Subject) -> str:
     """Returns several lines about a buffer, the last empty."""
     contents = subject.contents

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.memory import allocate_rows, free_bytes
-from lightning_replay.saving.serialization import DamagedFileError, replace_file
+from lightning_replay.saving.serialization import DamagedFileError, check_regular, replace_file
 from lightning_replay.saving.snapshot import Snapshot
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -171,6 +171,7 @@ def check_file(
     kind, hash_of = ("crc32", _crc32) if "crc32" in expected else ("blake2b", _blake2b)
     found: dict[str, Any] = {}
     try:
+        check_regular(file)
         found["bytes"] = file.stat().st_size
         if reads and found["bytes"] == expected.get("bytes"):
             found[kind] = hash_of(_blocks(file, target))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning_replay.saving.serialization import MALFORMED, DamagedFileError, replace_file, sync
+from lightning_replay.saving.serialization import MALFORMED, DamagedFileError, check_regular, replace_file, sync
 
 try:
     import fcntl
@@ -102,6 +102,7 @@ def read_manifest(file: Path, newest: int, *, checked_from: int = 1) -> dict[str
         ValueError: it was written by a newer version of this library.
     """
     try:
+        check_regular(file)
         manifest = json.loads(file.read_text())
         version = manifest["version"]
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
+import tempfile
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -68,6 +70,8 @@ def write_halves(directory: Path, values: Any, tensors: Mapping[str, Tensor | Sn
 def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
     """Reads both files of :func:`write_halves`; raises ``DamagedFileError`` if one is missing or unreadable."""
     try:
+        for name in (VALUES_FILE, TENSORS_FILE):
+            check_regular(directory / name)
         return json.loads((directory / VALUES_FILE).read_text()), load_file(directory / TENSORS_FILE)
     except FileNotFoundError as error:
         raise DamagedFileError(
@@ -79,6 +83,27 @@ def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
             f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "
             "Load an earlier save, or build the object again."
         ) from error
+
+
+def check_regular(file: Path) -> None:
+    """Raises ``OSError`` if what would be read is no file: reading a pipe waits for ever, and a device has no end."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(f"{file} is no regular file")
+
+
+def check_writable(option: str, folder: str | Path) -> None:
+    """Creates a folder where it is missing, and an unnamed file in it; raises ``OSError`` where that is impossible.
+
+    Args:
+        option: that names the folder, for the message.
+        folder: of files that are written later.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"{option} is {str(folder)!r}, where nothing can be written ({error}); give another") from error
 
 
 def replace_file(file: Path, content: bytes | memoryview) -> None:

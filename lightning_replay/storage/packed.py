@@ -22,6 +22,7 @@ from torch import Tensor
 from lightning_replay.memory import allocate_rows
 from lightning_replay.parts import BufferHooks
 from lightning_replay.saving import load_state, write_state
+from lightning_replay.saving.serialization import check_writable
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.devices import check_present, checked_device
 from lightning_replay.storage.forkable import ForkableStorage
@@ -76,6 +77,8 @@ class PackedStorage(ForkableStorage):
         if memmap is not None and known.type != "cpu":
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
         check_present(known)
+        if memmap is not None:
+            check_writable("memmap", memmap)  # not only when the first row comes
         # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
         super().__init__(max_size=self.capacity, device=device, compilable=True)
         self._memmap: str | None = None if memmap is None else str(memmap)

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from lightning_replay.lit.cli import main
+from lightning_replay.lit.cli import _current_folder_on_path, main
 from lightning_replay.shipped_configs import config_directory
 from tests.hidden_packages import ROOT, run_without
 
@@ -26,6 +27,7 @@ TINY = {
     "trainer.enable_checkpointing": "false",
     "trainer.callbacks": "lightning_replay.lit.ReplayProgressBar",
 }
+KEEP = "[{class_path: lightning_replay.lit.ReplayCheckpoint, init_args: {dirpath: run, monitor: null}}]"
 AGENT = """
 import lightning as L
 import torch
@@ -207,3 +209,46 @@ def test_python_p_keeps_the_current_folder_off_the_path(flags: list[str], status
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, *flags, "-c", code], cwd=tmp_path, env=environment, capture_output=True)
     assert result.returncode == status
+
+
+@pytest.mark.parametrize("content", [None, "text", "weights"])
+def test_a_checkpoint_that_is_none_is_refused_in_one_line(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content == "text":
+        (tmp_path / "it.ckpt").write_text("no checkpoint")
+    elif content == "weights":
+        torch.save({"weight": torch.zeros(2)}, tmp_path / "it.ckpt")
+    found = refused(capsys, options(ckpt_path="it.ckpt"))
+    assert found.startswith("lightning-replay: error: ckpt_path is 'it.ckpt', which ") and "give a .ckpt file" in found
+
+
+def test_weights_of_another_agent_and_other_hyperparameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep = {"trainer.enable_checkpointing": "true", "trainer.callbacks": KEEP}
+    main(options(**keep))
+    again = options(**{**keep, "data.init_args.env_steps": 340, "ckpt_path": "run/last.ckpt"})
+    main([*again, "--model.init_args.discount=0.5"])
+    assert (
+        torch.load("run/last-v1.ckpt" if Path("run/last-v1.ckpt").exists() else "run/last.ckpt")["hyper_parameters"][
+            "discount"
+        ]
+        == 0.5
+    )  # what is asked for, not what the checkpoint has
+    found = refused(capsys, [*again, "--model.init_args.hidden_sizes=[7]"])
+    assert found.startswith("lightning-replay: error: ckpt_path is a checkpoint of another agent")
+
+
+def test_places_that_cannot_be_written_are_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    callback = KEEP.replace("dirpath: run", "dirpath: file/run")
+    found = refused(capsys, options(**{"trainer.enable_checkpointing": "true", "trainer.callbacks": callback}))
+    assert found.startswith("lightning-replay: error: dirpath is ") and "where nothing can be written" in found
+    several = {"trainer.devices": 2, "trainer.strategy": "ddp_spawn"}
+    assert "DataModule supports one" in refused(capsys, options(**several))
+
+
+def test_the_current_folder_is_behind_the_libraries(tmp_path: Path) -> None:
+    with _current_folder_on_path():
+        assert sys.path[-1] == str(tmp_path) and sys.path.index(str(tmp_path)) == len(sys.path) - 1

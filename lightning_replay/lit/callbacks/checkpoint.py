@@ -21,6 +21,7 @@ from lightning_replay.lit.collectors.replay import Collection
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.lit.stop_signals import StopSignals
+from lightning_replay.saving.serialization import check_writable
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_kind, checked_choice, checked_count
 
@@ -36,7 +37,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     without a break whose environments are closed there.
 
     * The first SIGINT or SIGTERM waits for the end of the training step, or of a piece of the warm-up; the second
-      interrupts at once. Exceptions and exit status are Lightning's.
+      interrupts at once. Exceptions are Lightning's; the exit status is 143 after SIGTERM, 1 after SIGINT.
     * After an exception inside a training step, steps collected before it are stored and counted; the update is not
       counted and is repeated with another batch, on weights that may have changed already. A rollout of levels is
       collected again; scores it has given to levels stay.
@@ -44,8 +45,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     * Nothing is saved, and ``last.ckpt`` stays unchanged, if the exception came from saving or interrupted a write to
       the replay, or if weights are NaN or infinite.
     * A new run in a folder with checkpoints leaves them alone and writes ``last-v1.ckpt``. Without ``dirpath`` each run
-      has the folder of its logger's version, and ``ckpt_path="last"`` finds the newest of all versions. The resumed run
-      writes to a version of its own; what was the best so far stays the best.
+      has the folder of its logger's version, and ``ckpt_path="last"`` finds the one of the most steps
+      of all versions. The resumed run writes to a version of its own; what was the best so far stays the best.
 
     Args:
         dirpath: folder; by default ``checkpoints`` in the logger's folder, without a logger in ``default_root_dir``.
@@ -58,6 +59,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
 
     Raises:
         TypeError: an option of another kind; at ``fit``, a data module that counts no environment steps.
+        OSError: at ``fit``, a folder that cannot be written.
         ValueError: a count below 1, another mode.
     """
 
@@ -99,10 +101,13 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._is_step_open = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Resolves the folder."""
+        """Resolves the folder, and refuses one that cannot be written."""
         if stage == TrainerFn.FITTING:
             source_of(trainer, self)
         super().setup(trainer, pl_module, stage)
+        is_written = stage == TrainerFn.FITTING and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        if is_written and self.dirpath is not None and "://" not in str(self.dirpath):
+            check_writable("dirpath", self.dirpath)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts counting, and defers signals to the end of a training step."""
@@ -264,13 +269,36 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         super().load_state_dict(state_dict | {"dirpath": self.dirpath, "best_k_models": best})
 
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
-        """Returns candidates for ``ckpt_path="last"``, of which Lightning loads the file written last."""
+        """Returns the checkpoint for ``ckpt_path="last"``: the one of the most steps, of these the one written last.
+
+        Not by the times of the files alone, which a copied folder has in any order.
+        """
         found: set[str] = super()._find_last_checkpoints(trainer)
-        if found or not self._has_own_folder or not trainer.loggers:
+        if not found and self._has_own_folder and trainer.loggers:
+            logger = trainer.loggers[0]
+            runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+            names = f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
+            found = {str(path) for path in runs.glob(names)}
+        if len(found) < 2:
             return found
-        logger = trainer.loggers[0]
-        runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
-        return {str(path) for path in runs.glob(f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}")}
+        module = type(source_of(trainer, self)).__qualname__
+        clocks = {path: _clocks_in(path, module) for path in found}
+        chosen = max(found, key=lambda path: (clocks[path], os.path.getmtime(path)))
+        env_steps, updates = clocks[chosen]
+        rank_zero_info(
+            f'ckpt_path="last": of {len(found)} checkpoints {chosen} holds the most environment steps, {env_steps:,}, '
+            f"and {updates:,} updates."
+        )
+        return {chosen}
+
+
+def _clocks_in(path: str, module: str) -> tuple[int, int]:
+    """Returns environment steps and updates in a checkpoint of a data module; -1 each if they cannot be read."""
+    try:
+        state = torch.load(path, map_location="meta", weights_only=True)[module]
+        return int(state["collection"]["env_steps"]), int(state["updates"])
+    except Exception:  # torch raises errors of many kinds for damaged files and those of others
+        return -1, -1
 
 
 def _interrupts_a_write(exception: BaseException) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from traceback import walk_stack
 from typing import Any, NoReturn
 
 import gymnasium
@@ -27,6 +28,8 @@ from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.evaluation import EvaluationStream
 from lightning_replay.lit.update_schedule import Pace, RolloutPace
 from lightning_replay.validation import check_kind, checked_flag
+
+_LAUNCHER = "lightning.pytorch.strategies.launchers.multiprocessing"
 
 __all__ = ["EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
 
@@ -167,7 +170,11 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
     def _join_processes(self, world_size: int) -> None:
-        """Prepares for one of several processes that train together; by default it refuses several."""
+        """Prepares for one of several processes that train together."""
+        self.check_processes(world_size)
+
+    def check_processes(self, world_size: int) -> None:
+        """Refuses several processes."""
         if world_size > 1:
             raise ValueError(
                 f"the trainer runs {world_size} processes; {type(self).__name__} supports one, because each would "
@@ -182,6 +189,14 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                 f"precision is {precision}, in which weights are not float32; observations and replayed rows are. Use "
                 "Trainer(precision='32-true'), or 'bf16-mixed' for faster layers on float32 weights."
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuses several processes that Lightning is about to spawn, before it reaches what cannot be sent to them."""
+        for frame, _ in walk_stack(None):
+            trainer = frame.f_locals.get("trainer")
+            if frame.f_globals.get("__name__") == _LAUNCHER and isinstance(trainer, L.Trainer):
+                self.check_processes(trainer.world_size)
+        return dict(vars(self))
 
     def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
         """Wraps the plug-in that writes the trainer's checkpoint files."""

@@ -53,7 +53,7 @@ class ReplayDataModule(EnvStepDataModule):
             of the trainer collects its share of ``env_steps``, and draws its share of every batch.
         env_steps: environment steps of the whole run, warm-up included.
         warmup_steps: environment steps with random actions before the first update.
-        updates_per_env_step: replay ratio; a fraction or several.
+        updates_per_env_step: replay ratio; a fraction or several. A resumed run follows another ratio from there on.
         num_envs: environments stepped together.
         asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
             environments that take milliseconds a step: 8 of MuJoCo cost this process more CPU than stepping them here.
@@ -197,8 +197,8 @@ class ReplayDataModule(EnvStepDataModule):
 
     def _join_processes(self, world_size: int) -> None:
         """Takes this process's share of a replay that several fill and draw from; refuses several with another."""
+        self.check_processes(world_size)
         if not self.replay.is_shared:
-            super()._join_processes(world_size)
             return
         assert self.trainer is not None
         if self.pace.env_steps % world_size:
@@ -210,6 +210,11 @@ class ReplayDataModule(EnvStepDataModule):
         self.replay = self.replay.for_rank(rank, world_size)
         self.collection.collect_share(self.replay, rank, world_size)
         self._draw_apart(rank)
+
+    def check_processes(self, world_size: int) -> None:
+        """Refuses several processes with a replay that is not shared by them."""
+        if not self.replay.is_shared:
+            super().check_processes(world_size)
 
     @staticmethod
     def _check_is_one(strategy: Strategy, name: str) -> None:
@@ -261,7 +266,7 @@ class ReplayDataModule(EnvStepDataModule):
     @property
     def remaining_updates(self) -> int:
         """Updates until the end of the run."""
-        return self.pace.total_updates - self.updates_done
+        return max(0, self.pace.total_updates - self.updates_done)
 
     def start_epoch(self) -> None:
         """Collects the remaining ``env_steps`` of a run without further updates."""
@@ -299,7 +304,7 @@ class ReplayDataModule(EnvStepDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
-        return super().state_dict() | {"replay": None}
+        return super().state_dict() | {"replay": None, "pace": self.pace.state_dict()}
 
     def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None:
         """Finds the replay of a checkpoint, before the agent is restored from it; ``None`` for the weights alone.
@@ -324,6 +329,7 @@ class ReplayDataModule(EnvStepDataModule):
             self.replay.load(self._saved_replay)
         self.trainer.strategy.barrier()
         super().load_state_dict(state)
+        self.pace.resume(state["pace"], *self.clocks)
         self._draw_apart(self.trainer.global_rank)
 
     def teardown(self, stage: str) -> None:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import lightning as L
 import pytest
 import torch
@@ -161,3 +163,13 @@ def test_a_network_that_is_no_perceptron_with_relu_is_refused() -> None:
     agent = Smooth(observation_size=4, num_actions=2)
     with pytest.raises(TypeError, match="value_network of the agent's loss has Tanh; this agent computes it as"):
         agent.act(torch.zeros(1, 4), explore=False)
+
+
+@pytest.mark.parametrize("kind", [TD3, SAC])
+def test_agents_with_bounds_in_arrays_are_sent_and_loaded(kind, tmp_path: Path) -> None:
+    space = gymnasium.make("Pendulum-v1").action_space
+    agent = kind(observation_size=3, action_low=space.low, action_high=space.high, hidden_sizes=(8,))
+    assert agent.hparams["action_low"] == agent.hparams_initial["action_low"] == [-2.0]
+    received = pickle.loads(pickle.dumps(agent))
+    observation = torch.randn(5, 3)
+    assert torch.equal(received.act(observation, explore=False), agent.act(observation, explore=False))

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -370,3 +371,44 @@ def test_remote_paths_are_refused(tmp_path: Path) -> None:
     trainer.fit(Tiny(), datamodule=make_data())
     with pytest.raises(ValueError, match="memory://there.ckpt is remote"):
         trainer.save_checkpoint("memory://there.ckpt")
+
+
+class Clocks(L.Callback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.seen.append(trainer.datamodule.clocks)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1)])
+def test_another_replay_ratio_holds_from_the_resume_on(tmp_path: Path, before: int, after: int) -> None:
+    save, clocks = SaveAt(40 * before, tmp_path / "by_hand.ckpt"), Clocks()
+    options = {"num_envs": 1}
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(updates_per_env_step=before, **options))
+    data = make_data(env_steps=80, updates_per_env_step=after, **options)
+    make_trainer(tmp_path, [clocks]).fit(Tiny(), datamodule=data, ckpt_path=tmp_path / "by_hand.ckpt")
+    done = 40 * before
+    assert clocks.seen == [(61 + number // after, done + 1 + number) for number in range(20 * after)]
+
+
+class Sized(Tiny):
+    def __init__(self, width=np.float64(3)) -> None:  # noqa: B008
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_hyperparameters_that_are_not_loaded_again_are_named_at_the_save(tmp_path: Path) -> None:
+    save, file = SaveAt(40, tmp_path / "by_hand.ckpt"), tmp_path / "by_hand.ckpt"
+    with pytest.warns(UserWarning, match=r"holds hyper_parameters.width \(float64\), which fit.*do not load unless"):
+        make_trainer(tmp_path, [save]).fit(Sized(), datamodule=make_data())
+    data = make_data(env_steps=64)
+    make_trainer(tmp_path).fit(Sized(3.0), datamodule=data, ckpt_path=file, weights_only=False)
+    assert data.updates_done == 44
+
+
+def test_spawned_processes_are_refused_before_anything_is_sent_to_them(tmp_path: Path) -> None:
+    data = ReplayDataModule(lambda: Counting(), make_replay(), env_steps=60, warmup_steps=20)  # cannot be sent
+    trainer = make_trainer(tmp_path, devices=2, strategy="ddp_spawn")
+    with pytest.raises(ValueError, match="the trainer runs 2 processes; ReplayDataModule supports one"):
+        trainer.fit(Tiny(), datamodule=data)

@@ -45,3 +45,22 @@ def test_steps_for_is_the_first_step_at_which_an_update_is_due(ratio: float, war
 def test_errors(arguments, message) -> None:
     with pytest.raises(ValueError, match=message):
         Pace(*arguments)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (0.25, 2)])
+def test_another_ratio_holds_from_the_resume_on(before: float, after: float) -> None:
+    state = Pace(env_steps=200, warmup_steps=60, updates_per_env_step=before).state_dict()
+    done = int(140 * before)
+    pace = Pace(env_steps=400, warmup_steps=60, updates_per_env_step=after)
+    pace.resume(state, 200, done)
+    assert pace.updates_due(200) == done and pace.total_updates == done + 200 * after
+    assert pace.steps_for(done + 1) == 201
+    again = Pace(env_steps=500, warmup_steps=60, updates_per_env_step=after)  # the same ratio goes on as it was
+    again.resume(pace.state_dict(), 300, pace.updates_due(300))
+    assert [again.updates_due(steps) for steps in (250, 400)] == [pace.updates_due(steps) for steps in (250, 400)]
+
+
+def test_a_run_stopped_in_its_warm_up_has_the_warm_up_that_is_asked_for() -> None:
+    pace = Pace(env_steps=400, warmup_steps=100, updates_per_env_step=2)
+    pace.resume(Pace(200, 60, 1).state_dict(), 40, 0)
+    assert pace.updates_due(101) == 2

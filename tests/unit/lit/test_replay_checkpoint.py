@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import lightning as L
@@ -268,3 +269,29 @@ def test_one_line_names_the_file_and_how_to_go_on(tmp_path: Path, caplog: pytest
         f"\nSaved: update 25 (environment step 45) is in {tmp_path}/run/last.ckpt. "
         'Go on with fit(..., ckpt_path="last"), on the command line --ckpt_path=last.'
     )
+
+
+@pytest.mark.parametrize("newer", ["short", "long"])
+def test_last_is_the_checkpoint_of_the_most_steps(tmp_path: Path, newer: str) -> None:
+    for name, env_steps in (("short", 24), ("long", 28)):
+        data = make_data(env_steps=env_steps)
+        make_trainer(tmp_path, [ReplayCheckpoint(tmp_path / name, monitor=None)]).fit(Tiny(), datamodule=data)
+    both = tmp_path / "both"
+    both.mkdir()
+    for name, file in (("short", "last"), ("long", "last-v1")):
+        for path in (tmp_path / name).glob("last*"):
+            path.rename(both / path.name.replace("last", file, 1))
+        os.utime(both / f"{file}.ckpt", (1e9, 1e9 + (name == newer)))
+    (both / "last-v2.ckpt").write_text("truncated")
+    data = make_data(env_steps=32)
+    trainer = make_trainer(tmp_path, [ReplayCheckpoint(both, monitor=None)])
+    trainer.fit(agent := Tiny(), datamodule=data, ckpt_path="last")
+    assert Path(trainer.ckpt_path).name == "last-v1.ckpt" and len(agent.seen) == 4
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    data = make_data()
+    with pytest.raises(OSError, match="dirpath is '.*', where nothing can be written"):
+        make_trainer(tmp_path, [ReplayCheckpoint(tmp_path / "file" / "run")]).fit(Tiny(), datamodule=data)
+    assert data.env_steps_done == 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import Replay, recipes
+from lightning_replay.checkpoint.state import present_state
 from lightning_replay.levels import LevelBuffer
-from lightning_replay.report.contents import ReplayContents
+from lightning_replay.report.command import main as inspect_save
+from lightning_replay.report.contents import ReplayContents, contents_of
 from lightning_replay.report.levels import LevelContents
 from lightning_replay.report.live import look_at
 from lightning_replay.report.page import Subject, page_of
@@ -199,3 +202,47 @@ def test_a_save_that_is_replaced_meanwhile_is_read_whole(tmp_path: Path) -> None
     shutil.copy(tmp_path / "other" / "replay.json", tmp_path / "save" / "replay.json")
     contents = read(tmp_path / "save").contents
     assert isinstance(contents, ReplayContents) and contents.capacity == 20
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    recipes.uniform(10, 2).save(tmp_path / "save")
+    for file in ("replay.json", *(f"{next((tmp_path / 'save').glob('*-*')).name}/{name}" for name in ("values.json",))):
+        shutil.copytree(tmp_path / "save", tmp_path / "copy")
+        (tmp_path / "copy" / file).unlink()
+        os.mkfifo(tmp_path / "copy" / file)
+        with pytest.raises(DamagedFileError, match="is no regular file"):
+            read(tmp_path / "copy")
+        shutil.rmtree(tmp_path / "copy")
+
+
+def test_more_rows_than_are_stored_are_refused() -> None:
+    replay = recipes.uniform(10, 2)
+    replay.extend(numbered_steps(0, 5))
+    with present_state(replay) as state:
+        for length in (2_000_000_000, -1):
+            with pytest.raises(ValueError, match="rows are claimed, more than are stored"):
+                contents_of({**state, "length": length, "storage": {**state["storage"], "length": length}}, None)
+
+
+def test_large_frames_are_scaled_down(tmp_path: Path) -> None:
+    replay = recipes.uniform(10, 2)
+    steps = numbered_steps(0, 4, done_every=4)
+    pixels = torch.zeros(4, 500, 330, 3, dtype=torch.uint8)
+    pixels[:, :4, 3:6], pixels[..., -1, :] = 100, 250
+    replay.extend(steps.set("pixels", pixels))
+    contents = look_at(replay)
+    assert isinstance(contents, ReplayContents) and contents.images is not None
+    (image,) = contents.images.of_rows(np.array([2]))
+    assert image.shape == (125, 83, 3) and image[0, :3, 0].tolist() == [25, 50, 0] and image[5, -1, 0] == 125
+
+
+def test_the_command_escapes_names_and_refuses_a_page_it_cannot_write(tmp_path: Path, capsys) -> None:
+    replay = recipes.uniform(10, 2)
+    replay.extend(numbered_steps(0, 4).set("a\x1b[2Jb", torch.zeros(4)))
+    replay.save(tmp_path / "save")
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        inspect_save([str(tmp_path / "save"), f"--output={tmp_path / 'file' / 'page.html'}"])
+    shown = capsys.readouterr()
+    assert end.value.code == 2 and len(shown.err.splitlines()) == 1 and "which cannot be written" in shown.err
+    assert "a\\x1b[2Jb" in shown.out and "\x1b" not in shown.out
