@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.parts import WriterHooks
 from lightning_replay.priority_updates import real_numbers, row_generations, row_numbers
 from lightning_replay.replay import SIGNALS
 from lightning_replay.sharded.batch_index import row_ids_of
@@ -37,6 +38,7 @@ def checked_feedback(
     generation: Tensor | None,
     signals: Mapping[str, Any],
     key: int,
+    writer: WriterHooks,
 ) -> Feedback:
     """Returns the arguments of :meth:`ShardedReplay.update_priority
     <lightning_replay.sharded.replay.ShardedReplay.update_priority>` as arrays.
@@ -44,6 +46,7 @@ def checked_feedback(
     Args:
         index, td_error, generation, signals: its arguments.
         key: of the replay.
+        writer: as those of the shards, which checks what it takes here: an error there would come too late.
 
     Raises:
         TypeError, ValueError: as that method.
@@ -73,6 +76,8 @@ def checked_feedback(
     for name, value in given.items():
         if len(value) != len(index):
             raise ValueError(f"{name} has {len(value)} rows and the batch {len(index)}. No priority was changed")
+    if writer.needs_feedback:
+        writer.read_feedback(len(index), torch.from_numpy(errors), signals)
     numbers = row_generations(generation).cpu().numpy()
     if len(numbers) != len(index):
         raise ValueError(f"generation has {len(numbers)} rows and index {len(index)}; give those of one batch")

@@ -22,8 +22,9 @@ def columns(number: list[int], trajectory: list[int] | None, done: list[int]) ->
 
 
 def dealt(router: RowRouter, *given) -> dict[int, tuple[list[int], list[int]]]:
-    """Numbers and trajectories by shard."""
-    routed = router.route(columns(*given))
+    """Numbers and trajectories by shard, of rows that are stored."""
+    routed, after = router.route(columns(*given))
+    vars(router).update(vars(after))
     return {one.shard: (one.columns["number",].tolist(), one.columns[TRAJECTORY].tolist()) for one in routed}
 
 
@@ -54,7 +55,7 @@ def test_another_process_begins_with_another_shard_and_adds_its_own_number() -> 
 
 @pytest.mark.parametrize("trajectory", [-1, 2**40])
 def test_numbers_that_leave_no_room_are_refused_in_a_further_process(trajectory: int) -> None:
-    assert RowRouter(2, writer=0).route(columns([0], [trajectory], [0]))[0].columns[TRAJECTORY] == trajectory
+    assert RowRouter(2, writer=0).route(columns([0], [trajectory], [0]))[0][0].columns[TRAJECTORY] == trajectory
     with pytest.raises(ValueError, match=r"they must be from 0 to 2\*\*40 - 1"):
         RowRouter(2, writer=1).route(columns([0], [trajectory], [0]))
 
