@@ -42,7 +42,7 @@ class _Call(NamedTuple):
     steps: int
     td_errors: int
     then: Callable[[Any], None]
-    failed: Callable[[Exception], None] | None
+    failed: Callable[[Exception], object] | None
 
 
 class CallOfAll(NamedTuple):
@@ -234,7 +234,7 @@ class ShardActors:
         steps: int = 0,
         td_errors: int = 0,
         then: Callable[[Any], None] = lambda value: None,
-        failed: Callable[[Exception], None] | None = None,
+        failed: Callable[[Exception], object] | None = None,
     ) -> ray.ObjectRef[Any]:
         """Calls a method of a shard without waiting; calls of one shard run in order.
 

@@ -335,7 +335,7 @@ class Coordinator:
     def _time_left(self) -> float:
         return float(self._call.deadline - time.monotonic())
 
-    def _wait(self, references: Sequence[ray.ObjectRef[Any]], *, num_returns: int = 1, timeout: float) -> Any:
+    def _wait(self, references: list[Any], *, num_returns: int = 1, timeout: float) -> Any:
         """Returns ``ray.wait``, during which other calls run."""
         if timeout <= 0:
             return ray.wait(references, num_returns=num_returns, timeout=0)

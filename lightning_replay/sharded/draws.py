@@ -205,7 +205,7 @@ class DividedDraws:
         ids: RowIds,
         td_errors: np.ndarray,
         signals: Mapping[str, np.ndarray] | None = None,
-        failed: Callable[[Exception], None] | None = None,
+        failed: Callable[[Exception], object] | None = None,
     ) -> None:
         """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows, without waiting.
 

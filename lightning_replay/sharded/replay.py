@@ -27,6 +27,7 @@ from torch import Tensor
 
 from lightning_replay.declared import declared_writer
 from lightning_replay.divided_draws import Divider
+from lightning_replay.parts import WriterHooks
 from lightning_replay.replay import wrong_shape
 from lightning_replay.sharded.batch_index import numbers_of
 from lightning_replay.sharded.connection import Connection
@@ -127,7 +128,7 @@ class ShardedReplay(TrainingReplay):
         assert name is not None
         self.name: str = name
         self._connection = connection
-        self._wait_timeout_s, self._shard_options = wait_timeout_s, given.shards
+        self._wait_timeout_s, self._options = wait_timeout_s, given
         self._key = connection.call("key_for", given)
         self._rank: tuple[int, int] | None = None
         self._clocks: dict[str, int] = {}
@@ -146,7 +147,8 @@ class ShardedReplay(TrainingReplay):
         tables = max(1, len(built.tasks))
         self._capacity = given.capacities.get("capacity", given.capacities.get("capacity_per_task", 0) * tables)
         self._tasks, self._returns, self._sampler_name = built.tasks, built.returns, built.sampler_name
-        self._takes_feedback, self._writer = built.takes_feedback, declared_writer(built.writer)
+        self._takes_feedback = built.takes_feedback
+        self._writer: WriterHooks | None = declared_writer(built.writer)
         self.is_prioritized: bool = built.is_prioritized
         self.batch_size: int = built.batch_size
         self.priority_key: str = built.priority_key
@@ -328,7 +330,7 @@ class ShardedReplay(TrainingReplay):
             own = batch_size
         method, *arguments = ("draw", own) if self._rank is None else ("draw_share", *self._rank)
         drawn: DrawnRows = self._connection.call(method, *arguments, self._clocks)
-        fetched = FetchedRows(self._key, min(self._shard_options.shard_timeout_s, self._wait_timeout_s))
+        fetched = FetchedRows(self._key, min(self._options.shards.shard_timeout_s, self._wait_timeout_s))
         fetched.fetch(drawn)
         for _ in range(_MOST_REDRAWS):
             if len(fetched) == own:
@@ -362,6 +364,8 @@ class ShardedReplay(TrainingReplay):
                 or rows of another replay. Nothing is changed. What a shard refuses beyond this, the next call of this
                 object raises before it does anything.
         """
+        if self._writer is None:  # which is not sent to other processes: its storage has memory of its own
+            self._writer = declared_writer(self._options.template().writer)
         feedback = checked_feedback(index, td_error, generation, signals, self._key, self._writer)
         self._draws_since_update = 0
         if self._takes_feedback:
@@ -435,7 +439,7 @@ class ShardedReplay(TrainingReplay):
             ValueError: a file system of which each node has one of its own.
         """
         before = None if previous is None else Path(os.path.abspath(previous))
-        timeout_s = self._shard_options.save_timeout_s
+        timeout_s = self._options.shards.save_timeout_s
         self._connection.call("save", Folder.of_user(path, filesystem), before, timeout_s=timeout_s)
 
     def load(self, path: str | Path, *, filesystem: FileSystem | None = None) -> None:
@@ -455,7 +459,7 @@ class ShardedReplay(TrainingReplay):
             RuntimeError: a shard was lost while it read. Nothing is loaded.
             TimeoutError: a shard has not answered, or not finished within ``save_timeout_s``; it is named.
         """
-        timeout_s = self._shard_options.save_timeout_s
+        timeout_s = self._options.shards.save_timeout_s
         self._connection.call("load", Folder.of_user(path, filesystem), timeout_s=timeout_s)
         self._unanswered = None
         self._draws_since_update = 0
@@ -478,7 +482,7 @@ class ShardedReplay(TrainingReplay):
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy is another writer of trajectories, except that a rank stays what it is.
-        return vars(self) | {"_unanswered": None} | ({"_router": None} if self._rank is None else {})
+        return vars(self) | {"_unanswered": None, "_writer": None} | ({"_router": None} if self._rank is None else {})
 
     def _copied(self) -> ShardedReplay:
         copied = object.__new__(type(self))

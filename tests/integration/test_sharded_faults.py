@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import signal
@@ -163,11 +164,12 @@ def test_a_save_ends_when_a_shard_does_not_finish_its_part(replay: ShardedReplay
     filled(replay, 1)
     (tmp_path / "files").mkdir()
     (tmp_path / "hold").touch()
-    options, replay._shard_options = replay._shard_options, replay._shard_options.__class__(2, save_timeout_s=3.0)
+    options = replay._options
+    replay._options = dataclasses.replace(options, shards=dataclasses.replace(options.shards, save_timeout_s=3.0))
     with pytest.raises(TimeoutError, match=r"shard 1 has not answered.*No checkpoint was made"):
         ended(lambda: replay.save("first", filesystem=fs.PyFileSystem(Held(tmp_path))))
     (tmp_path / "hold").unlink()
-    replay._shard_options = options
+    replay._options = options
     assert len(replay.sample(500)) == 500
 
 
@@ -175,9 +177,8 @@ def test_a_save_ends_when_a_shard_does_not_finish_its_part(replay: ShardedReplay
 def test_a_call_right_after_a_death_reaches_the_shard_that_is_started(replay: ShardedReplay, call: str) -> None:
     filled(replay, 0)
     ray.kill(handles_of(replay)[0])
-    epochs = replay.stats()["epochs"] if call == "end" else None
     (replay.end_episodes if call == "end_episodes" else lambda: replay.seed(5))()
-    assert epochs is None and len(replay.sample()) == 16
+    assert len(replay.sample()) == 16
 
 
 def test_a_shard_that_dies_between_the_halves_of_a_load_reads_its_part_again(

@@ -69,6 +69,26 @@ def test_other_columns_than_those_stored_are_refused_by_name() -> None:
         check_layout(layout_of(other), layout)
 
 
+def test_rows_that_were_not_stored_leave_the_router_as_it_was() -> None:
+    router = RowRouter(num_shards=2, writer=0)
+    dealt(router, [0, 1], [7, 8], [0, 0])
+    for _ in range(2):
+        routed, _ = router.route(columns([2, 3], [7, 9], [1, 0]))
+        assert {one.shard: one.columns[TRAJECTORY].tolist() for one in routed} == {0: [7], 1: [9]}
+    alone = RowRouter(num_shards=2, writer=0)
+    for _ in range(2):
+        routed, _ = alone.route(columns([0, 1, 2], None, [0, 1, 0]))
+        assert [one.columns[TRAJECTORY].tolist() for one in routed] == [[0, 0], [1]]
+
+
+@pytest.mark.parametrize("starts", [1, 2047, 2048, 5000])
+def test_rows_are_current_however_often_their_shard_was_started(starts: int) -> None:
+    ids = RowIds.of_shard(1, starts, np.array([3]), np.array([0]))
+    found, _ = row_ids_of(*numbers_of(ids, key=7), key=7)
+    assert found.current(np.array([1, starts])).all()
+    assert not found.current(np.array([1, starts + 1])).any() and not found.current(np.array([1, starts - 1])).any()
+
+
 @given(
     rows=st.lists(st.tuples(st.integers(0, 63), st.integers(1, 2047), st.integers(0, 2**40 - 1)), min_size=1),
     generation=st.integers(0, 2**32 - 1),
