@@ -18,7 +18,7 @@ from lightning_replay.sharded.coordinator import Coordinator, NotYet
 
 NAMESPACE = "lightning_replay"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
-_THREADS = 64  # of the coordinator: callers that wait at once
+_THREADS = 32  # of the coordinator: callers that wait at once
 _GRACE_S = 5.0  # for the coordinator's own error, which names the shard, after the time that a call may take
 
 

@@ -32,6 +32,7 @@ from lightning_replay.sharded.saves import earlier_shards, write_shards
 from lightning_replay.sharded.shard import MODULE, ReplayShard
 from lightning_replay.sharded.stats import stats_of
 
+_UNSETTLED = 32  # inserts at most whose answers have not been read
 _REMEDY_FOR_RATIO = "Insert and draw in several processes, or in turn; or raise error_buffer or wait_timeout_s"
 _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes from 0
 
@@ -73,7 +74,7 @@ class Coordinator:
         self._limiter = RateLimiter(**options.limits, batch_size=self._batch_size)
         self._last_save: Sequence[Folder] | None = None
         self._layout: Layout | None = None
-        self._num_writers = self._num_draws = self._num_inserted = 0
+        self._num_writers = self._num_draws = self._num_inserted = self._unsettled = 0
         self._clocks: dict[str, int] = {}
         self._shares = RankShares()
 
@@ -143,7 +144,10 @@ class Coordinator:
         Raises:
             ValueError: other columns than before.
         """
-        self._shards.settle({})
+        self._unsettled += 1
+        if self._unsettled > _UNSETTLED or any(self._shards.is_late(shard) for shard, _, _ in parts):
+            self._shards.settle({})
+            self._unsettled = 0
         self._layout = check_layout(layout, self._layout)
         if late := [shard for shard, _, _ in parts if self._shards.is_late(shard)]:
             return NotYet(self._shards.unanswered(late), "Nothing was stored. Give the rows again later")
@@ -365,6 +369,7 @@ class Coordinator:
 
     def _settle(self) -> ShardActors:
         self._shards.settle()
+        self._unsettled = 0
         return self._shards
 
     def _drawn(self, batch_size: int, clocks: Mapping[str, int]) -> RemoteBatch:
