@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from lightning_replay.sharded.options import ShardOptions, placement_of
 from lightning_replay.sharded.reports import Answer, Counts, Losses, ShardReport
@@ -22,16 +24,47 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 _MOST_FAILED_STARTS = 3  # in a row, of one shard
-_START_TIMEOUT_S = 600.0  # of a process that imports RLlib, on a machine that may be starting many
+#: Seconds that a start may take: of a process that imports RLlib, on a machine that may be starting many.
+START_TIMEOUT_S = 600.0
+_HUNG_AFTER = 4  # times shard_timeout_s without an answer, a shard is started again
+_LOOK_S = 1.0  # between looks at what has become of shards that are waited for
+
+
+class ShardLostError(RuntimeError):
+    """A shard was lost while a call of every shard waited for its answer."""
 
 
 class _Call(NamedTuple):
     """A call that was not answered yet."""
 
     answer: ray.ObjectRef[Any]
+    limit_s: float  # that its answer may take beyond that of others
     steps: int
     td_errors: int
     then: Callable[[Any], None]
+    failed: Callable[[Exception], object] | None
+
+
+class CallOfAll(NamedTuple):
+    """A call of every shard, see :meth:`ShardActors.send_all`.
+
+    Attributes:
+        method, arguments: as given.
+        limit_s: seconds that it may take.
+        answers: references by shard.
+        is_late: whether each shard was late already.
+        epochs: of the shards that were sent it, int64 ``[S]``.
+        values, errors: what was answered so far, by shard.
+    """
+
+    method: str
+    arguments: Callable[[int], tuple[Any, ...]]
+    limit_s: float
+    answers: dict[int, ray.ObjectRef[Any]]
+    is_late: list[bool]
+    epochs: np.ndarray
+    values: dict[int, Any]
+    errors: dict[int, Exception]
 
 
 class ShardActors:
@@ -39,13 +72,19 @@ class ShardActors:
 
     :meth:`send` calls a method and returns at once; :meth:`settle` waits for answers. The last report of each shard is
     kept. A shard whose process or node is lost is started again and gets a new epoch; meanwhile, as one that is late,
-    it counts as empty. Nothing is waited for from it until it has answered. What is sent to it arrives.
+    it counts as empty. Nothing is waited for from it until it has answered. What is sent to it arrives. One that has
+    given no answer for four times ``shard_timeout_s`` is ended and started again as one that is lost.
+
+    No call waits without an end: for a shard no longer than ``shard_timeout_s`` (in a save or a load
+    ``save_timeout_s``), and no longer than ``time_left``, after which an error names the shards.
 
     Args:
         kind: class of the actors.
         arguments: of the class, by number of the shard; called before each start.
         options: of the shards.
         on_report: called with each new report.
+        wait: ``ray.wait``, or a function that lets other threads use this object meanwhile.
+        time_left: returns the seconds that the present caller waits at most.
 
     Attributes:
         handles: of the actors; empty before :meth:`start`.
@@ -61,7 +100,10 @@ class ShardActors:
         arguments: Callable[[int], tuple[Any, ...]],
         options: ShardOptions,
         on_report: Callable[[ShardReport], None] = lambda report: None,
+        wait: Callable[..., Any] = ray.wait,
+        time_left: Callable[[], float] = lambda: math.inf,
     ) -> None:
+        self._wait, self._time_left = wait, time_left
         self._kind = kind
         self._arguments = arguments
         self.options: ShardOptions = options
@@ -73,6 +115,7 @@ class ShardActors:
         self.lost: Losses = Losses()
         self._nodes: Sequence[str] = ()
         self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
+        self._since: list[float] = [0.0] * count  # when the first call in each of these became the first
         self._starting = [False] * count
         self.failed_starts: list[int] = [0] * count
         self._late_with: list[ray.ObjectRef[Any] | None] = [None] * count  # the last answer that was waited for in vain
@@ -84,6 +127,15 @@ class ShardActors:
     def alive(self) -> list[bool]:
         """Whether each shard can be drawn from: it has started and is not late."""
         return [not (starting or late) for starting, late in zip(self._starting, self._late_with, strict=True)]
+
+    def is_late(self, shard: int) -> bool:
+        """Returns whether a shard has not answered in time; one that is being started is not late."""
+        return self._late_with[shard] is not None
+
+    @property
+    def waited_for(self) -> list[int]:
+        """Shards that have not answered everything."""
+        return [shard for shard, calls in enumerate(self._pending) if calls]
 
     @property
     def rows(self) -> Counter[str]:
@@ -120,7 +172,7 @@ class ShardActors:
             missing = sum(self._starting)
             self.stop()
             raise RuntimeError(
-                f"{missing} of {len(self)} shards have not started within {_START_TIMEOUT_S:g} s; each needs "
+                f"{missing} of {len(self)} shards have not started within {START_TIMEOUT_S:g} s; each needs "
                 f"{self.options.num_cpus_per_shard:g} CPUs, and {ray.available_resources().get('CPU', 0):g} of "
                 f"{ray.cluster_resources().get('CPU', 0):g} are free. Lower num_cpus_per_shard, or start Ray with more "
                 "CPUs"
@@ -128,42 +180,79 @@ class ShardActors:
 
     def wait_for_starts(self) -> bool:
         """Waits for shards that are being started; returns whether all have."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = time.monotonic() + min(START_TIMEOUT_S, self._time_left())
         while any(self._starting) and (left := deadline - time.monotonic()) > 0:
             first = [calls[0].answer for calls, starting in zip(self._pending, self._starting, strict=True) if starting]
-            ray.wait(first, timeout=left)
-            self.settle()  # one that was lost is started again, and raises an error after several attempts
+            self._wait(first, timeout=min(left, _LOOK_S))
+            self.settle({})  # one that was lost is started again, and raises an error after several attempts
         return not any(self._starting)
 
     def wait_for_any(self) -> None:
-        """Waits until one of the shards that are being started or are late has answered everything."""
-        last = [calls[-1].answer for calls, alive in zip(self._pending, self.alive, strict=True) if calls and not alive]
-        if last:
-            ray.wait(last, timeout=_START_TIMEOUT_S)
-            self.settle()
+        """Waits until one of the shards that are being started or are late has answered everything.
+
+        Raises:
+            TimeoutError: the caller waits no longer.
+        """
+        before = self.alive
+        while not all(self.alive) and self.alive == before:
+            last = [calls[-1].answer for calls, alive in zip(self._pending, before, strict=True) if not alive]
+            if self._time_left() <= 0:
+                raise TimeoutError(self.unanswered(shard for shard, alive in enumerate(before) if not alive))
+            self._wait(last, timeout=min(self._time_left(), _LOOK_S))
+            self.settle({})
+
+    def check_all_answer(self) -> None:
+        """Refuses what needs every shard while one is late or being started.
+
+        Raises:
+            TimeoutError: it names them.
+        """
+        missing = [shard for shard, alive in enumerate(self.alive) if not alive]
+        if missing:
+            raise TimeoutError(self.unanswered(missing))
+
+    def unanswered(self, shards: Iterable[int]) -> str:
+        """Returns since when shards have not answered, and what to do, for an error."""
+        now = time.monotonic()
+        listed = [
+            f"shard {shard} has not {'started' if self._starting[shard] else 'answered'} for "
+            f"{now - self._since[shard]:.3g} s"
+            for shard in shards
+        ]
+        return (
+            f"{', '.join(listed) or 'a shard has not answered'}: its process is busy or hangs, or its node cannot be "
+            f"reached. After {_HUNG_AFTER * self.options.shard_timeout_s:g} s without an answer (four times "
+            "shard_timeout_s) it is started again as one that is lost"
+        )
 
     def send(
         self,
         shard: int,
         method: str,
         *arguments: Any,
+        limit_s: float = 0.0,
         steps: int = 0,
         td_errors: int = 0,
         then: Callable[[Any], None] = lambda value: None,
+        failed: Callable[[Exception], object] | None = None,
     ) -> ray.ObjectRef[Any]:
         """Calls a method of a shard without waiting; calls of one shard run in order.
 
         Args:
             shard: number.
             method, arguments: of its class.
+            limit_s: seconds that the method may take beyond those of other methods before the shard counts as hung.
             steps, td_errors: sent with the call, which are lost with the shard.
             then: called with the value of the answer by the :meth:`settle` that finds it.
+            failed: called with the error that the method has raised, which that :meth:`settle` raises otherwise.
 
         Returns:
             Reference of the answer.
         """
         answer = getattr(self.handles[shard], method).remote(*arguments)
-        self._pending[shard].append(_Call(answer, steps, td_errors, then))
+        if not self._pending[shard]:
+            self._since[shard] = time.monotonic()
+        self._pending[shard].append(_Call(answer, limit_s, steps, td_errors, then, failed))
         return answer
 
     def settle(self, until: Mapping[int, ray.ObjectRef[Any]] | None = None) -> None:
@@ -174,43 +263,109 @@ class ShardActors:
 
         Raises:
             Exception: what a method of a shard has raised, with a note of each further error.
+            TimeoutError: the caller waits no longer, see ``time_left``; it names the shards.
             RuntimeError: a shard was lost and cannot be started again.
         """
         awaited = [self._awaited(shard, until) if alive else [] for shard, alive in enumerate(self.alive)]
         waited = [answer for answers in awaited for answer in answers]
-        others = [call.answer for calls in self._pending for call in calls if call.answer not in waited]
         ready: set[ray.ObjectRef[Any]] = set()
-        for references, timeout in ((waited, self.options.shard_timeout_s), (others, 0)):
-            if references:
-                ready.update(ray.wait(references, num_returns=len(references), timeout=timeout)[0])
-        errors: list[Exception] = []
-        for shard, answers in enumerate(awaited):
-            errors += self._take_answers(shard, ready)
-            if not ready.issuperset(answers) and not self._starting[shard]:
+        if waited:
+            limit_s = max(0.0, min(self.options.shard_timeout_s, self._time_left()))
+            ready.update(self._wait(waited, num_returns=len(waited), timeout=limit_s)[0])
+        others = [call.answer for calls in self._pending for call in calls if call.answer not in ready]
+        if others:
+            ready.update(self._wait(others, num_returns=len(others), timeout=0)[0])
+        errors = [error for shard in range(len(self)) for error in self._take_answers(shard, ready)]
+        rest = {shard: answers for shard, answers in enumerate(awaited) if self._is_waiting(shard, answers)}
+        if rest and not errors and self._time_left() <= 0:
+            raise TimeoutError(self.unanswered(rest))
+        for shard, answers in rest.items():
+            if self.alive[shard]:
                 self._mark_late(shard, answers[-1])
+        self._restart_hung()
         if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"Another shard has raised: {other}")
-            raise errors[0]
+            raise joined_errors(errors)
 
-    def call(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
-        """Calls a method of every shard and waits for all, however long they take.
+    def call(
+        self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: (), *, limit_s: float = 0.0
+    ) -> list[Any]:
+        """Calls a method of every shard and waits for all, see :meth:`send_all` and :meth:`values_of`."""
+        return self.values_of(self.send_all(method, arguments, limit_s=limit_s))
+
+    def send_all(
+        self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: (), *, limit_s: float = 0.0
+    ) -> CallOfAll:
+        """Calls a method of every shard without waiting.
 
         Args:
             method: name.
             arguments: by number of the shard.
+            limit_s: seconds that it may take; ``shard_timeout_s`` by default.
+        """
+        sent = self._new_call(method, arguments, limit_s)
+        for shard in range(len(self)):
+            self._send_of_all(sent, shard)
+        return sent
+
+    def values_of(self, sent: CallOfAll, *, again: Callable[[int], None] | None = None) -> list[Any]:
+        """Waits for the answers of all shards, except of those that were late before; returns their values.
+
+        Args:
+            sent: to wait for.
+            again: called with a shard that was lost and started again before the same call is sent to it.
 
         Raises:
-            RayActorError: a shard was lost.
+            TimeoutError: some have not answered in time; it names them. They do what they were sent once they answer.
+            ShardLostError: a shard was lost, without ``again``.
             Exception: what a shard has raised, after all have finished.
         """
-        self.settle()
-        references = [getattr(handle, method).remote(*arguments(shard)) for shard, handle in enumerate(self.handles)]
-        ray.wait(references, num_returns=len(references))
-        answers = ray.get(references)
-        for shard, answer in enumerate(answers):
-            self._keep_report(shard, answer.report)
-        return [answer.value for answer in answers]
+        deadline = time.monotonic() + sent.limit_s
+        while missing := [shard for shard in sent.answers if shard not in sent.values | sent.errors]:
+            for shard in missing:
+                if not self._is_waiting(shard, [sent.answers[shard]]):
+                    if again is None:
+                        raise ShardLostError(f"shard {shard} was lost meanwhile, and is started again")
+                    again(shard)
+                    sent.is_late[shard] = False
+                    self._send_of_all(sent, shard)
+            if any(self._starting[shard] for shard in missing):
+                deadline = time.monotonic() + sent.limit_s  # the start has a limit of its own
+            left = min(deadline - time.monotonic(), self._time_left())
+            if left <= 0 or all(sent.is_late[shard] for shard in missing):
+                raise TimeoutError(self.unanswered(missing))
+            self._wait([sent.answers[shard] for shard in missing], timeout=min(left, _LOOK_S))
+            self.settle({})
+        if sent.errors:
+            raise joined_errors(list(sent.errors.values()))
+        return [sent.values[shard] for shard in range(len(self))]
+
+    def take_over(self, staged: CallOfAll) -> Callable[[], None]:
+        """Lets every shard use the save that it has read; returns a function that waits until all do.
+
+        Nothing is drawn from a shard until it does. One that is lost meanwhile reads its part of the save again.
+
+        Args:
+            staged: the answered call of a method that reads a part of a save without using it yet.
+        """
+        sent = self._new_call("take_over")
+
+        def stage(shard: int) -> None:
+            failed = functools.partial(sent.errors.setdefault, shard)
+            self.send(shard, staged.method, *staged.arguments(shard), limit_s=staged.limit_s, failed=failed)
+
+        for shard in range(len(self)):
+            if self.epochs[shard] != staged.epochs[shard]:  # it was lost after it had answered
+                stage(shard)
+            self._send_of_all(sent, shard)
+            self._late_with[shard] = sent.answers[shard]
+
+        def wait() -> None:
+            try:
+                self.values_of(sent, again=stage)
+            except TimeoutError as error:
+                raise TimeoutError(f"{error}. The save was loaded; this shard uses its part once it answers") from error
+
+        return wait
 
     def totals(self, module_id: str) -> list[GroupTotals | None]:
         """Returns the totals of a module in each shard, ``None`` where it cannot be drawn from."""
@@ -223,6 +378,23 @@ class ShardActors:
             if handle is not None:  # which an error in a start leaves
                 ray.kill(handle)
         self.handles = []
+
+    def _new_call(
+        self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: (), limit_s: float = 0.0
+    ) -> CallOfAll:
+        is_late = [self.is_late(shard) for shard in range(len(self))]
+        limit_s = limit_s or self.options.shard_timeout_s
+        return CallOfAll(method, arguments, limit_s, {}, is_late, self.epochs.copy(), {}, {})
+
+    def _send_of_all(self, sent: CallOfAll, shard: int) -> None:
+        sent.answers[shard] = self.send(
+            shard,
+            sent.method,
+            *sent.arguments(shard),
+            limit_s=sent.limit_s,
+            then=functools.partial(sent.values.__setitem__, shard),
+            failed=functools.partial(sent.errors.setdefault, shard),
+        )
 
     def _start(self, shard: int) -> None:
         self.epochs[shard] += 1
@@ -243,6 +415,10 @@ class ShardActors:
         last = until.get(shard)
         return pending[: pending.index(last) + 1] if last in pending else []
 
+    def _is_waiting(self, shard: int, answers: Sequence[ray.ObjectRef[Any]]) -> bool:
+        """Returns whether a shard has not given some of these answers, and was not lost since."""
+        return any(call.answer in answers for call in self._pending[shard])
+
     def _take_answers(self, shard: int, ready: set[ray.ObjectRef[Any]]) -> list[Exception]:
         """Takes the answers of a shard that have come, in order, and keeps the last report; returns errors."""
         pending = self._pending[shard]
@@ -255,9 +431,10 @@ class ShardActors:
                 self._restart(shard, error)
                 return errors
             except Exception as error:
-                errors.append(error)
+                (errors.append if call.failed is None else call.failed)(error)
                 answer = None
             pending.popleft()
+            self._since[shard] = time.monotonic()
             if self._late_with[shard] == call.answer:
                 self._late_with[shard] = None
             if answer is not None:
@@ -272,7 +449,21 @@ class ShardActors:
         self.reports[shard] = report
         self._on_report(report)
 
-    def _restart(self, shard: int, error: RayError) -> None:
+    def _restart_hung(self) -> None:
+        """Starts shards again that have not answered for long."""
+        for shard, calls in enumerate(self._pending):
+            if not calls:
+                continue
+            first = calls[0]
+            limit_s = START_TIMEOUT_S if self._starting[shard] else _HUNG_AFTER * self.options.shard_timeout_s
+            if time.monotonic() - self._since[shard] < limit_s + first.limit_s:
+                continue
+            # This process may have been stopped itself, and the answer wait to be read.
+            has_come = self._wait([first.answer], timeout=_LOOK_S)[0]
+            if not has_come and calls and calls[0] is first:
+                self._restart(shard, TimeoutError(f"it has not answered for {limit_s + first.limit_s:g} s"))
+
+    def _restart(self, shard: int, error: Exception) -> None:
         lost, report, self.reports[shard] = self.lost, self.reports[shard], ShardReport()
         rows = report.num_rows + sum(call.steps for call in self._pending[shard])
         lost.rows += rows
@@ -296,3 +487,10 @@ class ShardActors:
             self.options.shard_timeout_s,
             self.reports[shard].num_rows,
         )
+
+
+def joined_errors(errors: Sequence[Exception]) -> Exception:
+    """Returns the first of several errors, with a note of each further one."""
+    for other in errors[1:]:
+        errors[0].add_note(f"Another shard has raised: {other}")
+    return errors[0]

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +38,7 @@ _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes
 
 
 class NotYet(NamedTuple):
-    """The answer to a draw or an insert that has to wait.
+    """The answer to a call that has to wait and is to be repeated.
 
     Attributes:
         reason, remedy: for the error if that takes too long.
@@ -47,15 +51,24 @@ class NotYet(NamedTuple):
 class Coordinator:
     """Owns the shards of one replay and divides its draws and inserts; no row passes through it.
 
+    Calls come through :meth:`call`, each in a thread. One at a time runs; while it waits for shards, the others do, so
+    that one process that waits stops no other. Draws follow each other, and so do saves and loads.
+
     Args:
         options: of the replay.
     """
 
     def __init__(self, options: ReplayOptions) -> None:
+        self._lock, self._draw_lock, self._save_lock = threading.Lock(), threading.Lock(), threading.Lock()
+        self._call = threading.local()  # of each thread: its caller, and when that one waits no longer
+        self._kept: dict[str, Exception] = {}  # errors of feedback, by the caller who gave it
+        self._has_started = False
         self._options, self._key = options, secrets.randbelow(NUM_KEYS)
         self._template = options.template()
         self._batch_size = self._template.batch_size
-        self._shards = ShardActors(ReplayShard, self._arguments_of, options.shards)
+        self._shards = ShardActors(
+            ReplayShard, self._arguments_of, options.shards, wait=self._wait, time_left=self._time_left
+        )
         seed = options.of_recipe["seed"]
         self._draws = DividedDraws(self._shards, lambda module: Divider(self._template.sampler, seed=seed))
         self._limiter = RateLimiter(**options.limits, batch_size=self._batch_size)
@@ -65,6 +78,27 @@ class Coordinator:
         self._clocks: dict[str, int] = {}
         self._shares = RankShares()
 
+    def call(self, caller: str, method: str, timeout_s: float, arguments: tuple[Any, ...]) -> Any:
+        """Calls a method of this object for another process.
+
+        Args:
+            caller: identifies the object there that calls.
+            method, arguments: what to call.
+            timeout_s: seconds that the caller waits for it.
+
+        Raises:
+            TimeoutError: a shard has not answered within that time; it is named.
+            Exception: what the method has raised, or, before anything is done, what a shard has raised for feedback
+                that the same caller gave before.
+        """
+        with self._lock:
+            self._call.caller, self._call.deadline = caller, time.monotonic() + timeout_s
+            if method != "stop" and caller in self._kept:
+                raise self._kept.pop(caller)
+            if method != "start" and not self._has_started:
+                return NotYet("the shards of this replay have not started", "See whether there are CPUs for them")
+            return getattr(self, method)(*arguments)
+
     def start(self) -> None:
         """Starts the shards.
 
@@ -72,6 +106,7 @@ class Coordinator:
             RuntimeError: they have not started in time.
         """
         self._shards.start()
+        self._has_started = True
 
     def key_for(self, options: ReplayOptions) -> int:
         """Returns the key of the replay, which its batches carry.
@@ -92,7 +127,8 @@ class Coordinator:
 
     def enter_rank(self, rank: int, world_size: int) -> int:
         """Registers a rank for shared draws, which discards shares not taken yet; returns its number as a writer."""
-        self._shares.enter(world_size)
+        with self._alone(self._draw_lock):
+            self._shares.enter(world_size)
         return _FIRST_RANK + rank
 
     def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout) -> list[Any] | NotYet:
@@ -108,7 +144,13 @@ class Coordinator:
         Raises:
             ValueError: other columns than before.
         """
+        self._unsettled += 1
+        if self._unsettled > _UNSETTLED or any(self._shards.is_late(shard) for shard, _, _ in parts):
+            self._shards.settle({})
+            self._unsettled = 0
         self._layout = check_layout(layout, self._layout)
+        if late := [shard for shard, _, _ in parts if self._shards.is_late(shard)]:
+            return NotYet(self._shards.unanswered(late), "Nothing was stored. Give the rows again later")
         if not self._limiter.may_insert(self._num_inserted, pending=0):
             return NotYet(self._limiter.reached("inserted"), _REMEDY_FOR_RATIO)
         answers = []
@@ -116,10 +158,13 @@ class Coordinator:
             self._limiter.insert(rows, size=self._num_inserted)
             self._num_inserted += rows
             answers.append(self._shards.send(shard, "extend", reference, self._draws.largest(shard), steps=rows))
-        self._unsettled += 1
-        if self._unsettled > _UNSETTLED:
-            self._settle()
         return answers
+
+    def look_at(self, shard: int) -> str:
+        """Waits for a shard until the caller waits no longer, or the shard is late; returns what it has not done."""
+        with suppress(TimeoutError):
+            self._settle()
+        return self._shards.unanswered([shard])
 
     def refused(self) -> None:
         """Accepts other columns again after a shard has refused the first rows."""
@@ -137,6 +182,10 @@ class Coordinator:
         Raises:
             RuntimeError: no shard holds rows.
         """
+        with self._alone(self._draw_lock):
+            return self._draw(batch_size, clocks)
+
+    def _draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
         if self._limiter.samples_per_insert is not None and not self._limiter.may_sample(self._num_inserted):
             return NotYet(self._limiter.reached("drawn"), _REMEDY_FOR_RATIO)
         batch = self._drawn(batch_size, clocks)
@@ -145,8 +194,8 @@ class Coordinator:
 
     def draw_again(self, count: int) -> DrawnRows:
         """Draws rows in place of those of a draw that were lost with their shard."""
-        batch = self._drawn(count, {})
-        return DrawnRows.of(batch)
+        with self._alone(self._draw_lock):
+            return DrawnRows.of(self._drawn(count, {}))
 
     def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
         """Returns a rank's rows of the next batch, which is drawn once every rank has requested it.
@@ -155,6 +204,10 @@ class Coordinator:
             ValueError: another number of ranks than entered last.
             RuntimeError: no shard holds rows.
         """
+        with self._alone(self._draw_lock):
+            return self._draw_share(rank, world_size, clocks)
+
+    def _draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
         share = self._shares.take(rank)
         if share is None:
             if missing := self._shares.missing(rank, world_size):
@@ -162,7 +215,7 @@ class Coordinator:
                     f"ranks {missing} of {world_size} have not requested the next batch",
                     "Every rank must make the same number of draws; look for one that has ended or hangs",
                 )
-            drawn = self.draw(self._batch_size, clocks)
+            drawn = self._draw(self._batch_size, clocks)
             if isinstance(drawn, NotYet):
                 return drawn
             self._shares.divide(drawn)
@@ -171,12 +224,14 @@ class Coordinator:
         return share
 
     def update(self, ids: RowIds, td_errors: np.ndarray, signals: Mapping[str, np.ndarray]) -> None:
-        """Sends TD errors and other signals to the shards of their rows."""
-        self._draws.update(MODULE, ids, td_errors, signals)
+        """Sends TD errors and other signals to the shards of their rows; what these refuse, the caller's next call
+        raises."""
+        failed = functools.partial(self._kept.setdefault, self._call.caller)
+        self._draws.update(MODULE, ids, td_errors, signals, failed)
 
     def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> None:
         """Ends running episodes, see :meth:`ReplayShard.end_episodes`."""
-        self._shards.call("end_episodes", lambda shard: (writer, trajectories))
+        self._call_of_all("end_episodes", writer, trajectories)
 
     def num_rows(self) -> int:
         """Returns the rows stored."""
@@ -198,7 +253,16 @@ class Coordinator:
         """Restarts all draws from a seed."""
         self._template.seed(seed)
         self._draws.divider(MODULE).reseed(seed)
-        self._shards.call("seed", lambda shard: (seed,))
+        self._options.of_recipe["seed"] = seed  # of shards that are started again, too
+        self._call_of_all("seed", seed)
+
+    def _call_of_all(self, method: str, *arguments: Any) -> None:
+        """Calls a method of every shard, also of one that is lost meanwhile and started again."""
+        sent = self._shards.send_all(method, lambda shard: arguments)
+        try:
+            self._shards.values_of(sent, again=lambda shard: None)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}. It does what it was sent ({method}) once it answers") from error
 
     def stats(self) -> dict[str, Any]:
         """Returns what the shards hold and what was drawn."""
@@ -207,7 +271,11 @@ class Coordinator:
         return {**stats_of(self._shards, self._draws), **counts, "rate_limiter": limits}
 
     def save(self, folder: Folder, previous: Path | None) -> None:
-        """Saves every shard and what decides the next draws."""
+        """Saves every shard and what decides the next draws, as they are when it begins."""
+        with self._alone(self._save_lock):
+            self._save(folder, previous)
+
+    def _save(self, folder: Folder, previous: Path | None) -> None:
         start_lost_shards(self._settle())
         earlier = earlier_shards(previous, len(self._shards), lambda folder: SavedReplay.read(folder).shards)
         fields = {"recipe": self._options.recipe, "capacities": self._options.capacities}
@@ -221,14 +289,19 @@ class Coordinator:
         Raises:
             FileNotFoundError, DamagedFileError, ValueError: the save cannot be used here.
         """
+        with self._alone(self._save_lock):
+            self._load(folder)
+
+    def _load(self, folder: Folder) -> None:
         saved = SavedReplay.read(folder)
         saved.check(folder, self._options.recipe, self._options.capacities)
         start_lost_shards(self._shards)
-        folders, layout = saved.stage(self._shards, folder)
-        self._shards.call("take_over")
+        staged, folders = saved.stage(self._shards, folder)
+        wait = self._shards.take_over(staged)
         self._shards.epochs += 1  # TD errors of rows that were drawn before belong to none of these
-        self._restore(saved.state or first_state(sum(self._shards.rows.values()), layout))
+        self._restore(saved.state or first_state(staged))
         self._last_save = folders
+        wait()
 
     def _state(self) -> dict[str, Any]:
         """Returns what decides the next draws beside the shards: tensors and plain values."""
@@ -259,7 +332,40 @@ class Coordinator:
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
         folder = folder_to_start_with(self._shards, shard, self._last_save)
-        return self._options.recipe, self._options.of_recipe, shard, len(self._shards), folder
+        options = self._options
+        fetch_timeout_s = options.shards.shard_timeout_s / 2  # a process that hangs makes no shard late
+        return options.recipe, options.of_recipe, shard, len(self._shards), fetch_timeout_s, folder
+
+    def _time_left(self) -> float:
+        return float(self._call.deadline - time.monotonic())
+
+    def _wait(self, references: list[Any], *, num_returns: int = 1, timeout: float) -> Any:
+        """Returns ``ray.wait``, during which other calls run."""
+        if timeout <= 0:
+            return ray.wait(references, num_returns=num_returns, timeout=0)
+        self._lock.release()
+        try:
+            return ray.wait(references, num_returns=num_returns, timeout=timeout)
+        finally:
+            self._lock.acquire()
+
+    @contextmanager
+    def _alone(self, lock: threading.Lock) -> Iterator[None]:
+        """Context manager of one call at a time, while others go on."""
+        if not lock.acquire(blocking=False):
+            self._lock.release()
+            try:
+                is_alone = lock.acquire(timeout=max(self._time_left(), 0.0))
+            finally:
+                self._lock.acquire()
+            if not is_alone:
+                raise TimeoutError(
+                    f"another process's draw or save has not ended: {self._shards.unanswered(self._shards.waited_for)}"
+                )
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _settle(self) -> ShardActors:
         self._shards.settle()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.actors import ShardActors, joined_errors
 from lightning_replay.sharded.reports import RemotePart
 from lightning_replay.sharded.row_ids import RowIds
 
@@ -53,6 +53,7 @@ class _InFlight(NamedTuple):
     epochs: np.ndarray  # of the shards when it was sent, int64 [S]
     answers: dict[int, ray.ObjectRef[Any]]  # by shard
     parts: dict[int, dict[str, RemotePart]]  # those that have come, by shard
+    errors: list[Exception]  # that shards have raised
 
 
 class DividedDraws:
@@ -111,6 +112,7 @@ class DividedDraws:
 
         Raises:
             RuntimeError: no shard has rows.
+            TimeoutError: no shard that holds rows has answered while the caller waits.
         """
         if self._in_flight and self._in_flight[0].request != (batch_size, *request):
             self.discard()
@@ -120,6 +122,8 @@ class DividedDraws:
                 self._send(prepare, clocks(0), batch_size, *request)
             oldest = self._in_flight.popleft()
             self._actors.settle(oldest.answers)
+            if oldest.errors:
+                raise joined_errors(oldest.errors)
             drawn = self._weighed(oldest, clocks(0))
             if drawn:
                 self._send_ahead(prepare, clocks, batch_size, *request)
@@ -143,12 +147,14 @@ class DividedDraws:
             divider = self.divider(name)
             divider.advance(**clocks)
             divisions[name] = divider.divide(batch_size, actors.totals(name))
-        draw = _InFlight(request, divisions, actors.epochs.copy(), {}, {})
+        draw = _InFlight(request, divisions, actors.epochs.copy(), {}, {}, [])
         for shard in range(len(actors)):
             parts = {name: one.parts[shard] for name, one in divisions.items() if len(one.parts[shard])}
             if parts:
                 then = functools.partial(draw.parts.__setitem__, shard)
-                draw.answers[shard] = actors.send(shard, "draw", parts, clocks, *request[1:], then=then)
+                draw.answers[shard] = actors.send(
+                    shard, "draw", parts, clocks, *request[1:], then=then, failed=draw.errors.append
+                )
         self._in_flight.append(draw)
 
     def _send_ahead(
@@ -184,12 +190,7 @@ class DividedDraws:
         actors = self._actors
         actors.settle()
         while not self._drawable() and not all(actors.alive):
-            before = actors.alive, actors.epochs.tolist()
             actors.wait_for_any()  # steps were sent to these shards, too
-            if before == (actors.alive, actors.epochs.tolist()):
-                raise RuntimeError(
-                    "no shard that holds rows has answered; look for processes that hang, or ray.nodes()"
-                )
         if not self._drawable():
             raise RuntimeError("cannot sample from an empty replay buffer; call add first")
 
@@ -199,12 +200,18 @@ class DividedDraws:
         return sorted({name for report, alive in pairs if alive for name, count in report.rows.items() if count})
 
     def update(
-        self, module_id: str, ids: RowIds, td_errors: np.ndarray, signals: Mapping[str, np.ndarray] | None = None
+        self,
+        module_id: str,
+        ids: RowIds,
+        td_errors: np.ndarray,
+        signals: Mapping[str, np.ndarray] | None = None,
+        failed: Callable[[Exception], object] | None = None,
     ) -> None:
         """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows, without waiting.
 
         Those of rows of a shard that was lost since are dropped and counted. Other signals, ``[B, ...]`` by name, are a
-        further argument of the actors' ``update``.
+        further argument of the actors' ``update``. Errors of the actors go to ``failed``, see
+        :meth:`~lightning_replay.sharded.actors.ShardActors.send`.
 
         Raises:
             ValueError: another number of TD errors than of rows, or NaN or infinite values; none was sent.
@@ -222,7 +229,7 @@ class DividedDraws:
             given = [module_id, ids.slot[places], ids.generation[places], td_errors[places]]
             if signals:
                 given.append({name: values[current][places] for name, values in signals.items()})
-            self._actors.send(shard, "update", *given, td_errors=len(places))
+            self._actors.send(shard, "update", *given, td_errors=len(places), failed=failed)
 
     def largest(self, shard: int) -> dict[str, float]:
         """Returns the largest priority of each module over all shards, where it is above that of this one."""

@@ -27,7 +27,10 @@ class ShardOptions:
             room.
         restart_shards: a shard that is lost starts again ``"empty"``, or with its rows of the ``"last_save"`` of the
             algorithm, if there is one.
-        shard_timeout_s: seconds after which a draw goes on without a shard that has not answered.
+        shard_timeout_s: seconds after which a draw goes on without a shard that has not answered, and another call of
+            all shards raises an error; after four times as long the shard is ended and started again, as one that is
+            lost.
+        save_timeout_s: seconds that a save or a load may take.
         num_prefetch: draws in flight ahead of the Learners. Their rows wait in the object store, and are as old as the
             updates that have been made since.
 
@@ -41,6 +44,7 @@ class ShardOptions:
     shard_placement: str = "spread"
     restart_shards: str = "empty"
     shard_timeout_s: float = 60.0
+    save_timeout_s: float = 1800.0
     num_prefetch: int = 0
 
     def __post_init__(self) -> None:
@@ -49,6 +53,7 @@ class ShardOptions:
         checked_choice("shard_placement", self.shard_placement, PLACEMENTS)
         checked_choice("restart_shards", self.restart_shards, RESTARTS)
         checked_number("shard_timeout_s", self.shard_timeout_s, ABOVE_ZERO)
+        checked_number("save_timeout_s", self.save_timeout_s, ABOVE_ZERO)
         checked_count("num_prefetch", self.num_prefetch, 0, of="draws")
 
 

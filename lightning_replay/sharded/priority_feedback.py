@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.parts import WriterHooks
 from lightning_replay.priority_updates import real_numbers, row_generations, row_numbers, td_error_of
 from lightning_replay.replay import SIGNALS
 from lightning_replay.sharded.batch_index import row_ids_of
@@ -36,6 +37,7 @@ def checked_feedback(
     generation: Tensor | None,
     signals: dict[str, Any],
     key: int,
+    writer: WriterHooks,
 ) -> Feedback:
     """Returns the arguments of :meth:`ShardedReplay.update_priority
     <lightning_replay.sharded.replay.ShardedReplay.update_priority>` as arrays.
@@ -43,6 +45,7 @@ def checked_feedback(
     Args:
         index, td_error, generation, signals: its arguments.
         key: of the replay.
+        writer: as those of the shards, which checks what it takes here: an error there would come too late.
 
     Raises:
         TypeError, ValueError: as that method.
@@ -73,6 +76,8 @@ def checked_feedback(
     for name, value in given.items():
         if len(value) != len(index):
             raise ValueError(f"{name} has {len(value)} rows and the batch {len(index)}. No priority was changed")
+    if writer.needs_feedback:
+        writer.read_feedback(len(index), torch.from_numpy(errors), signals)
     numbers = row_generations(generation).cpu().numpy()
     if len(numbers) != len(index):
         raise ValueError(f"generation has {len(numbers)} rows and index {len(index)}; give those of one batch")

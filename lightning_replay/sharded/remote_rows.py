@@ -70,10 +70,11 @@ class FetchedRows:
 
     Args:
         key: of the replay, which their ``generation`` has.
+        timeout_s: seconds after which rows count as lost that could not be fetched.
     """
 
-    def __init__(self, key: int) -> None:
-        self._key = key
+    def __init__(self, key: int, timeout_s: float) -> None:
+        self._key, self._timeout_s = key, timeout_s
         self._blocks: list[Columns] = []
         self._numbers: list[Columns] = []
         self._count = 0
@@ -84,7 +85,7 @@ class FetchedRows:
     def fetch(self, drawn: DrawnRows) -> None:
         """Adds the rows of a draw, except those that were lost with their shard."""
         is_here = np.ones(len(drawn), dtype=bool)
-        found: list[Columns | None] = fetched([block.reference for block in drawn.blocks])
+        found: list[Columns | None] = fetched([block.reference for block in drawn.blocks], self._timeout_s)
         first = 0
         for (_, start, stop), columns in zip(drawn.blocks, found, strict=True):
             if columns is None:

@@ -6,22 +6,28 @@ Longer than other files because it has the whole interface of a replay, each met
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import os
+import time
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import ray
 import torch
 from pyarrow.fs import FileSystem
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from lightning_replay.declared import declared_writer
 from lightning_replay.divided_draws import Divider
+from lightning_replay.parts import WriterHooks
 from lightning_replay.replay import wrong_shape
 from lightning_replay.sharded.batch_index import numbers_of
 from lightning_replay.sharded.connection import Connection
@@ -32,13 +38,14 @@ from lightning_replay.sharded.rate_limiter import RateLimiter
 from lightning_replay.sharded.remote_rows import DrawnRows, FetchedRows
 from lightning_replay.sharded.replay_options import ReplayOptions
 from lightning_replay.sharded.row_ids import RowIds
-from lightning_replay.sharded.row_routing import RowRouter, columns_of, layout_of
+from lightning_replay.sharded.row_routing import Columns, RowRouter, columns_of, layout_of
 from lightning_replay.storage.rows_of_columns import rows_of_columns
 from lightning_replay.storage.transition_check import TransitionCheck, normalized
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_number
 
 _MOST_REDRAWS = 10  # in a row, in which shards that drew were lost
+_LOOK_S = 1.0  # after which a process that waits for its rows to be stored looks at what their shard does
 
 
 class ShardedReplay(TrainingReplay):
@@ -67,7 +74,8 @@ class ShardedReplay(TrainingReplay):
         samples_per_insert: rows drawn for each row inserted: :meth:`extend` and :meth:`sample` wait for each other, see
             :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`. ``None`` leaves the ratio free.
         error_buffer: rows by which draws may be ahead or behind; at least ``batch_size`` and ``samples_per_insert``.
-        wait_timeout_s: seconds after which a call that waits for other processes raises ``TimeoutError``.
+        wait_timeout_s: seconds after which a call that waits for shards or for other processes raises ``TimeoutError``,
+            which names them; a save and a load have ``save_timeout_s``.
         options: of the recipe, whose capacities and ``batch_size`` are those of all shards together, and of
             :class:`~lightning_replay.sharded.options.ShardOptions`.
 
@@ -120,11 +128,13 @@ class ShardedReplay(TrainingReplay):
         assert name is not None
         self.name: str = name
         self._connection = connection
+        self._wait_timeout_s, self._options = wait_timeout_s, given
         self._key = connection.call("key_for", given)
         self._rank: tuple[int, int] | None = None
         self._clocks: dict[str, int] = {}
         self._draws_since_update = 0
         self._router: RowRouter | None = None
+        self._unanswered: _Sent | None = None  # the rows of a call that has timed out
         self._check = TransitionCheck(given.of_recipe.get("check_finite", True))
 
     def _read_template(self, given: ReplayOptions) -> None:
@@ -138,6 +148,7 @@ class ShardedReplay(TrainingReplay):
         self._capacity = given.capacities.get("capacity", given.capacities.get("capacity_per_task", 0) * tables)
         self._tasks, self._returns, self._sampler_name = built.tasks, built.returns, built.sampler_name
         self._takes_feedback = built.takes_feedback
+        self._writer: WriterHooks | None = declared_writer(built.writer)
         self.is_prioritized: bool = built.is_prioritized
         self.batch_size: int = built.batch_size
         self.priority_key: str = built.priority_key
@@ -238,7 +249,8 @@ class ShardedReplay(TrainingReplay):
         Raises:
             TypeError, ValueError: as :meth:`~lightning_replay.Replay.extend`. Nothing is stored, except by shards that
                 got rows which a part of the recipe does not refuse.
-            TimeoutError: draws are behind, see ``samples_per_insert``.
+            TimeoutError: draws are behind, see ``samples_per_insert``, or a shard has not answered. A call with the
+                same rows goes on waiting for them and stores them once.
             RuntimeError: the replay has stopped.
         """
         if not isinstance(tensordicts, TensorDictBase):
@@ -252,26 +264,49 @@ class ShardedReplay(TrainingReplay):
             return torch.zeros(0, dtype=torch.int64)
         columns = columns_of(rows)
         self._check(columns)
+        before, self._unanswered = self._unanswered, None
+        sent = before if before is not None and before.digest == _digest(columns) else self._send(columns)
+        deadline = time.monotonic() + self._wait_timeout_s
+        try:
+            stored = {shard: self._answer(shard, answer, deadline) for shard, answer in sent.answers.items()}
+        except TimeoutError:
+            # They are on their way: further rows of their episodes follow them.
+            self._router, self._unanswered = sent.router, sent._replace(digest=_digest(columns))
+            raise
+        errors = [slots for slots in stored.values() if isinstance(slots, Exception)]
+        if len(errors) < len(stored):
+            self._router = sent.router
+        if errors:
+            with suppress(TimeoutError):
+                self._connection.call("refused")
+            raise errors[0]
+        ids = RowIds.joined([RowIds.of_shard(shard, 0, slots, slots) for shard, slots in stored.items()])
+        return torch.from_numpy(numbers_of(ids, self._key)[0])
+
+    def _send(self, columns: Columns) -> _Sent:
         if self._router is None:
             self._router = RowRouter(self._num_shards, self._connection.call("new_writer"))
-        routed = self._router.route(columns)
+        routed, router = self._router.route(columns)
         references = [ray.put(one.columns) for one in routed]  # which live until the shards have answered
         parts = [(one.shard, [ref], one.num_rows) for one, ref in zip(routed, references, strict=True)]
-        answers = self._connection.wait_for("extend", parts, layout_of(routed[0].columns))
-        indices = [
-            torch.from_numpy(self._stored(one.shard, answer)) for one, answer in zip(routed, answers, strict=True)
-        ]
-        return torch.cat(indices)
+        answers = self._connection.call("extend", parts, layout_of(routed[0].columns))
+        return _Sent({one.shard: answer for one, answer in zip(routed, answers, strict=True)}, references, router, b"")
 
-    def _stored(self, shard: int, answer: ray.ObjectRef[Any]) -> np.ndarray:
-        try:
-            slots = ray.get(answer).value
-        except RayError:  # the shard was lost; the coordinator counts its rows
-            return np.zeros(0, dtype=np.int64)
-        if isinstance(slots, Exception):
-            self._connection.call("refused")
-            raise slots
-        return numbers_of(RowIds.of_shard(shard, 0, slots, slots), self._key)[0]
+    def _answer(self, shard: int, answer: ray.ObjectRef[Any], deadline: float) -> Any:
+        """Returns the slots of rows that a shard has stored, or the error with which it has refused them."""
+        while True:
+            try:
+                return ray.get(answer, timeout=_LOOK_S).value
+            except GetTimeoutError:
+                left_s = deadline - time.monotonic()
+                found = self._connection.call("look_at", shard, timeout_s=max(left_s, 0.0))
+                if left_s <= 0:
+                    raise TimeoutError(
+                        f"{found}. The rows are on their way to it; give the same ones again to wait for them, or go "
+                        "on with the next"
+                    ) from None
+            except RayError:  # the shard was lost; the coordinator counts its rows
+                return np.zeros(0, dtype=np.int64)
 
     def sample(self, batch_size: int | None = None) -> TensorDictBase:
         """Draws a batch; of a rank, its share of one.
@@ -286,8 +321,9 @@ class ShardedReplay(TrainingReplay):
         Raises:
             RuntimeError: the replay is empty or has stopped.
             ValueError: a ``batch_size`` that cannot be given here.
-            TimeoutError: inserts are behind, or other ranks have not requested the batch.
+            TimeoutError: inserts are behind, other ranks have not requested the batch, or shards have not answered.
         """
+        deadline = time.monotonic() + self._wait_timeout_s
         own = self.batch_size if self._rank is None else self.batch_size // self._rank[1]
         if batch_size is not None and batch_size != own:
             checked_count("batch_size", batch_size, of="transitions")
@@ -298,13 +334,14 @@ class ShardedReplay(TrainingReplay):
                 )
             own = batch_size
         method, *arguments = ("draw", own) if self._rank is None else ("draw_share", *self._rank)
-        drawn: DrawnRows = self._connection.wait_for(method, *arguments, self._clocks)
-        fetched = FetchedRows(self._key)
+        drawn: DrawnRows = self._connection.call(method, *arguments, self._clocks)
+        fetched = FetchedRows(self._key, min(self._options.shards.shard_timeout_s, self._wait_timeout_s))
         fetched.fetch(drawn)
         for _ in range(_MOST_REDRAWS):
             if len(fetched) == own:
                 break
-            fetched.fetch(self._connection.call("draw_again", own - len(fetched)))
+            left_s = max(deadline - time.monotonic(), 0.0)
+            fetched.fetch(self._connection.call("draw_again", own - len(fetched), timeout_s=left_s))
         if len(fetched) < own:
             raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
         self._draws_since_update += 1
@@ -329,10 +366,13 @@ class ShardedReplay(TrainingReplay):
 
         Raises:
             TypeError: no TD errors, no ``index`` or ``generation``, or a signal of another name.
-            ValueError: another number of TD errors than of rows, NaN or infinite ones, or rows of another replay.
-                Nothing is changed.
+            ValueError: another number of TD errors than of rows, NaN or infinite ones, signals that the writer refuses,
+                or rows of another replay. Nothing is changed. What a shard refuses beyond this, the next call of this
+                object raises before it does anything.
         """
-        feedback = checked_feedback(index, td_error, generation, signals, self._key)
+        if self._writer is None:  # which is not sent to other processes: its storage has memory of its own
+            self._writer = declared_writer(self._options.template().writer)
+        feedback = checked_feedback(index, td_error, generation, signals, self._key, self._writer)
         self._draws_since_update = 0
         if self._takes_feedback:
             self._connection.call("update", *feedback)
@@ -401,10 +441,12 @@ class ShardedReplay(TrainingReplay):
 
         Raises:
             RuntimeError: a shard was lost meanwhile; a save that was there before is unchanged, as after any error.
+            TimeoutError: a shard has not answered, or not finished within ``save_timeout_s``; it is named.
             ValueError: a file system of which each node has one of its own.
         """
         before = None if previous is None else Path(os.path.abspath(previous))
-        self._connection.call("save", Folder.of_user(path, filesystem), before)
+        timeout_s = self._options.shards.save_timeout_s
+        self._connection.call("save", Folder.of_user(path, filesystem), before, timeout_s=timeout_s)
 
     def load(self, path: str | Path, *, filesystem: FileSystem | None = None) -> None:
         """Restores a save into this replay: the same rows, and the same next draws.
@@ -420,8 +462,12 @@ class ShardedReplay(TrainingReplay):
             FileNotFoundError, DamagedFileError: no save, or a damaged one.
             ValueError: of another recipe or other options; or, of another number of shards, rows that are kept by
                 importance. Nothing is loaded.
+            RuntimeError: a shard was lost while it read. Nothing is loaded.
+            TimeoutError: a shard has not answered, or not finished within ``save_timeout_s``; it is named.
         """
-        self._connection.call("load", Folder.of_user(path, filesystem))
+        timeout_s = self._options.shards.save_timeout_s
+        self._connection.call("load", Folder.of_user(path, filesystem), timeout_s=timeout_s)
+        self._unanswered = None
         self._draws_since_update = 0
         if self._rank is None:
             self._router = None
@@ -442,9 +488,34 @@ class ShardedReplay(TrainingReplay):
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy is another writer of trajectories, except that a rank stays what it is.
-        return vars(self) | ({"_router": None} if self._rank is None else {})
+        return vars(self) | {"_unanswered": None, "_writer": None} | ({"_router": None} if self._rank is None else {})
 
     def _copied(self) -> ShardedReplay:
         copied = object.__new__(type(self))
         copied.__dict__ |= vars(self) | {"_router": None, "_rank": None, "_clocks": {}, "_draws_since_update": 0}
+        copied._connection, copied._unanswered = copy.copy(self._connection), None
         return copied
+
+
+class _Sent(NamedTuple):
+    """Rows of one call that were sent to their shards.
+
+    Attributes:
+        answers: of each shard.
+        references: of the rows, which live as long as this.
+        router: for further rows.
+        digest: of the rows; empty before a call has timed out.
+    """
+
+    answers: dict[int, ray.ObjectRef[Any]]
+    references: list[ray.ObjectRef[Any]]
+    router: RowRouter
+    digest: bytes
+
+
+def _digest(columns: Columns) -> bytes:
+    """Returns bytes by which the same rows are recognized."""
+    found = hashlib.blake2b(repr(layout_of(columns)).encode(), digest_size=20)
+    for key in sorted(columns):
+        found.update(np.ascontiguousarray(columns[key]).tobytes())
+    return found.digest()

@@ -34,8 +34,13 @@ def folder_to_start_with(shards: ShardActors, shard: int, last_save: Sequence[Fo
 
 
 def start_lost_shards(shards: ShardActors) -> None:
-    """Starts shards again that were lost since they last answered, and waits for them."""
+    """Starts shards again that were lost since they last answered, and waits for them.
+
+    Raises:
+        TimeoutError: a shard has not answered in time; it is named.
+    """
     for shard in range(len(shards)):
         shards.send(shard, "report")
     shards.settle()
     shards.wait_for_starts()
+    shards.check_all_answer()

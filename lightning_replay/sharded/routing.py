@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import copy
 from collections.abc import Hashable
+from typing import Self
 
 
 class Router:
@@ -30,7 +31,13 @@ class Router:
         self._remembered = remembered
         self.num_steps: list[int] = [0] * num_shards
         self._order = [(first + number) % num_shards for number in range(num_shards)]
-        self._running: OrderedDict[Hashable, int] = OrderedDict()
+        self._running: dict[Hashable, int] = {}
+
+    def copied(self) -> Self:
+        """Returns another one that chooses as this one would."""
+        copied = copy.copy(self)
+        copied.num_steps, copied._running = [*self.num_steps], dict(self._running)
+        return copied
 
     def shard_of(self, episode_id: Hashable, num_steps: int, *, ended: bool) -> int:
         """Returns the shard of a fragment.
@@ -46,6 +53,6 @@ class Router:
         if not ended:
             self._running[episode_id] = shard
             if len(self._running) > self._remembered:
-                self._running.popitem(last=False)
+                del self._running[next(iter(self._running))]
         self.num_steps[shard] += num_steps
         return shard

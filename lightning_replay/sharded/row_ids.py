@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: A batch carries the number of starts of a shard modulo this.
+NUM_EPOCHS = 1 << 11
+
 
 class RowIds(NamedTuple):
     """Drawn rows of a sharded replay, n of them.
@@ -51,7 +54,7 @@ class RowIds(NamedTuple):
         Args:
             epochs: of every shard, int64 ``[S]``.
         """
-        return epochs[self.shard] == self.epoch
+        return (epochs[self.shard] - self.epoch) % NUM_EPOCHS == 0
 
     def by_shard(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yields each shard that has rows here, and their places, int64, in order."""

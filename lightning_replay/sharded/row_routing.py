@@ -115,8 +115,8 @@ class RowRouter:
         self._router = Router(num_shards, first=writer)
         self._next_trajectory = 0
 
-    def route(self, columns: Mapping[tuple[str, ...], np.ndarray]) -> list[RoutedRows]:
-        """Returns the rows of each shard that gets some.
+    def route(self, columns: Mapping[tuple[str, ...], np.ndarray]) -> tuple[list[RoutedRows], RowRouter]:
+        """Returns the rows of each shard that gets some, and the router for further rows once these are stored.
 
         Args:
             columns: of N rows.
@@ -124,6 +124,8 @@ class RowRouter:
         Raises:
             ValueError: numbers of trajectories out of range.
         """
+        after = RowRouter(len(self._router.num_steps), self.writer)
+        after._router, after._next_trajectory = self._router.copied(), self._next_trajectory
         columns = dict(columns)
         count = len(next(iter(columns.values())))
         done = columns.get(_DONE)
@@ -134,7 +136,7 @@ class RowRouter:
         if key is None:
             key, given = _KEYS[0], self._next_trajectory + np.cumsum(ended) - ended
             columns[key] = of_writer(given, self.writer)
-            self._next_trajectory = int(given[-1]) + int(ended[-1])
+            after._next_trajectory = int(given[-1]) + int(ended[-1])
         else:
             given = columns[key]
             columns[key] = of_writer(given, self.writer)
@@ -142,13 +144,13 @@ class RowRouter:
         shard = np.empty(count, dtype=np.int64)
         for trajectory in dict.fromkeys(given.tolist()):
             own = np.flatnonzero(given == trajectory)
-            shard[own] = self._router.shard_of(trajectory, len(own), ended=bool(ended[own[-1]]))
+            shard[own] = after._router.shard_of(trajectory, len(own), ended=bool(ended[own[-1]]))
         numbers = np.unique(shard).tolist()
         if len(numbers) == 1:
-            return [RoutedRows(numbers[0], columns)]
+            return [RoutedRows(numbers[0], columns)], after
         return [
             RoutedRows(number, {key: column[shard == number] for key, column in columns.items()}) for number in numbers
-        ]
+        ], after
 
     def ended(self, trajectories: np.ndarray | None) -> np.ndarray | None:
         """Returns the stored numbers of trajectories that break off; ``None`` for all of this process."""

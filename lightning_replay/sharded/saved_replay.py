@@ -12,7 +12,7 @@ from lightning_replay.saving.directory import read_manifest
 from lightning_replay.saving.replays import MANIFEST as MANIFEST_OF_REPLAY
 from lightning_replay.saving.replays import MANIFEST_OF_SHARDS, SHARDS_VERSION, replay_manifest
 from lightning_replay.saving.serialization import MALFORMED
-from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.actors import CallOfAll, ShardActors
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.reports import Losses
 from lightning_replay.sharded.row_routing import Layout, plain_layout
@@ -87,7 +87,7 @@ class SavedReplay(NamedTuple):
                 "with those of the save to load it. Nothing was loaded"
             )
 
-    def stage(self, shards: ShardActors, folder: Folder) -> tuple[list[Folder] | None, Layout | None]:
+    def stage(self, shards: ShardActors, folder: Folder) -> tuple[CallOfAll, list[Folder] | None]:
         """Lets shards read the save without using it yet; of other shards than there are, episodes are dealt out anew.
 
         Args:
@@ -95,24 +95,30 @@ class SavedReplay(NamedTuple):
             folder: of the save.
 
         Returns:
-            The folders of the shards, ``None`` where their rows come from all of them; and the layout of rows that were
-            dealt out.
+            The call, whose values are the rows of each shard and, where they were dealt out, their layout; and the
+            folders of the shards, ``None`` where their rows come from all of them.
 
         Raises:
             DamagedFileError, ValueError: the save cannot be used by a shard.
+            RuntimeError, TimeoutError: a shard was lost meanwhile, or has not answered in time.
         """
         seen = folders_of_shards(shards, folder, self.data)
         parts = [[one / name if name else one for name in self.shards] for one in seen]
+        limit_s = shards.options.save_timeout_s
+        own = None
         if self.recipe is not None and len(self.shards) == len(shards):
-            own = [part[shard] for shard, part in enumerate(parts)]
-            shards.call("stage", lambda shard: (own[shard],))
-            return own, None
-        layouts = shards.call("stage_resharded", lambda shard: (parts[shard],))
-        return None, next((layout for layout in layouts if layout is not None), None)
+            own = folders = [part[shard] for shard, part in enumerate(parts)]
+            sent = shards.send_all("stage", lambda shard: (folders[shard],), limit_s=limit_s)
+        else:
+            sent = shards.send_all("stage_resharded", lambda shard: (parts[shard],), limit_s=limit_s)
+        shards.values_of(sent)
+        return sent, own
 
 
-def first_state(rows: int, layout: Layout | None) -> dict[str, Any]:
+def first_state(staged: CallOfAll) -> dict[str, Any]:
     """Returns a state for rows that were saved without one: one process has given them, and no draws are owed."""
+    rows = sum(count for count, _ in staged.values.values())
+    layout: Layout | None = next((one for _, one in staged.values.values() if one is not None), None)
     return {
         "draws": {},
         "limiter": {"inserted": rows, "sampled": 0, "filled": rows, "balance": 0.0},

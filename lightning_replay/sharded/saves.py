@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ray.exceptions import RayActorError
-
 from lightning_replay.saving import DamagedFileError, read_state, write_state
 from lightning_replay.saving.directory import replaced_save
 from lightning_replay.saving.replays import SHARDS_VERSION
-from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.actors import ShardActors, ShardLostError
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.served_folders import folders_of_shards
 
@@ -55,7 +53,7 @@ def write_shards(
             and of those written.
         folder: to write into.
         names: of the files.
-        state: returns what is saved beside the shards, once they have written: tensors and plain values.
+        state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
         arguments: of ``save``, by shard.
         fields: of the manifest, beside ``format``, ``version``, ``num_shards`` and ``bytes``.
 
@@ -64,6 +62,7 @@ def write_shards(
 
     Raises:
         RuntimeError: a shard was lost meanwhile.
+        TimeoutError: a shard has not finished within ``save_timeout_s``; it is named.
         ValueError: this process does not find what shards have written.
     """
     count = len(shards)
@@ -72,17 +71,22 @@ def write_shards(
         seen = folders_of_shards(shards, folder, save.data.name)
         parts = [one / name for one, name in zip(seen, own, strict=True)]
         try:
-            sizes = shards.call("save", lambda shard: (parts[shard], *arguments(shard)))
+            limit_s = shards.options.save_timeout_s
+            sent = shards.send_all("save", lambda shard: (parts[shard], *arguments(shard)), limit_s=limit_s)
+            # Other processes may fill it and draw from it until all have written: each shard saves what it has now.
+            saved_beside = state()
+            sizes = shards.values_of(sent)
             _check_written(folder, [f"{name}/{names.of_shard}" for name in own])
         except BaseException as error:
             data.remove()
-            if isinstance(error, RayActorError):
-                raise RuntimeError(
-                    f"a shard was lost while it saved into {folder}; no checkpoint was made, and the replay saved "
-                    "there before is unchanged. Save again: the next draw or save starts the shard again"
+            if isinstance(error, ShardLostError | TimeoutError):
+                kind = RuntimeError if isinstance(error, ShardLostError) else TimeoutError
+                raise kind(
+                    f"{error}; this was while the shards saved into {folder}. No checkpoint was made, and the replay "
+                    "saved there before is unchanged. Save again, or raise save_timeout_s"
                 ) from error
             raise
-        write_state(save.data / names.state, state())
+        write_state(save.data / names.state, saved_beside)
         total = sum(size for size, _ in sizes)
         save.manifest |= {"format": _FORMAT, "version": SHARDS_VERSION, "num_shards": count, "bytes": total, **fields}
     logger.info("%d shards saved: %s bytes, %s of them written", count, f"{total:,}", f"{sum(n for _, n in sizes):,}")

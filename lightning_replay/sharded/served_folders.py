@@ -16,6 +16,7 @@ from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.folders import Folder
 
 PIECE_BYTES = 64 << 20  # in memory at once, of each shard
+_PIECE_TIMEOUT_S = 300.0
 
 
 class FolderServer:
@@ -61,7 +62,7 @@ class ServedFolder(Folder):
 
     def exists(self) -> bool:
         """Whether there is such a folder."""
-        return ray.get(self.server.files.remote(self.path)) is not None
+        return _answer(self.server.files.remote(self.path)) is not None
 
     def _upload(self, source: Path) -> None:
         for file in sorted(source.rglob("*")):
@@ -69,17 +70,26 @@ class ServedFolder(Folder):
                 continue
             target = f"{self.path}/{file.relative_to(source).as_posix()}"
             with file.open("rb") as stream:
-                ray.get(self.server.append.remote(target, stream.read(PIECE_BYTES)))
+                _answer(self.server.append.remote(target, stream.read(PIECE_BYTES)))
                 while piece := stream.read(PIECE_BYTES):
-                    ray.get(self.server.append.remote(target, piece))
+                    _answer(self.server.append.remote(target, piece))
 
     def _download(self, target: Path, deep: bool) -> None:
-        for name, num_bytes in ray.get(self.server.files.remote(self.path)):
+        for name, num_bytes in _answer(self.server.files.remote(self.path)):
             file = target / name
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("wb") as stream:
                 for start in range(0, num_bytes, PIECE_BYTES):
-                    stream.write(ray.get(self.server.read.remote(f"{self.path}/{name}", start, PIECE_BYTES)))
+                    stream.write(_answer(self.server.read.remote(f"{self.path}/{name}", start, PIECE_BYTES)))
+
+
+def _answer(reference: ray.ObjectRef[Any]) -> Any:
+    """Returns the answer of a server, whose process may hang.
+
+    Raises:
+        TimeoutError: it does.
+    """
+    return ray.get(reference, timeout=_PIECE_TIMEOUT_S)
 
 
 def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Folder]:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from ray.exceptions import RayError
 
 from lightning_replay import recipes
 from lightning_replay.checkpoint.replay import save_replay
 from lightning_replay.draw_parts import DrawPart
 from lightning_replay.episodes.running import stored_trajectories
 from lightning_replay.replay import Replay
+from lightning_replay.sharded.fetching import fetched
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.recipe_options import options_of_shard, seed_of_shard
 from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
@@ -39,12 +39,20 @@ class ReplayShard:
         recipe, options: of the whole sharded replay.
         number: of this shard.
         num_shards: S.
+        fetch_timeout_s: seconds to wait for rows from a process that may hang.
         folder: of a save to begin with; ``None`` begins empty.
     """
 
     def __init__(
-        self, recipe: str, options: Mapping[str, Any], number: int, num_shards: int, folder: Folder | None
+        self,
+        recipe: str,
+        options: Mapping[str, Any],
+        number: int,
+        num_shards: int,
+        fetch_timeout_s: float,
+        folder: Folder | None,
     ) -> None:
+        self._fetch_timeout_s = fetch_timeout_s
         self._recipe, self._options = recipe, options
         self._number, self._num_shards = number, num_shards
         self._replay = self._build(number, num_shards)
@@ -69,9 +77,8 @@ class ReplayShard:
             The slots, int64 ``[n]``; or the error, not raised, if they are refused: it belongs to the one who sent
             them, not to the next who waits for this shard.
         """
-        try:
-            columns: Columns = ray.get(reference[0])
-        except RayError:  # its sender was lost before it could be fetched
+        columns: Columns | None = fetched(reference, self._fetch_timeout_s)[0]
+        if columns is None:  # its sender was lost, or hangs, before it could be fetched
             self._rows_not_fetched += 1
             return self._answer(np.zeros(0, dtype=np.int64))
         for priority in largest.values():
@@ -151,14 +158,14 @@ class ReplayShard:
         return self._answer(tuple(size))
 
     def stage(self, folder: Folder) -> Answer:
-        """Reads a save of this shard without using it yet.
+        """Reads a save of this shard without using it yet; returns its rows, and ``None``.
 
         Raises:
             DamagedFileError, ValueError: the save cannot be used here.
         """
         self._staged = None  # of a save that another shard could not read
         self._staged = self._loaded(folder, self._build(self._number, self._num_shards))
-        return self._answer()
+        return self._answer((len(self._staged), None))
 
     def stage_resharded(self, folders: Sequence[Folder]) -> Answer:
         """Reads this shard's part of a save of other shards, or of a replay without, and does not use it yet.
@@ -167,7 +174,7 @@ class ReplayShard:
             folders: of every shard saved, or of the replay.
 
         Returns:
-            The layout of the rows; ``None`` if there are none.
+            How many rows this shard holds of it, and the layout of all; ``None`` if there are none.
 
         Raises:
             DamagedFileError, ValueError: as :meth:`stage`, or rows that cannot be dealt out anew.
@@ -179,7 +186,7 @@ class ReplayShard:
         staged = self._build(self._number, self._num_shards)
         rows = resharded.store(staged)
         self._staged = staged
-        return self._answer(None if rows is None else layout_of(columns_of(rows)))
+        return self._answer((len(staged), None if rows is None else layout_of(columns_of(rows))))
 
     def take_over(self) -> Answer:
         """Replaces what the shard holds by the save that was read."""

@@ -37,13 +37,22 @@ class RemoteBlock:
         spans: the rows, in order.
         weights: float32 ``[n]``, of each row.
         module_id: the module that learns from the rows, where there are several agents.
+        timeout_s: seconds after which a Learner counts rows as lost that it could not fetch.
     """
 
-    def __init__(self, name: str, spans: Sequence[Span], weights: np.ndarray, module_id: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        spans: Sequence[Span],
+        weights: np.ndarray,
+        module_id: str | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
         self.id_: str = name
         self.spans: list[Span] = list(spans)
         self.weights: np.ndarray = weights
         self.module_id: str | None = module_id
+        self.timeout_s: float = timeout_s
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -60,7 +69,7 @@ class RemoteBlock:
             if low < high:
                 spans.append(Span(reference, first + low - position, first + high - position))
             position += last - first
-        return RemoteBlock(f"{self.id_}_{start}", spans, self.weights[start:stop], self.module_id)
+        return RemoteBlock(f"{self.id_}_{start}", spans, self.weights[start:stop], self.module_id, self.timeout_s)
 
     __getitem__ = slice
 
@@ -89,7 +98,8 @@ class BlockReader:
         if not remote:
             return
         references = list(dict.fromkeys(span.reference for block in remote for span in block.spans))
-        blocks = dict(zip(references, fetched(references), strict=True))
+        found = fetched(references, max(block.timeout_s for block in remote))
+        blocks = dict(zip(references, found, strict=True))
         for place, block in enumerate(episodes):
             if isinstance(block, RemoteBlock):
                 episodes[place] = self._block(block, blocks)

@@ -6,7 +6,7 @@ Longer than other files because it has all methods that RLlib calls on a buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
 from lightning_replay.sharded.options import check_room, split_options
-from lightning_replay.sharded.restarts import folder_to_start_with
+from lightning_replay.sharded.restarts import folder_to_start_with, start_lost_shards
 from lightning_replay.sharded.stats import stats_of
 from lightning_replay.validation import checked_count
 from rllib_ext.buffer.module_options import ModuleOptions
@@ -210,7 +210,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
             self.assignment.update()
         batches = self.draws.draw(num_items, self._set_min_sizes, self._clocks, n_step or 1, gamma)
         self._num_draws += 1
-        pieces = {name: [_piece(batch)] for name, batch in batches.items()}
+        timeout_s = self.shards.options.shard_timeout_s
+        pieces = {name: [_piece(batch, timeout_s)] for name, batch in batches.items()}
         dealt, places = deal(pieces, self.num_learners)
         self._expected = {name: batch.ids.take(places[name]) for name, batch in batches.items()}
         self._metrics.count_draw(batches)
@@ -269,7 +270,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state of the driver and of every shard, which all pass through the driver."""
-        return {**self.driver_state(), "shards": self.shards.call("get_state")}
+        return {**self.driver_state(), "shards": self._call_of_all("get_state")}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`get_state` of as many shards of the same recipe and options."""
@@ -280,7 +281,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
                 "checkpoint that any number of shards can be restored from"
             )
         self.start()
-        self.shards.call("set_state", lambda shard: (states[shard],))
+        self._call_of_all("set_state", lambda shard: (states[shard],))
         self.load_driver_state(state)
 
     def driver_state(self) -> dict[str, Any]:
@@ -301,13 +302,18 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.draws.discard()
         self._num_draws, self._expected = num_draws, {}
 
+    def _call_of_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
+        start_lost_shards(self.shards)
+        return self.shards.call(method, arguments, limit_s=self.shards.options.save_timeout_s)
+
     def _settled(self) -> ShardActors:
         """Returns the shards after they have answered; without waiting while draws are in flight."""
         self.shards.settle({} if self.draws.num_in_flight else None)
         return self.shards
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        return self.templates.arguments_of(shard, folder_to_start_with(self.shards, shard, self.last_save))
+        folder = folder_to_start_with(self.shards, shard, self.last_save)
+        return (*self.templates.arguments_of(shard), self.shards.options.shard_timeout_s / 2, folder)
 
     def _set_min_sizes(self, module_id: str, batch_size: int) -> None:
         self.templates.set_min_sizes(module_id, batch_size, self.shards.totals(module_id))
@@ -317,7 +323,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return {"env_steps": self.shards.counts["steps_added", ""], "updates": self._num_draws + 1 + draws_before}
 
 
-def _piece(batch: RemoteBatch) -> Piece:
+def _piece(batch: RemoteBatch, timeout_s: float) -> Piece:
     spans = [Span(part.reference, 0, len(part.slot)) for part in batch.parts]
     module_id = batch.parts[0].module_id
-    return Piece(RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id), np.arange(len(batch)))
+    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id, timeout_s)
+    return Piece(block, np.arange(len(batch)))

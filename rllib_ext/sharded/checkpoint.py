@@ -19,6 +19,7 @@ from rllib_ext.checkpoint.algorithm import CheckFiles
 from rllib_ext.checkpoint.replay import ReplayPart
 
 if TYPE_CHECKING:
+    from lightning_replay.sharded.actors import CallOfAll
     from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
 NAMES = saves.FileNames(MANIFEST, BUFFER_MANIFEST, "driver")
@@ -54,18 +55,21 @@ class ShardedReplayPart(ReplayPart):
         spaces = self._algorithm.spaces or {}
         seen = folders_of_shards(replay.shards, folder, data)
         parts = [[one / name if name else one for name in names] for one in seen]
-        draws = max(replay.shards.call("stage", lambda shard: (parts[shard], spaces)))
+        limit_s = replay.shards.options.save_timeout_s
+        staged = replay.shards.send_all("stage", lambda shard: (parts[shard], spaces), limit_s=limit_s)
+        replay.shards.values_of(staged)
         own = [part[shard] for shard, part in enumerate(parts)] if len(names) == len(parts) else None
-        return functools.partial(self._use, state, draws, own, WarmUp(**manifest["warm_up"]))
+        return functools.partial(self._use, state, staged, own, WarmUp(**manifest["warm_up"]))
 
-    def _use(self, state: dict[str, Any] | None, draws: int, own: list[Folder] | None, warm_up: WarmUp) -> None:
-        self._replay.shards.call("take_over")
+    def _use(self, state: dict[str, Any] | None, staged: CallOfAll, own: list[Folder] | None, warm_up: WarmUp) -> None:
+        wait = self._replay.shards.take_over(staged)
         self._replay.last_save = own  # rows of other shards belong to none of these
         if state is None:
-            self._replay.resume_at(draws)
+            self._replay.resume_at(max(staged.values.values()))
         else:
             self._replay.load_driver_state(state)
         self._go_on_from(warm_up)
+        wait()
 
 
 def write_shards(

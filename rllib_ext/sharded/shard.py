@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayError
 
+from lightning_replay.sharded.fetching import fetched
 from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, write_buffer
@@ -36,6 +36,7 @@ class EpisodeShard:
         number: of this shard.
         num_shards: S.
         returns: length and discount, for rows whose returns are formed before they are stored.
+        fetch_timeout_s: seconds to wait for steps from an EnvRunner that may hang.
         folder: of a save to begin with; ``None`` begins empty.
     """
 
@@ -46,8 +47,10 @@ class EpisodeShard:
         number: int,
         num_shards: int,
         returns: Returns,
+        fetch_timeout_s: float,
         folder: Folder | None,
     ) -> None:
+        self._fetch_timeout_s = fetch_timeout_s
         self._recipe, self._options, self._returns = recipe, options, returns
         self._number, self._num_shards = number, num_shards
         self._buffer = self._built(number, num_shards)
@@ -74,11 +77,11 @@ class EpisodeShard:
             largest: the largest priority that a row of any shard was given, by module; new rows get it.
         """
         episodes: list[Any] = []
-        for reference in references:
-            try:
-                episodes += ray.get(reference)
-            except RayError:  # its EnvRunner was lost before it could be fetched
+        for fragments in fetched(references, self._fetch_timeout_s):
+            if fragments is None:  # its EnvRunner was lost, or hangs, before it could be fetched
                 self._fragments_lost += 1
+            else:
+                episodes += fragments
         self._buffer.options.largest_priorities |= largest
         for name, priority in largest.items():
             if name in self._buffer.modules:

@@ -17,7 +17,6 @@ from rllib_ext.sharded.options import options_of_shard
 if TYPE_CHECKING:
     from lightning_replay.divided_draws import Divider
     from lightning_replay.draw_parts import GroupTotals
-    from lightning_replay.sharded.folders import Folder
     from lightning_replay.sharded.reports import ShardReport
     from rllib_ext.buffer.building import Returns
     from rllib_ext.buffer.module_replay import ModuleReplay
@@ -61,14 +60,9 @@ class Templates:
         self.returns = (n_step, gamma)
         self._modules |= self.options.form_returns(self.returns, self._modules)
 
-    def arguments_of(self, shard: int, folder: Folder | None) -> tuple[Any, ...]:
-        """Returns the arguments of a shard's actor.
-
-        Args:
-            shard: number.
-            folder: of a save to begin with; ``None`` begins empty.
-        """
-        return self._recipe, {**self._given, "seed": self.seed}, shard, self._num_shards, self.returns, folder
+    def arguments_of(self, shard: int) -> tuple[Any, ...]:
+        """Returns the arguments of a shard's actor, by its number, that the options decide."""
+        return self._recipe, {**self._given, "seed": self.seed}, shard, self._num_shards, self.returns
 
     def divider(self, module_id: str) -> Divider:
         """Builds the divider of a module."""

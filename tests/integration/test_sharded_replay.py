@@ -61,7 +61,7 @@ def handles_of(replay: ShardedReplay) -> list[Any]:
 
 
 def fetched_of(replay: ShardedReplay, drawn: DrawnRows) -> FetchedRows:
-    fetched = FetchedRows(replay._key)
+    fetched = FetchedRows(replay._key, 10)
     fetched.fetch(drawn)
     return fetched
 

@@ -65,6 +65,7 @@ def test_the_driver_holds_no_rows() -> None:
         ),
         ({"restart_shards": "never"}, ValueError, "restart_shards is 'never'"),
         ({"shard_timeout_s": 0}, ValueError, "shard_timeout_s is 0"),
+        ({"save_timeout_s": 0}, ValueError, "save_timeout_s is 0"),
         ({"num_prefetch": -1}, ValueError, "num_prefetch is -1"),
         ({"num_prefetch": 1.5}, TypeError, "num_prefetch is 1.5"),
         ({"num_shards": None, "num_prefetch": 1}, ValueError, "num_prefetch is for a replay of several shards"),
@@ -145,4 +146,4 @@ def test_a_replay_that_ended_with_its_algorithm_does_not_start_again() -> None:
 
 
 def test_the_options_of_shards_have_the_documented_defaults() -> None:
-    assert ShardOptions(4) == ShardOptions(4, 1, "spread", "empty", 60.0, 0)
+    assert ShardOptions(4) == ShardOptions(4, 1, "spread", "empty", 60.0, 1800.0, 0)

@@ -22,8 +22,8 @@ class LocalConnection(Connection):
     def __init__(self, wait_timeout_s: float, coordinator: Coordinator) -> None:
         self._wait_timeout_s, self.coordinator = wait_timeout_s, coordinator
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self.coordinator, method)(*arguments)
+    def _call(self, method: str, arguments: tuple[Any, ...], left_s: float) -> Any:
+        return self.coordinator.call("here", method, max(left_s, 0.0), arguments)
 
     def stop(self) -> None:
         pass
@@ -41,8 +41,9 @@ def started_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start(name: str, wait_timeout_s: float, *arguments: Any) -> LocalConnection:
         coordinator = Coordinator(*copy.deepcopy(arguments))
-        coordinator.start()
-        return LocalConnection(wait_timeout_s, coordinator)
+        connection = LocalConnection(wait_timeout_s, coordinator)
+        connection.call("start", timeout_s=60)
+        return connection
 
     monkeypatch.setattr(Connection, "start", start)
 

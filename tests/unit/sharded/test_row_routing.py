@@ -22,8 +22,9 @@ def columns(number: list[int], trajectory: list[int] | None, done: list[int]) ->
 
 
 def dealt(router: RowRouter, *given) -> dict[int, tuple[list[int], list[int]]]:
-    """Numbers and trajectories by shard."""
-    routed = router.route(columns(*given))
+    """Numbers and trajectories by shard, of rows that are stored."""
+    routed, after = router.route(columns(*given))
+    vars(router).update(vars(after))
     return {one.shard: (one.columns["number",].tolist(), one.columns[TRAJECTORY].tolist()) for one in routed}
 
 
@@ -54,7 +55,7 @@ def test_another_process_begins_with_another_shard_and_adds_its_own_number() -> 
 
 @pytest.mark.parametrize("trajectory", [-1, 2**40])
 def test_numbers_that_leave_no_room_are_refused_in_a_further_process(trajectory: int) -> None:
-    assert RowRouter(2, writer=0).route(columns([0], [trajectory], [0]))[0].columns[TRAJECTORY] == trajectory
+    assert RowRouter(2, writer=0).route(columns([0], [trajectory], [0]))[0][0].columns[TRAJECTORY] == trajectory
     with pytest.raises(ValueError, match=r"they must be from 0 to 2\*\*40 - 1"):
         RowRouter(2, writer=1).route(columns([0], [trajectory], [0]))
 
@@ -66,6 +67,26 @@ def test_other_columns_than_those_stored_are_refused_by_name() -> None:
         other = columns([0], None, [0])
         other["number",] = other["number",].astype(np.float32)
         check_layout(layout_of(other), layout)
+
+
+def test_rows_that_were_not_stored_leave_the_router_as_it_was() -> None:
+    router = RowRouter(num_shards=2, writer=0)
+    dealt(router, [0, 1], [7, 8], [0, 0])
+    for _ in range(2):
+        routed, _ = router.route(columns([2, 3], [7, 9], [1, 0]))
+        assert {one.shard: one.columns[TRAJECTORY].tolist() for one in routed} == {0: [7], 1: [9]}
+    alone = RowRouter(num_shards=2, writer=0)
+    for _ in range(2):
+        routed, _ = alone.route(columns([0, 1, 2], None, [0, 1, 0]))
+        assert [one.columns[TRAJECTORY].tolist() for one in routed] == [[0, 0], [1]]
+
+
+@pytest.mark.parametrize("starts", [1, 2047, 2048, 5000])
+def test_rows_are_current_however_often_their_shard_was_started(starts: int) -> None:
+    ids = RowIds.of_shard(1, starts, np.array([3]), np.array([0]))
+    found, _ = row_ids_of(*numbers_of(ids, key=7), key=7)
+    assert found.current(np.array([1, starts])).all()
+    assert not found.current(np.array([1, starts + 1])).any() and not found.current(np.array([1, starts - 1])).any()
 
 
 @given(

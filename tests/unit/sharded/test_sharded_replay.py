@@ -13,7 +13,7 @@ from lightning_replay import load_replay, recipes
 from lightning_replay.checkpoint.replay import save_id
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.sharded import ShardedReplay
-from tests.unit.sharded.local_replay import built, filled, numbers, shards_of, steps
+from tests.unit.sharded.local_replay import built, coordinator_of, filled, numbers, shards_of, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_replays")]  # Ray starts once
 
@@ -119,6 +119,55 @@ def test_draws_and_inserts_wait_for_each_other() -> None:
     assert replay.sample().shape == (8,) and replay.stats()["rate_limiter"]["balance"] == -8.0
     with pytest.raises(ValueError, match="batch_size is 9; a rank, and a replay with samples_per_insert"):
         replay.sample(9)
+
+
+def returns(replay: ShardedReplay) -> dict[int, int]:
+    """How many steps each row's return has, by its action."""
+    batch = torch.cat([replay.sample(100) for _ in range(3)])
+    return dict(zip(batch["action"].tolist(), batch["steps_to_next_obs"].flatten().tolist(), strict=True))
+
+
+def test_rows_that_were_refused_or_came_too_early_do_not_cut_their_episode() -> None:
+    replay = built("uniform", samples_per_insert=4.0, error_buffer=8.0, n_steps=3)
+    replay.extend(steps(0, 1, ends=False))  # which fills
+    replay.extend(steps(1, 2, ends=False))
+    for ends in (True, False):
+        with pytest.raises(TimeoutError, match="no more rows may be inserted"):
+            replay.extend(steps(3, 1, ends=ends))
+    replay.sample()
+    with pytest.raises(ValueError, match="rows have other columns than those stored"):
+        replay.extend(steps(3, 1, task=torch.zeros(1)))
+    replay.extend(steps(3, 1))
+    assert [one for one in numbers(replay) if one] == [[0, 1, 2, 3]]
+    batch = torch.cat([replay.sample() for _ in range(1)] + [one.sample(64) for one in shards_of(replay) if len(one)])
+    found = dict(zip(batch["action"].tolist(), batch["steps_to_next_obs"].flatten().tolist(), strict=True))
+    assert found == {0: 3, 1: 3, 2: 2, 3: 1}
+
+
+def test_rows_that_a_shard_refuses_do_not_cut_their_episode() -> None:
+    replay = ShardedReplay("parallel_curriculum", 2, tasks=["a", "b"], capacity_per_task=50, batch_size=6, n_steps=3)
+    task = torch.zeros(3, dtype=torch.int64)
+    replay.extend(steps(0, 3, ends=False, task=task))
+    with pytest.raises(ValueError, match="task"):
+        replay.extend(steps(3, 3, task=task + 9))
+    replay.extend(steps(3, 3, task=task))
+    assert returns(replay) == {0: 3, 1: 3, 2: 3, 3: 3, 4: 2, 5: 1}
+
+
+def test_signals_that_a_shard_would_refuse_are_refused_here() -> None:
+    replay = ShardedReplay("surprise_retention", 2, capacity=100, batch_size=8, seed=0)
+    replay.extend(steps(0, 20))
+    batch = replay.sample()
+    with pytest.raises(ValueError, match="surprise"):
+        replay.update_priority(batch, torch.zeros(8), surprise=torch.full((8,), torch.nan))
+    assert len(replay.extend(steps(20, 20))) == 20 and len(replay.sample()) == 8
+
+
+def test_td_errors_reach_their_rows_after_a_shard_was_started_thousands_of_times() -> None:
+    replay = filled(priority_exponent=1.0)
+    coordinator_of(replay)._shards.epochs += 5_000
+    replay.update_priority(replay.sample(), torch.full((8,), 9.0))
+    assert replay.stats()["td_errors_dropped"] == 0 and sum(replay.stats()["mass"]) > 41
 
 
 def test_a_save_has_the_same_rows_and_the_same_next_draws(tmp_path: Path) -> None:

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards that hang or are lost while they are needed, and calls that are refused or time out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow import fs
+
+from lightning_replay.sharded import ShardedReplay
+from tests.unit.sharded.local_replay import steps
+
+pytestmark = pytest.mark.slow
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+OPTIONS: dict[str, Any] = {"capacity": 1_000, "batch_size": 16, "num_cpus_per_shard": 0.5, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def replay(shared_ray: None) -> Iterator[ShardedReplay]:
+    options = {**OPTIONS, "shard_timeout_s": 1.5, "wait_timeout_s": 2.5, "n_steps": 3, "discount": 1.0}
+    with ShardedReplay("prioritized", 2, **options) as replay:
+        replay._wait_timeout_s = 60.0  # until something hangs
+        yield replay
+
+
+def in_coordinator(replay: ShardedReplay, function: Callable[..., Any], *arguments: Any) -> Any:
+    return ray.get(replay._connection._handle().__ray_call__.remote(function, *arguments))
+
+
+def handles_of(replay: ShardedReplay) -> list[Any]:
+    return in_coordinator(replay, lambda coordinator: coordinator._shards.handles)
+
+
+def filled(replay: ShardedReplay, shard: int) -> int:
+    """Gives each shard rows, and begins an episode in this one; returns its number."""
+    replay.end_episodes()
+    for number in range(2):
+        replay.extend(steps(10 * number, 10, trajectory=100 + number))
+    for number in range(200, 210):
+        if int(replay.extend(steps(500, 1, trajectory=number, ends=False))[0] >> 40) == shard:
+            return number
+    raise AssertionError
+
+
+@contextmanager
+def stopped(handle: Any) -> Iterator[None]:
+    """A shard whose process is stopped, which answers nothing and does not end."""
+    process = ray.get(handle.__ray_call__.remote(lambda shard: os.getpid()))
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def ended(call: Callable[[], Any], within_s: float = 30.0) -> Any:
+    """The result of a call, or its error; the test fails where it does not end."""
+    threads = ThreadPoolExecutor(1)
+    try:
+        return threads.submit(call).result(within_s)
+    finally:
+        threads.shutdown(wait=False)
+
+
+@contextmanager
+def waits(replay: ShardedReplay, seconds: float) -> Iterator[None]:
+    before = replay._wait_timeout_s, replay._connection._wait_timeout_s
+    replay._wait_timeout_s = replay._connection._wait_timeout_s = seconds
+    yield
+    replay._wait_timeout_s, replay._connection._wait_timeout_s = before
+
+
+def test_no_call_waits_for_ever_for_a_shard_that_hangs(replay: ShardedReplay, tmp_path: Path) -> None:
+    replay.save(tmp_path / "before")
+    episode = filled(replay, 1)
+    rows, epochs = len(replay), replay.stats()["epochs"]
+    given = steps(501, 3, trajectory=episode, ends=False)
+    calls: dict[str, Callable[[], Any]] = {
+        "extend": lambda: replay.extend(given),
+        "end_episodes": lambda: replay.end_episodes([999]),
+        "seed": lambda: replay.seed(3),
+        "save": lambda: replay.save(tmp_path / "hung"),
+        "load": lambda: replay.load(tmp_path / "before"),
+    }
+    with stopped(handles_of(replay)[1]), waits(replay, 1.0):
+        for name, call in calls.items():
+            with pytest.raises(TimeoutError, match=r"shard 1 has not answered for [\d.]+ s"):
+                ended(call)
+                pytest.fail(name)
+        assert not (ended(replay.sample)["index"] >> 40).any()  # of the other shard
+    assert len(replay.extend(given)) == 3  # which are stored once
+    replay.extend(steps(504, 1, trajectory=episode))
+    batch = torch.cat([replay.sample(500) for _ in range(2)])
+    assert len(replay) == rows + 4 and replay.stats()["epochs"] == epochs
+    found = dict(zip(batch["action"].tolist(), batch["next", "reward"].flatten().tolist(), strict=True))
+    assert {one: found[one] for one in range(500, 505)} == {500: 1503, 501: 1506, 502: 1509, 503: 1007, 504: 504}
+
+
+def test_a_shard_that_hangs_for_long_is_started_again(replay: ShardedReplay) -> None:
+    filled(replay, 1)
+    before = replay.stats()
+    handles_of(replay)[1].__ray_call__.remote(lambda shard: time.sleep(600))
+    deadline = time.monotonic() + 60
+    while ended(replay.stats)["epochs"] == before["epochs"] or not all(replay.stats()["alive"]):
+        assert time.monotonic() < deadline and len(ended(replay.sample)) == 16
+        time.sleep(0.2)
+    after = replay.stats()
+    assert after["rows_lost"] - before["rows_lost"] == before["rows"][1] and after["rows"] == [before["rows"][0], 0]
+    filled(replay, 1)
+
+
+class Held(fs.FSSpecHandler):
+    """A folder as a file system that the second shard cannot write to while there is a file "hold"."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(DirFileSystem(str(root / "files"), LocalFileSystem()))
+        self.root = root
+
+    def __reduce__(self) -> Any:
+        return Held, (self.root,)
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        while "shard-1" in path and (self.root / "hold").exists():
+            (self.root / "held").touch()
+            time.sleep(0.05)
+        return super().open_output_stream(path, metadata)
+
+
+def test_others_fill_it_and_draw_while_one_process_saves(replay: ShardedReplay, tmp_path: Path) -> None:
+    filled(replay, 1)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "hold").touch()
+    stored = len(replay)
+    other = pickle.loads(pickle.dumps(replay))
+    with ThreadPoolExecutor(1) as threads:
+        saved = threads.submit(replay.save, "first", filesystem=fs.PyFileSystem(Held(tmp_path)))
+        while not (tmp_path / "held").exists():
+            time.sleep(0.05)
+        assert not (ended(other.sample)["index"] >> 40).any()  # after shard_timeout_s
+        (tmp_path / "hold").unlink()
+        saved.result()
+    other.extend(steps(900, 5, trajectory=7))
+    replay.load("first", filesystem=fs.SubTreeFileSystem(str(tmp_path / "files"), fs.LocalFileSystem()))
+    assert len(replay) == stored
+
+
+def test_a_save_ends_when_a_shard_does_not_finish_its_part(replay: ShardedReplay, tmp_path: Path) -> None:
+    filled(replay, 1)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "hold").touch()
+    options = replay._options
+    replay._options = dataclasses.replace(options, shards=dataclasses.replace(options.shards, save_timeout_s=3.0))
+    with pytest.raises(TimeoutError, match=r"shard 1 has not answered.*No checkpoint was made"):
+        ended(lambda: replay.save("first", filesystem=fs.PyFileSystem(Held(tmp_path))))
+    (tmp_path / "hold").unlink()
+    replay._options = options
+    assert len(replay.sample(500)) == 500
+
+
+@pytest.mark.parametrize("call", ["end_episodes", "seed"])
+def test_a_call_right_after_a_death_reaches_the_shard_that_is_started(replay: ShardedReplay, call: str) -> None:
+    filled(replay, 0)
+    ray.kill(handles_of(replay)[0])
+    (replay.end_episodes if call == "end_episodes" else lambda: replay.seed(5))()
+    assert len(replay.sample()) == 16
+
+
+def test_a_shard_that_dies_between_the_halves_of_a_load_reads_its_part_again(
+    replay: ShardedReplay, tmp_path: Path
+) -> None:
+    filled(replay, 0)
+    replay.save(tmp_path)
+    rows = replay.stats()["rows"]
+    filled(replay, 0)
+    old = replay.sample(200)
+    before = replay.stats()["td_errors_dropped"]
+
+    def die_when_staged(coordinator: Any) -> None:
+        from lightning_replay.sharded.saved_replay import SavedReplay
+
+        stage = SavedReplay.stage
+
+        def staged(self: Any, shards: Any, folder: Any) -> Any:
+            SavedReplay.stage = stage
+            result = stage(self, shards, folder)
+            ray.kill(shards.handles[0])
+            return result
+
+        SavedReplay.stage = staged
+
+    in_coordinator(replay, die_when_staged)
+    replay.load(tmp_path)
+    stats = replay.stats()
+    assert stats["rows"] == rows and all(stats["alive"])
+    replay.update_priority(old, torch.full((200,), 50.0))
+    assert replay.stats()["td_errors_dropped"] >= before + 200
+
+
+def test_errors_of_feedback_are_raised_in_the_process_that_gave_it(replay: ShardedReplay) -> None:
+    filled(replay, 0)
+    other = pickle.loads(pickle.dumps(replay))
+    batch = other.sample()
+    index = batch["index"].clone()
+    index[0] += 5_000  # no such slot, which a shard alone can see
+    other.update_priority(index, torch.ones(16), generation=batch["generation"])
+    rows = len(replay)
+    replay.extend(steps(50, 2, trajectory=77))
+    for _ in range(2):
+        assert len(replay.sample()) == 16
+    with pytest.raises(IndexError, match="index"):
+        other.extend(steps(60, 2, trajectory=77))
+    assert len(replay) == rows + 2
+    other.extend(steps(60, 2, trajectory=77))
+    assert len(replay) == rows + 4
+
+
+def test_processes_that_build_one_name_at_once_share_it(shared_ray: None) -> None:
+    def build(number: int) -> ShardedReplay:
+        return ShardedReplay("uniform", 1, name="raced", **OPTIONS)
+
+    with ThreadPoolExecutor(4) as threads:
+        built = list(threads.map(build, range(4)))
+    try:
+        for number, one in enumerate(built):
+            one.extend(steps(10 * number, 2))
+        assert {len(one) for one in built} == {8} and sum(one._connection.is_owner for one in built) == 1
+    finally:
+        for one in built:
+            one.stop()
