@@ -165,7 +165,7 @@ class VectorSteps(VectorWrapper):
             TypeError, ValueError: see :meth:`Replay.extend_columns <lightning_replay.Replay.extend_columns>`.
         """
         if not self.is_transition.any():
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         more = {name: np.asarray(column)[self.is_transition] for name, column in columns.items()}
         return replay.extend_columns(self.columns | more)
 

@@ -163,7 +163,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         Of options that differ from those of the saved sampler, the constructor's count; a schedule always is its own.
         """
         if state_dict["importance_exponent"] is not None and not self._differs("importance_exponent", state_dict):
-            self.importance_exponent = state_dict["importance_exponent"]
+            self.beta = state_dict["importance_exponent"]
         different = [name for name in self._built_with if self._differs(name, state_dict)]
         if different:
             built, saved = self._built_with, state_dict["built_with"]

@@ -226,7 +226,7 @@ class PackedStorage(ForkableStorage):
             self.check_read()
             if not self._is_torchrls or is_key(index):
                 return views
-            return self._indexed(views, torch.arange(self._len)[index])
+            return self._indexed(views, torch.arange(self._len, device="cpu")[index])
         rows = self.packed_rows(index if index.ndim == 1 else index.flatten())
         read = self._layout.unpack(rows, index.shape, extra)
         return self._indexed(read, index) if self._is_torchrls else read

@@ -15,6 +15,7 @@ from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.samplers import ContinuousTransitionSampler
 from tests.recipe_options import built, fitting
 from tests.transitions import numbered_steps
 
@@ -206,10 +207,11 @@ def test_rows_of_returns_and_rows_without_observations_are_linked_by_their_numbe
         lambda rows: rows.set("steps_to_next_obs", torch.ones(10, 1)),
         lambda rows: rows.exclude("observation"),
     ):
-        replay = Replay(storage=PackedStorage(50), n_steps=2, batch_size=2)
+        sampler = ContinuousTransitionSampler()
+        replay = Replay(storage=PackedStorage(50), sampler=sampler, batch_size=2)
         replay.extend(change(first(0)))
         replay.extend(change(first(500)))
-        assert replay.successors(torch.tensor([9])).tolist() == [10]
+        assert sampler.partners(torch.tensor([9]), replay.storage).tolist() == [10]
 
 
 def test_nested_observations_are_compared_and_other_columns_are_not() -> None:

@@ -219,7 +219,7 @@ def test_exponents_may_be_tensors_and_arrays_of_no_dimension(number) -> None:
 
 
 def test_the_beta_of_torchrls_schedulers_may_exceed_1_also_after_a_load(tmp_path: Path) -> None:
-    sampler, again = PrioritizedSampler(4, importance_exponent=torch.tensor(0.9)), PrioritizedSampler(4)
+    sampler, again = (PrioritizedSampler(4, importance_exponent=torch.tensor(0.9)) for _ in range(2))
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
     scheduler = StepScheduler(buffer, param_name="beta", gamma=0.1, n_steps=1, mode="additive")
     for _ in range(3):
