@@ -69,7 +69,7 @@ def with_one_shape(rows: TensorDictBase) -> TensorDictBase:
     dimensions, flat = rows.ndim, []
     for path, branch in (((), rows), (("next",), rows.get("next", None))):
         if isinstance(branch, TensorDictBase):
-            found = [(name, branch.get(name)) for name in branch.keys() if name in _NAMES_OF_ONE]
+            found = [(name, branch.get(name)) for name in branch.keys() if name in _NAMES_OF_ONE]  # noqa: SIM118, rows
             flat += [((*path, name), value) for name, value in found if value.ndim == dimensions]
     flat = [(key, value) for key, value in flat if key in ONE_EACH and isinstance(value, Tensor)]
     if flat:

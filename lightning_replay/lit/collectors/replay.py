@@ -21,6 +21,7 @@ from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.policy import Action, act_on, acting
 from lightning_replay.lit.task_assignment import TaskAssignment
 from lightning_replay.replay import Replay
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["Collection", "Rollout"]
@@ -128,6 +129,7 @@ class Collection(Collector):
         self._rollout: Rollout | None = None
         self._next_trajectory = 0
         self._is_interrupted = False
+        self._has_single_stream = False
         self._stored_steps = 0
         self._agent: Any = None
         self._has_modes = True
@@ -205,13 +207,28 @@ class Collection(Collector):
         if self._is_interrupted:
             self._replay.end_episodes(range(self._next_trajectory))  # those that had ended stay as they are
             self._is_interrupted = False
+        elif len(self._replay):  # rows of another run, or demonstrations, which these environments do not continue
+            self._replay.end_episodes()
         seed = int(self._generator.integers(2**31))
-        self._rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
-        return self._rollout
+        rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
+        # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
+        is_filled = isinstance(self._replay, Replay) and len(self._replay) > 0
+        self._has_single_stream = rollout.num_envs == 1 and is_filled and not self._has_stored("trajectory")
+        self._rollout = rollout
+        return rollout
+
+    def _has_stored(self, key: str | tuple[str, ...]) -> bool:
+        """Returns whether the rows of a :class:`~lightning_replay.Replay` have this column."""
+        assert isinstance(self._replay, Replay)
+        storage: Any = self._replay.storage
+        is_packed = isinstance(storage, PackedStorage)
+        return storage.has_column(key) if is_packed else storage.get(slice(0, 1)).get(key, None) is not None
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
         columns = rollout.take_columns(rollout.pending_rows - excess)
+        if self._has_single_stream:
+            del columns["trajectory"]
         try:
             self._replay.extend_columns(columns)
         except ValueError as error:
@@ -226,8 +243,8 @@ class Collection(Collector):
         """Raises an error of its own where rows were refused because those stored before lack some of their columns."""
         if not isinstance(self._replay, Replay) or not len(self._replay):
             return
-        stored = self._replay[:1].keys(True, True)
-        missing = ["/".join(key) if isinstance(key, tuple) else key for key in columns if key not in stored]
+        lacking = [key for key in columns if not self._has_stored(key)]
+        missing = ["/".join(key) if isinstance(key, tuple) else key for key in lacking]
         if missing:
             raise ValueError(
                 f"the replay holds rows without {', '.join(missing)}, which ReplayDataModule stores in each row. Rows "

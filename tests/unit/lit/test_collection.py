@@ -329,12 +329,30 @@ def test_no_random_actions_of_a_space_without_arrays() -> None:
         random_actions(gymnasium.spaces.Text(5), 3, np.random.default_rng(0))
 
 
+def test_demonstrations_without_a_number_of_their_episode_are_not_continued() -> None:
+    """They were cut off at the observation with which every environment begins; one environment needs no number."""
+    replay, collection = make_collection()
+    collection.collect_until(10, Tiny())
+    demonstrations = replay[:].exclude("trajectory", "generation", "index")[:8]
+    demonstrations["next", "observation"][-1] = torch.tensor([0.0, 0.0])
+    replay = Replay(storage=PackedStorage(50), batch_size=4, n_steps=3, seed=0)
+    replay.extend(demonstrations)
+    _, collection = make_collection(replay)
+    collection.collect_until(6, Tiny())
+    assert len(replay) == 14 and "trajectory" not in replay[:].keys()  # noqa: SIM118
+    assert replay[:8]["next", "truncated"].flatten().tolist() == [False] * 7 + [True]
+    assert replay.successors(torch.arange(14)).tolist() == [1, 2, 3, 4, -1, 6, 7, -1, 9, 10, 11, 12, -1, -1]
+    rewards = replay.sample(64)["next", "reward"].flatten().unique()
+    assert len(rewards) and (rewards <= 3 + 0.99 * 4 + 0.99**2 * 5 + 1e-4).all()
+
+
 def test_rows_without_the_columns_of_the_data_module_are_named() -> None:
     replay, collection = make_collection()
     collection.collect_until(10, Tiny())
     demonstrations = replay[:].exclude("trajectory", "generation", "index")
-    replay, collection = make_collection()
+    replay, _ = make_collection()
     replay.extend(demonstrations)
+    collection = Collection(replay, lambda: make_vector(5, 5), warmup_steps=0, env_steps=100, seed=0)
     with pytest.raises(
         ValueError, match=r'without trajectory, which ReplayDataModule .* rows\["trajectory"\] = '
     ) as error:
