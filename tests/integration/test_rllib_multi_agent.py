@@ -66,7 +66,8 @@ class Uneven(MultiAgentEnv):
             self._waiting[agent][2] += reward
             if is_last or self._random.random() < CHANCES[agent]:
                 observations[agent] = self._number()
-                terminated[agent], truncated[agent] = not is_last and self._random.random() < 0.08, is_last
+                # RLlib's flags of agents that die in the last step of all are those of the ones alive
+                terminated[agent], truncated[agent] = self._random.random() < (0.5 if is_last else 0.08), is_last
                 row = (*self._waiting[agent], float(self._count), terminated[agent], truncated[agent])
                 self.record.append((agent, *row))
         for agent in set(CHANCES) - set(self._seen):
