@@ -15,6 +15,7 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from lightning_replay.validation import check_kind, checked_count
 from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics, Counts
 from rllib_ext.buffer.module_options import ModuleOptions
+from rllib_ext.buffer.module_replay import keeping_exponents
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
 
@@ -279,7 +280,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """
         modules = self.options.restored(state)
         for name, module in modules.items():
-            module.replay.load_state_dict(state["replays"][name])
+            with keeping_exponents(module.replay):
+                module.replay.load_state_dict(state["replays"][name])
         self.take_over(modules, state)
 
     def plain_state(self) -> dict[str, Any]:

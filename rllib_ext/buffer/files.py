@@ -96,12 +96,14 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
     """
     from lightning_replay.saving import DamagedFileError
     from lightning_replay.saving.directory import read_save
+    from rllib_ext.buffer.module_replay import keeping_exponents
 
     def read(manifest: dict[str, Any], rows: Path) -> SavedBuffer:
         modules = buffer.options.restored(manifest["state"])
         for name, module in modules.items():
             try:
-                module.replay.load(rows / _folder_of(name))
+                with keeping_exponents(module.replay):
+                    module.replay.load(rows / _folder_of(name))
             except FileNotFoundError as error:
                 raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
         return SavedBuffer(modules, manifest["state"], WarmUp(**manifest["warm_up"]), manifest["algorithm"])

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,33 @@ if TYPE_CHECKING:
 ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
 
 MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
+
+
+@contextmanager
+def keeping_exponents(replay: Replay) -> Iterator[None]:
+    """Context manager for loading a state in its body: exponents and offset of priorities stay those of the options.
+
+    Population-based training restores a trial from the checkpoint of another, whose options were others. Without a
+    difference the priorities stay as they were saved, to the last bit.
+    """
+    from lightning_replay.declared import declared_sampler
+    from lightning_replay.samplers.torchrl_compat import TorchRLNames
+    from lightning_replay.storage.access import occupancy_of
+
+    sampler = declared_sampler(replay.sampler).base_sampler
+    if not isinstance(sampler, TorchRLNames):
+        yield
+        return
+    schedule, exponent, offset = sampler.importance_exponent, sampler.priority_exponent, sampler.priority_offset
+    yield
+    sampler.importance_exponent = schedule
+    if (sampler.priority_exponent, sampler.priority_offset) == (exponent, offset):
+        return
+    slots = occupancy_of(replay.storage).slots()
+    priority = sampler.priority_of(slots) if len(slots) else None
+    sampler.priority_offset, sampler.priority_exponent = offset, exponent
+    if priority is not None:
+        sampler.update_priority(slots, priority, storage=replay.storage)
 
 
 class ModuleReplay:

@@ -7,6 +7,7 @@ Longer than other files because it has all methods that RLlib calls on a buffer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from lightning_replay.sharded.restarts import folder_to_start_with
 from lightning_replay.sharded.stats import stats_of
 from lightning_replay.validation import checked_count
 from rllib_ext.buffer.module_options import ModuleOptions
+from rllib_ext.buffer.module_replay import keeping_exponents
 from rllib_ext.learner.batch_layouts import Piece
 from rllib_ext.learner.remote_blocks import RemoteBlock, Span
 from rllib_ext.learner.sharding import deal
@@ -290,7 +292,10 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def load_driver_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`driver_state`; rows drawn before get no TD errors, and draws in flight are discarded."""
-        self.draws.load_state_dict(state["dividers"])
+        with ExitStack() as loading:
+            for name in state["dividers"]:
+                loading.enter_context(keeping_exponents(self.templates.of(name).replay))
+            self.draws.load_state_dict(state["dividers"])
         self._num_draws = state["num_draws"]
         self._metrics.load(state["metrics"])
         self.shards.lost.load(state["losses"])
