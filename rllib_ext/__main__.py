@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from lightning_replay.saving import DamagedFileError
 
 _DESCRIPTION = """Trains an RLlib algorithm with a replay method, both described by a YAML file.
 
@@ -20,6 +25,7 @@ Environments, recipes, conditions and classes of your own, in modules of the cur
 Ctrl-C ends training after the current iteration, and writes the checkpoint.
 """
 _SMALLEST_CLUSTER = 8
+_SECONDS_BETWEEN_CHECKPOINTS = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "pip install 'lightning-replay[rllib]'"
         ) from error
 
+    from rllib_ext.from_yaml import read_sections
+
+    with _one_line():
+        read_sections(options.file, _overrides(options))  # a wrong file is reported before Ray has started
     started = not ray.is_initialized()
     if started and os.environ.get("RAY_ADDRESS", "local") != "local":
         ray.init()  # a running cluster
@@ -74,21 +84,27 @@ def _train(options: argparse.Namespace) -> None:
     from rllib_ext.from_yaml import load_config
     from rllib_ext.interruption import Interruption
 
-    try:
+    with _one_line():
         config, settings = load_config(options.file, _overrides(options))
-    except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError) as error:
-        raise SystemExit(f"python -m rllib_ext: error: {error}") from error
+        if settings.checkpoint is not None and "://" not in settings.checkpoint:
+            _check_writable(Path(settings.checkpoint))
+        if options.restore is not None and "://" not in options.restore and not Path(options.restore).is_dir():
+            raise ValueError(f"--restore {options.restore} is no folder; give that of a checkpoint")
     algorithm = config.build_algo()
     try:
         if options.restore is not None:
-            algorithm.restore_from_path(_location(options.restore))
+            with _one_line():
+                algorithm.restore_from_path(_location(options.restore))
         levels = algorithm.local_replay_buffer is None
         columns = ("levels", "episodes") if levels else ("stored", "drawn")
         test = ("held_out", "gap") if levels and config.evaluation_interval else ()
         print(f"{_row(('env_steps', 'updates', 'return', columns[0]))}{columns[1]:>10}{_row(test)}", flush=True)
         with Interruption() as interruption:
-            is_over = False
+            is_over, saved_at = False, time.monotonic()
             while not (is_over or interruption.requested):
+                if settings.checkpoint is not None and time.monotonic() - saved_at > _SECONDS_BETWEEN_CHECKPOINTS:
+                    algorithm.save_to_path(_location(settings.checkpoint))
+                    saved_at = time.monotonic()
                 result = algorithm.train()
                 drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
                 held = result["levels"]["levels"] if levels else len(algorithm.local_replay_buffer)
@@ -101,6 +117,27 @@ def _train(options: argparse.Namespace) -> None:
             raise SystemExit(128 + interruption.signal_number)
     finally:
         algorithm.stop()
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """Context manager that ends the command with the message of an error of the user's input."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ModuleNotFoundError, DamagedFileError) as error:
+        raise SystemExit(f"python -m rllib_ext: error: {error}") from error
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuses a place for the checkpoint that cannot be written, before training."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"the checkpoint cannot be written to {folder} ({error}); give another --checkpoint"
+        ) from error
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
