@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -71,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", help="YAML; see docs/rllib-yaml-and-tune.md")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
     parser.add_argument(
-        "--checkpoint", metavar="PATH", help="where the last checkpoint is written, also after Ctrl-C or SIGTERM"
+        "--checkpoint",
+        metavar="PATH",
+        help="where a checkpoint is written every ten minutes and at the end, also after Ctrl-C or SIGTERM",
     )
     parser.add_argument("--restore", metavar="PATH", help="of a checkpoint to resume from, its buffer included")
     parser.add_argument(
@@ -105,7 +108,12 @@ def _train(options: argparse.Namespace) -> None:
                 if settings.checkpoint is not None and time.monotonic() - saved_at > _SECONDS_BETWEEN_CHECKPOINTS:
                     algorithm.save_to_path(_location(settings.checkpoint))
                     saved_at = time.monotonic()
-                result = algorithm.train()
+                try:
+                    result = algorithm.train()
+                except Exception:
+                    if settings.checkpoint is not None:  # beside the last one: an iteration broke off in this one
+                        print("checkpoint:", algorithm.save_to_path(_location(f"{settings.checkpoint}-after-error")))
+                    raise
                 drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
                 held = result["levels"]["levels"] if levels else len(algorithm.local_replay_buffer)
                 _print(result, held, result["levels"]["episodes"] if levels else drawn)
@@ -180,4 +188,6 @@ def _print(result: dict[str, Any], held: int, drawn: float) -> None:
 
 
 if __name__ == "__main__":
+    if sys.path[0] == os.getcwd():  # a file of the user's must not stand in for a module of a library
+        sys.path.append(sys.path.pop(0))
     main()
