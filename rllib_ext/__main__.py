@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Sequence
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from lightning_replay.saving import DamagedFileError
 
 _DESCRIPTION = """Trains an RLlib algorithm with a replay method, both described by a YAML file.
 
@@ -20,6 +26,7 @@ Environments, recipes, conditions and classes of your own, in modules of the cur
 Ctrl-C ends training after the current iteration, and writes the checkpoint.
 """
 _SMALLEST_CLUSTER = 8
+_SECONDS_BETWEEN_CHECKPOINTS = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "pip install 'lightning-replay[rllib]'"
         ) from error
 
+    from rllib_ext.from_yaml import read_sections
+
+    with _one_line():
+        read_sections(options.file, _overrides(options))  # a wrong file is reported before Ray has started
     started = not ray.is_initialized()
     if started and os.environ.get("RAY_ADDRESS", "local") != "local":
         ray.init()  # a running cluster
@@ -61,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", help="YAML; see docs/rllib-yaml-and-tune.md")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
     parser.add_argument(
-        "--checkpoint", metavar="PATH", help="where the last checkpoint is written, also after Ctrl-C or SIGTERM"
+        "--checkpoint",
+        metavar="PATH",
+        help="where a checkpoint is written every ten minutes and at the end, also after Ctrl-C or SIGTERM",
     )
     parser.add_argument("--restore", metavar="PATH", help="of a checkpoint to resume from, its buffer included")
     parser.add_argument(
@@ -74,22 +87,33 @@ def _train(options: argparse.Namespace) -> None:
     from rllib_ext.from_yaml import load_config
     from rllib_ext.interruption import Interruption
 
-    try:
+    with _one_line():
         config, settings = load_config(options.file, _overrides(options))
-    except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError) as error:
-        raise SystemExit(f"python -m rllib_ext: error: {error}") from error
+        if settings.checkpoint is not None and "://" not in settings.checkpoint:
+            _check_writable(Path(settings.checkpoint))
+        if options.restore is not None and "://" not in options.restore and not Path(options.restore).is_dir():
+            raise ValueError(f"--restore {options.restore} is no folder; give that of a checkpoint")
     algorithm = config.build_algo()
     try:
         if options.restore is not None:
-            algorithm.restore_from_path(_location(options.restore))
+            with _one_line():
+                algorithm.restore_from_path(_location(options.restore))
         levels = algorithm.local_replay_buffer is None
         columns = ("levels", "episodes") if levels else ("stored", "drawn")
         test = ("held_out", "gap") if levels and config.evaluation_interval else ()
         print(f"{_row(('env_steps', 'updates', 'return', columns[0]))}{columns[1]:>10}{_row(test)}", flush=True)
         with Interruption() as interruption:
-            is_over = False
+            is_over, saved_at = False, time.monotonic()
             while not (is_over or interruption.requested):
-                result = algorithm.train()
+                if settings.checkpoint is not None and time.monotonic() - saved_at > _SECONDS_BETWEEN_CHECKPOINTS:
+                    algorithm.save_to_path(_location(settings.checkpoint))
+                    saved_at = time.monotonic()
+                try:
+                    result = algorithm.train()
+                except Exception:
+                    if settings.checkpoint is not None:  # beside the last one: an iteration broke off in this one
+                        print("checkpoint:", algorithm.save_to_path(_location(f"{settings.checkpoint}-after-error")))
+                    raise
                 drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
                 held = result["levels"]["levels"] if levels else len(algorithm.local_replay_buffer)
                 _print(result, held, result["levels"]["episodes"] if levels else drawn)
@@ -101,6 +125,27 @@ def _train(options: argparse.Namespace) -> None:
             raise SystemExit(128 + interruption.signal_number)
     finally:
         algorithm.stop()
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """Context manager that ends the command with the message of an error of the user's input."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ModuleNotFoundError, DamagedFileError) as error:
+        raise SystemExit(f"python -m rllib_ext: error: {error}") from error
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuses a place for the checkpoint that cannot be written, before training."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"the checkpoint cannot be written to {folder} ({error}); give another --checkpoint"
+        ) from error
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
@@ -143,4 +188,6 @@ def _print(result: dict[str, Any], held: int, drawn: float) -> None:
 
 
 if __name__ == "__main__":
+    if sys.path[0] == os.getcwd():  # a file of the user's must not stand in for a module of a library
+        sys.path.append(sys.path.pop(0))
     main()

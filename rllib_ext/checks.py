@@ -79,6 +79,11 @@ def check_buffer(config: AlgorithmConfig) -> None:
             else 'first give .training(replay_buffer_config=rllib_ext.replay_config("prioritized", capacity=100_000))'
         )
         raise ValueError(f"replay_buffer_config is of type {kind!r}; {instead}")
+    if config.is_multi_agent and config.model_config.get("use_lstm"):
+        raise ValueError(
+            "model_config has use_lstm=True and the config has several agents, .multi_agent(...): recurrent modules "
+            "learn from sequences, which are drawn for one agent. Give .rl_module(model_config={'use_lstm': False})"
+        )
     _check_max_trajectories(config)
     _check_capacity(config)
     _check_shard_capacity(config)

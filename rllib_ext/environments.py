@@ -111,8 +111,10 @@ def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:
         raise
 
 
-def check_environment(config: AlgorithmConfig) -> None:
+def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
     """Makes the environment once and takes a step: if that fails on an EnvRunner, RLlib restarts it without end.
+
+    With a curriculum it plays ``task``, unless it has none of this name, which is reported elsewhere.
 
     Warns of names that only this process has registered. Nothing is checked without an environment or for one that
     exists as a vector only.
@@ -127,6 +129,8 @@ def check_environment(config: AlgorithmConfig) -> None:
     _warn_of_local_registration(config)
     try:
         with closing(make_environment(config)) as environment:
+            if task is not None and environment.has_wrapper_attr("task") and _has_task(environment, task):
+                environment.set_wrapper_attr("task", task)  # before the reset: there need be no default task
             environment.reset()
             if not isinstance(environment, MultiAgentEnv):
                 environment.step(environment.action_space.sample())
@@ -139,6 +143,10 @@ def check_environment(config: AlgorithmConfig) -> None:
             "own is given by the name it is registered under, 'my_module:MyEnv-v0', or, in a YAML file, by class path, "
             "'my_module.MyEnv'"
         ) from error
+
+
+def _has_task(environment: gymnasium.Env[Any, Any], task: str) -> bool:
+    return not environment.has_wrapper_attr("TASKS") or task in environment.get_wrapper_attr("TASKS")
 
 
 def _warn_of_local_registration(config: AlgorithmConfig) -> None:

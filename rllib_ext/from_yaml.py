@@ -91,8 +91,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         FileNotFoundError: no such file; the message lists those that come with the library.
         ValueError: no valid YAML, an unknown algorithm, key or argument, or values that are refused.
     """
-    sections = _with_overrides(_read(Path(path)), overrides or {})
-    _check_names("the file", sections, [*OWN_KEYS, *METHODS])
+    sections = read_sections(path, overrides)
     config = _algorithm(sections)
     for name in METHODS:
         if name in sections:
@@ -112,6 +111,13 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         raise ValueError("stop is empty: training would never end. Give stop: {env_steps: 20_000}")
     check_kind("checkpoint", checkpoint, str | None, "a path")
     return config, Settings(Stop(**stop), checkpoint)
+
+
+def read_sections(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the keys of a file with their values; arguments and errors as :func:`load_config`."""
+    sections = _with_overrides(_read(Path(path)), overrides or {})
+    _check_names("the file", sections, [*OWN_KEYS, *METHODS])
+    return sections
 
 
 def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
@@ -141,6 +147,7 @@ def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) ->
         raise ValueError("training.replay_buffer_config is not accepted; the key replay describes the buffer")
     functions = [vars(kind)[method] for kind in type(config).__mro__ if method in vars(kind)]
     _check_names(method, arguments, list(dict.fromkeys(name for one in functions for name in _arguments(one))))
+    check_kind("env_config", arguments.get("env_config"), Mapping | None, "arguments by name, {name: value}")
     model = arguments.get("model_config", {})
     if isinstance(model, Mapping):  # RLlib ignores a misspelt one
         _check_names(f"{method}.model_config", model, [field.name for field in dataclasses.fields(DefaultModelConfig)])

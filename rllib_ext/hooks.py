@@ -85,6 +85,7 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
 
     config, buffer = algorithm.config, algorithm.local_replay_buffer
     check_buffer(config)  # again: values may have been search spaces when configure() checked them
+    _refuse_stacking_connectors(algorithm)
     buffer.num_learners = config.num_learners
     reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
     if isinstance(buffer, ShardedEpisodeReplayBuffer):
@@ -116,6 +117,23 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
         buffer.assignment = TaskAssignment(algorithm)
     complete_results(algorithm.metrics, buffer)
     CheckpointedAlgorithm(algorithm, ReplayPart(algorithm, restore=restore, incremental=incremental))
+
+
+def _refuse_stacking_connectors(algorithm: Any) -> None:
+    """Refuses RLlib's frame stacking in Learners, which reads consecutive steps, and rows are drawn one by one."""
+    if any(values(algorithm.learner_group.foreach_learner(_stacks_frames))):
+        raise ValueError(
+            "the config has the connector FrameStackingLearner, which stacks consecutive steps of an episode, and the "
+            "rows of a batch are single steps. Leave it and FrameStackingEnvToModule out, give the algorithm stacked "
+            "observations, as gymnasium.wrappers.FrameStackObservation(env, 4) makes them of uint8 images, and "
+            "replay_config(frame_stack=4) stores each frame once"
+        )
+
+
+def _stacks_frames(learner: Any) -> bool:
+    from ray.rllib.connectors.common.frame_stacking import FrameStacking
+
+    return any(isinstance(piece, FrameStacking) for piece in learner._learner_connector.connectors)
 
 
 def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out: Sequence[int] | None) -> None:

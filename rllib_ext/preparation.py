@@ -56,7 +56,7 @@ def prepare_replay(
             check_cpus(sample, in_tune=in_tune)
         check_returns(sample)
         if check_environments and (sample.env, sample.env_config) not in played:
-            check_environment(sample)
+            check_environment(sample, next(iter(sample.replay_buffer_config.get("tasks") or ()), None))
             played.append((sample.env, sample.env_config))
 
     samples = accepted(samples, check)

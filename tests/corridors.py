@@ -39,9 +39,9 @@ class Corridor(gymnasium.Env):
 
 
 class ToldCorridor(Corridor):
-    """The level is the length; seeds do not change it."""
+    """The level is the length, and there is none before ``set_level``; seeds do not change it."""
 
-    level_id = 0
+    level_id: int
 
     def set_level(self, level_id: int) -> None:
         self.level_id = level_id

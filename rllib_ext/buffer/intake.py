@@ -75,7 +75,7 @@ class Intake:
         if "state_out" in columns and self._module_id is not None:
             raise ValueError(
                 f"module {self._module_id!r} is recurrent (its episodes carry state_out); recurrent modules are "
-                "supported with one agent. Use modules without state, or RLlib's own MultiAgentEpisodeReplayBuffer"
+                "supported with one agent. Use modules without state"
             )
         if "state_out" in columns and self._stored_returns is not None:
             raise ValueError(

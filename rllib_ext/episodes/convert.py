@@ -15,6 +15,7 @@ from rllib_ext.episodes.columns import Columns
 from rllib_ext.episodes.fragments import FragmentTracker
 from rllib_ext.episodes.info_columns import TASK, Information
 from rllib_ext.episodes.task_progress import EpisodeSlice
+from rllib_ext.rllib_compat import has_terminated
 
 _STATE = RLlibColumns.STATE_OUT
 Key = tuple[str, ...]
@@ -139,14 +140,12 @@ class EpisodeConverter:
         episode, length = flat.episode, len(flat.episode)
         trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
         observations = flat.arrays["observation"]
-        terminated, truncated = bool(episode.is_terminated), bool(episode.is_truncated)
         return {
             **{name: [array[first:] for array in arrays] for name, arrays in flat.arrays.items()},
             "observation": [array[first:-1] for array in observations],
             "next": [array[first + 1 :] for array in observations],
             "reward": np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32),
-            # RLlib marks an agent that is truncated as the last one, or together with all others, terminated as well.
-            "ends": (terminated and not (truncated and episode.multi_agent_episode_id is not None), truncated),
+            "ends": (has_terminated(episode), bool(episode.is_truncated)),
             "trajectory": trajectory,
             "steps": (episode.t_started + first, episode.t_started + length),
             "information": [array[first:] for array in flat.information],

@@ -20,6 +20,8 @@ from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.connectors.env_to_module.frame_stacking import FrameStackingEnvToModule
+from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 
 import rllib_ext
 from rllib_ext.hooks import install
@@ -301,3 +303,29 @@ def test_annealing_follows_the_buffers_own_clocks() -> None:
     late = sampler.beta
     algorithm.stop()
     assert 0.0 < early < late == 1.0
+
+
+class Images(gym.Env):
+    """Shows one image."""
+
+    observation_space = gym.spaces.Box(0, 255, (42, 42, 1), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        pass
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros((42, 42, 1), np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros((42, 42, 1), np.float32), 1.0, True, False, {}
+
+
+def test_connectors_that_stack_frames_are_refused() -> None:
+    config = small(DQNConfig, Images, "uniform").rl_module(model_config={"conv_filters": [[4, 8, 4], [8, 4, 2]]})
+    config.env_runners(
+        num_env_runners=0, env_to_module_connector=lambda *given, **more: FrameStackingEnvToModule(num_frames=4)
+    )
+    config.learners(learner_connector=lambda *spaces: FrameStackingLearner(num_frames=4))
+    with pytest.raises(ValueError, match=r"FrameStackingLearner.*replay_config\(frame_stack=4\)"):
+        rllib_ext.configure(config).build_algo()

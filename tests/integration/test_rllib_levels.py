@@ -62,6 +62,16 @@ class Corridor(gym.Env):
         return np.array([self.level, self.count], np.float32)
 
 
+class Told(Corridor):
+    """Has no level before ``set_level``."""
+
+    def set_level(self, level_id: int) -> None:
+        self.told = level_id
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=self.told)
+
+
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -299,6 +309,13 @@ def test_asynchronous_algorithms(algorithm: Any, runners: int, build: Any) -> No
     assert_lossless(result)
     for level_id, score in scores_of(built).items():
         assert score > 0 or level_id == 0
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_levels_are_set_before_the_first_reset(seed: int | None, build: Any) -> None:
+    config = small(PPOConfig, 0).environment(Told).debugging(seed=seed)
+    result = build(rllib_ext.configure(config, levels={"levels": 12})).train()
+    assert result["levels"]["episodes"] > result["levels"]["levels"] > 0
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,8 @@ class Uneven(MultiAgentEnv):
             self._waiting[agent][2] += reward
             if is_last or self._random.random() < CHANCES[agent]:
                 observations[agent] = self._number()
-                terminated[agent], truncated[agent] = not is_last and self._random.random() < 0.08, is_last
+                # RLlib's flags of agents that die in the last step of all are those of the ones alive
+                terminated[agent], truncated[agent] = self._random.random() < (0.5 if is_last else 0.08), is_last
                 row = (*self._waiting[agent], float(self._count), terminated[agent], truncated[agent])
                 self.record.append((agent, *row))
         for agent in set(CHANCES) - set(self._seen):
@@ -267,6 +268,13 @@ def test_each_module_may_have_its_own_recipe() -> None:
     algorithm.stop()
     assert all(np.isfinite(result["learners"][name]["qf_loss"]) for name in ("of_0", "of_1"))
     assert not modules["of_0"].replay.is_prioritized and modules["of_1"].replay.stats()["priorities_updated"] > 0
+
+
+def test_a_recurrent_module_is_refused() -> None:
+    config = uneven(two_share).rl_module(model_config={"use_lstm": True, "max_seq_len": 4})
+    with pytest.raises(ValueError, match=r"use_lstm=True and the config has several agents"):
+        rllib_ext.configure(config)
+    rllib_ext.configure(config.rl_module(model_config={"use_lstm": False}))
 
 
 def test_the_example_runs(run_example: Any) -> None:

@@ -87,11 +87,8 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins an episode on the named or chosen level, which is in ``info["level_id"]``."""
-        if self.level_id is None:
-            if self._set_level is not None and self._seed is not None:
-                self.env.reset(seed=self._seed)
-            if self._probes:
-                require_levels_to_show(self._first_observations, self._probes, 1, str(self.env))
+        if self.level_id is None and self._probes:
+            require_levels_to_show(self._first_observations, self._probes, 1, str(self.env))
         others = dict(options or {})
         for named in (others.pop("level_id", None), self._named, seed):
             if named is not None:
@@ -120,6 +117,10 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._set_level is None:
             return checked_reset(self.env.reset(seed=level_id, options=options), self.env)
         self._set_level(level_id)
+        if self._seed is not None:  # of the generator, once, in a reset of its own: some environments play their seed
+            self.env.reset(seed=self._seed)
+            self._seed = None
+            self._set_level(level_id)
         return checked_reset(self.env.reset(options=options), self.env)
 
 

@@ -45,12 +45,11 @@ class Stairs(gymnasium.Env):
 
 
 class Doors(gymnasium.Env):
-    """Three doors, of which level l pays 1 for number ``l % 3``, four times; the observation has the level."""
+    """Three doors, of which level l pays 1 for number ``l % 3``, four times; it has no level before ``set_level``."""
 
     def __init__(self) -> None:
         self.observation_space = gymnasium.spaces.Box(0.0, 4.0, (4,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(3)
-        self.level = 0
 
     def set_level(self, level_id: int) -> None:
         self.level = level_id

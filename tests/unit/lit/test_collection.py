@@ -28,6 +28,8 @@ from lightning_replay.lit.environments import (
     random_actions,
 )
 from lightning_replay.lit.policy import ActionReader
+from lightning_replay.replay import Replay
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows_of_columns import rows_of_columns
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
@@ -337,7 +339,7 @@ def test_demonstrations_without_a_number_of_their_episode_are_not_continued() ->
     demonstrations["next", "observation"][-1] = torch.tensor([0.0, 0.0])
     replay = Replay(storage=PackedStorage(50), batch_size=4, n_steps=3, seed=0)
     replay.extend(demonstrations)
-    _, collection = make_collection(replay)
+    collection = Collection(replay, lambda: make_vector(5), warmup_steps=0, env_steps=100, seed=0)
     collection.collect_until(6, Tiny())
     assert len(replay) == 14 and "trajectory" not in replay[:].keys()  # noqa: SIM118
     assert replay[:8]["next", "truncated"].flatten().tolist() == [False] * 7 + [True]

@@ -293,3 +293,22 @@ def test_observations_that_change_are_refused_and_nothing_is_lost() -> None:
     assert len(buffer) == 15
     buffer.add(numbered("c", 1, start=3, offset=200))
     assert len(buffer) == 16
+
+
+def test_a_restored_buffer_has_the_exponents_of_its_own_options() -> None:
+    base = {"recipe": "prioritized", "capacity": 100, "seed": 0}
+    asked = {"priority_exponent": 0.9, "importance_exponent": 0.7, "priority_offset": 0.5}
+    old = RecipeEpisodeReplayBuffer(**base, priority_exponent=0.5)
+    old.add([numbered("a", 4, terminated=True)])
+    old.sample(num_items=4)
+    slots, errors = torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    old.replay.update_priority(slots, errors)
+    new = RecipeEpisodeReplayBuffer(**base, **asked)
+    new.set_state(old.get_state())
+    fresh = RecipeEpisodeReplayBuffer(**base, **asked)
+    fresh.add([numbered("a", 4, terminated=True)])
+    fresh.replay.update_priority(slots, errors)
+    sampler = new.replay.sampler
+    assert (sampler.priority_exponent, sampler.beta, sampler.priority_offset) == (0.9, 0.7, 0.5)
+    totals, expected = new.replay.group_totals(), fresh.replay.group_totals()
+    np.testing.assert_allclose(totals.mass, expected.mass, rtol=1e-5)

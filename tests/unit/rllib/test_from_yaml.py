@@ -321,3 +321,19 @@ def test_errors_of_the_command_are_one_line(shared_ray: None, tmp_path: Path) ->
     ):
         with pytest.raises(SystemExit, match=message):
             main(arguments)
+
+
+def test_env_config_that_holds_no_arguments_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "word.yaml"
+    file.write_text(
+        "algorithm: DQN\nenvironment: {env: CartPole-v1, env_config: word}\n"
+        "replay: {recipe: uniform, capacity: 1000}\nstop: {env_steps: 100}\n"
+    )
+    with pytest.raises(TypeError, match=r"env_config is 'word'; it must be arguments by name"):
+        rllib_ext.load_config(file)
+
+
+def test_the_command_reads_its_file_before_it_starts_ray(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"python -m rllib_ext: error: there is no file .*none.yaml"):
+        main([str(tmp_path / "none.yaml")])
+    assert not ray.is_initialized()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import defaultdict
 from random import Random
 from typing import Any
@@ -192,6 +193,54 @@ def test_agents_that_are_all_truncated_are_not_terminated() -> None:
         assert [row[-2:] for row in stored_rows(buffer, by_name(agent))] == [(False, False), (False, True)]
     stored = buffer.modules["module_a"].replay.storage.get(slice(0, 2))
     assert stored["next", "done"].flatten().tolist() == [False, True]
+
+
+NONE = {"__all__": False}
+
+
+@pytest.mark.parametrize("sent", ["as it is", "as arrays from another process"])
+@pytest.mark.parametrize(
+    ("terminateds", "truncateds", "died"),
+    [
+        ({"a": True, **NONE}, {"__all__": True}, "a"),
+        ({"a": True, "b": False, **NONE}, {"a": True, "b": True, "__all__": True}, "a"),
+        ({"a": True, "b": True, "__all__": True}, {"__all__": True}, "ab"),
+        ({"__all__": True}, {"__all__": True}, "ab"),
+        ({"a": True, **NONE}, {"b": True, **NONE}, "a"),
+        ({"a": True, "__all__": True}, {"b": True, "__all__": True}, "a"),
+        ({"__all__": True}, {"a": True, "b": True}, ""),
+        (NONE, {"a": True, "b": True, "__all__": True}, ""),
+        (NONE, {"__all__": True}, ""),
+        ({"__all__": True}, NONE, "ab"),
+        ({"a": True, "b": True, **NONE}, NONE, "ab"),
+        (NONE, {"a": True, "b": True, **NONE}, ""),
+    ],
+)
+def test_an_agent_that_dies_in_the_last_step_of_all_is_terminated(
+    terminateds: dict[str, bool], truncateds: dict[str, bool], died: str, sent: str
+) -> None:
+    episode = MultiAgentEpisode(agent_module_ids=dict.fromkeys("ab", "shared"))
+    episode.add_env_reset(observations={agent: np.zeros(1, np.float32) for agent in "ab"})
+    for step, flags in enumerate([(NONE, NONE), (terminateds, truncateds)], 1):
+        seen, rewards = {agent: np.full(1, step, np.float32) for agent in "ab"}, {"a": 1.0, "b": 2.0}
+        episode.add_env_step(seen, {"a": 0, "b": 0}, rewards, terminateds=flags[0], truncateds=flags[1])
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
+    buffer.add([episode if sent == "as it is" else pickle.loads(pickle.dumps(episode.to_numpy()))])
+    following = buffer.modules["shared"].replay[:]["next"]
+    last, whose = following["observation"][:, 0] == 2, following["reward"][:, 0].long()
+    terminated = whose[last & following["terminated"][:, 0]].tolist()
+    assert "".join(sorted("?ab"[agent] for agent in terminated)) == died
+    assert following["done"][:, 0].tolist() == last.tolist()
+
+
+def test_flags_of_single_agents_stay_as_they_are() -> None:
+    for ends in ((True, False), (False, True), (True, True)):
+        buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100)
+        episode = SingleAgentEpisode(observations=[0.0, 1.0], actions=[0], rewards=[1.0], len_lookback_buffer=0)
+        episode.add_env_step(2.0, 0, 1.0, terminated=ends[0], truncated=ends[1])
+        buffer.add([episode])
+        last = buffer.replay[1]["next"]
+        assert (bool(last["terminated"]), bool(last["truncated"])) == ends
 
 
 def default_for_a(agent: str, *args: Any, **rest: Any) -> str:

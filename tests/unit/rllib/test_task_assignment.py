@@ -41,6 +41,18 @@ class Levels(TaskChoice, gym.Env):
         return np.array([self._playing], np.float32), 0.0, self._count == 2, False, {}
 
 
+class NoDefault(Levels):
+    """Has no task before one is set."""
+
+    task: Any = None
+
+    def __init__(self, config: Any = None) -> None:
+        pass
+
+    def _begin_task(self, options: Any) -> int:
+        return self.TASKS.index(self.task)
+
+
 def config_of(**options: Any) -> AlgorithmConfig:
     given = {"tasks": TASKS, "capacity_per_task": 1000, "progress": None, **options}
     return of_recipe("parallel_curriculum", **given).environment(Levels)
@@ -101,6 +113,12 @@ def test_what_an_environment_lacks_is_said() -> None:
     without = SingleAgentEnvRunner(config=DQNConfig().environment("CartPole-v1"), worker_index=1)
     assert "the environments have no attribute 'task'" in str(find_problem(without, TASKS))
     without.stop()
+
+
+def test_the_task_is_set_before_the_first_reset() -> None:
+    runner = runner_of(config_of().environment(NoDefault), 1)
+    assert set(tasks_played(runner)) <= set(TASKS)
+    runner.stop()
 
 
 def test_hooks_are_added_once_beside_the_users_and_only_for_curricula() -> None:

@@ -41,6 +41,7 @@ def test_set_level_is_called_below_other_wrappers_and_the_generator_seeded_once(
     env = LevelWrapper(gymnasium.wrappers.TimeLimit(inner, 9), iter([4, 6]).__next__, seed=11, check=False)
     assert [env.reset()[0][0] for _ in range(2)] == [4, 6] and inner.seeds == [11, None, None]
     assert env.reset(seed=8)[0][0] == 8 and inner.seeds[-1] is None
+    assert LevelWrapper(ToldCorridor(), lambda: 3, seed=0).reset()[0][0] == 3  # the check sets levels too
     outer = LevelWrapper(env, check=False)  # a wrapped environment has set_level too
     assert outer.reset(options={"level_id": 2})[0][0] == 2
 
