@@ -16,6 +16,7 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.row_layout import observation_keys
 from lightning_replay.storage.transition_check import contradicts
+from lightning_replay.tables.arrays import groups_of
 from lightning_replay.validation import checked_count
 
 _MOST_NUMBERS = 4_096  # of a row and a column that are compared: more would cost an eighth of the insert of an image
@@ -41,17 +42,22 @@ def trajectory_name(rows: TensorDictBase) -> str:
     return repr(next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), TRAJECTORY_KEYS[0]))
 
 
-def comparable(column: Any) -> Any:
+def comparable(column: Any, device: str | None = None) -> Any:
     """Returns a column ``[N, ...]`` as ``[N, numbers]``, of large ones every k-th number: 4,096 of a row at most.
 
     An array where it lies on the CPU, because rows of arrays are read faster.
+
+    Args:
+        column: a tensor or an array.
+        device: where the result lies; that of the column if absent.
     """
-    if isinstance(column, Tensor):
+    if type(column) is not np.ndarray:
+        column = column.detach() if device is None else column.detach().to(device)
         if column.dtype == torch.bfloat16:  # which NumPy lacks
             column = column.view(torch.int16)
         if column.device.type == "cpu":
-            column = column.detach().numpy()
-    flat = column.reshape(len(column), -1)
+            column = column.numpy()
+    flat = column if column.ndim == 2 else column.reshape(len(column), -1)
     return flat[:, :: -(-flat.shape[1] // _MOST_NUMBERS)] if flat.shape[1] > _MOST_NUMBERS else flat
 
 
@@ -115,17 +121,17 @@ class Continuity:
         self._pairs: list[tuple[Any, Any]] = []
         self._tally = Tally()
 
-    def of_slots(self, before: Tensor, after: Tensor) -> Tensor:
+    def of_slots(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Returns whether the rows in the slots ``after`` continue those in ``before``, int64 ``[n]`` each; bool."""
         self._read()
-        equal: Any = torch.ones(len(before), dtype=torch.bool, device=before.device)
+        equal = np.ones(len(before), dtype=np.bool_)
         for own, following in self._pairs:
-            if isinstance(own, Tensor):
-                found = equal_rows(own[after.to(own.device)], following[before.to(own.device)])
+            if type(own) is np.ndarray:
+                equal &= equal_rows(own[after], following[before])
             else:
-                found = torch.from_numpy(equal_rows(own[after.cpu().numpy()], following[before.cpu().numpy()]))
-            equal &= found.to(equal.device)
-        self._tally.add(len(before), len(before) - int(equal.sum()))
+                first, second = (torch.from_numpy(slots).to(own.device) for slots in (before, after))
+                equal &= equal_rows(own[second], following[first]).cpu().numpy()
+        self._tally.add(len(before), len(before) - int(np.count_nonzero(equal)))
         return equal
 
     def of_one(self, before: int, after: int) -> bool:
@@ -183,9 +189,9 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
     terminated = following.get("terminated", torch.zeros_like(done))
     if truncated is None or not bool(truncated.all()) or contradicts(done, terminated):
         return None
-    place = torch.arange(len(rows), device=done.device)
+    place = np.arange(len(rows))
     continued = torch.zeros_like(done)
-    continued[:-1] = Continuity(rows).of_slots(place[:-1], place[1:]).view_as(done[:-1])
+    continued[:-1] = torch.from_numpy(Continuity(rows).of_slots(place[:-1], place[1:])).view(done[:-1].shape)
     ended = done | ~continued
     return rows.copy().update({"next": following.copy().update({"done": ended, "truncated": ended & ~terminated})})
 
@@ -273,7 +279,7 @@ class EpisodeLinks:
         following = self.successor[index]
         self._predecessor[following[following >= 0]] = -1
         self.successor[index] = -1
-        self._forget_running(index)
+        self._forget_running(index.tolist())
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
         """Ends the running episodes of these trajectories: their next rows follow no stored row."""
@@ -347,46 +353,45 @@ class EpisodeLinks:
             self._remember(trajectory, slot)
 
     def _write_many(self, index: Tensor, trajectory: Tensor | None, done: Tensor) -> None:
-        before, after = self._predecessor[index], self.successor[index]
-        self.successor[before[before >= 0]] = -1
-        self._predecessor[after[after >= 0]] = -1
-        self.successor[index] = -1
-        self._predecessor[index] = -1
-        self._forget_running(index)
-        if trajectory is None:
-            order, starts = index, torch.zeros(1, dtype=torch.int64, device="cpu")
-            names: list[int | None] = [None]
-            same, ends = torch.ones_like(done[1:]), done
-        else:
-            trajectory, rows = torch.sort(trajectory, stable=True)
-            order, ends = index[rows], done[rows]
-            same = trajectory[1:] == trajectory[:-1]
-            starts = torch.cat(
-                [torch.zeros(1, dtype=torch.int64, device="cpu"), (~same).nonzero().squeeze(1).cpu() + 1]
-            )
-            names = trajectory[starts.to(trajectory.device)].tolist()
-        linked = same & ~ends[:-1]
-        # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
-        lasts = torch.cat([starts[1:] - 1, torch.tensor([order.numel() - 1], device="cpu")])
-        first_slots, last_slots = order[starts.to(order.device)].tolist(), order[lasts.to(order.device)].tolist()
-        ended = ends[lasts.to(ends.device)].tolist()
-        previous = [self._forget(name) for name in names]
-        for name, slot, is_over in zip(names, last_slots, ended, strict=True):
-            if not is_over:
-                self._remember(name, slot)
+        slots = index.cpu().numpy()
+        names = None if trajectory is None else trajectory.cpu().numpy()
+        episodes = groups_of(names, done.cpu().numpy())
+        on_cpu = self.successor.device.type == "cpu"
+        successor: Any = self.successor.numpy() if on_cpu else self.successor
+        predecessor: Any = self._predecessor.numpy() if on_cpu else self._predecessor
+        written = slots if on_cpu else index
+        before, after = predecessor[written], successor[written]
+        successor[before[before >= 0]] = -1
+        predecessor[after[after >= 0]] = -1
+        successor[written] = -1
+        predecessor[written] = -1
+        self._forget_running(slots.tolist())
+        order = slots[episodes.order]
+        linked = ~episodes.done[episodes.order[:-1]]
+        linked[episodes.start[1:-1] - 1] = False
         first, second = order[:-1][linked], order[1:][linked]
-        joined = [(old, new) for old, new in zip(previous, first_slots, strict=True) if old >= 0]
-        if joined:
-            old, new = torch.tensor(joined, dtype=torch.int64, device=order.device).unbind(1)
-            first, second = torch.cat((old, first)), torch.cat((new, second))
+        # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
+        lasts, ended = order[episodes.start[1:] - 1].tolist(), episodes.ended.tolist()
+        streams = [None] if names is None else episodes.trajectory.tolist()
+        previous = [self._forget(stream) for stream in streams]
+        for stream, slot, is_over in zip(streams, lasts, ended, strict=True):
+            if not is_over:
+                self._remember(stream, slot)
+        newest = np.array(previous, dtype=np.int64)
+        if (newest >= 0).any():
+            heads = order[episodes.start[:-1]][newest >= 0]
+            first, second = np.concatenate((newest[newest >= 0], first)), np.concatenate((heads, second))
         if self.continuity is not None and len(first):
             continued = self.continuity.of_slots(first, second)
-            first, second = first[continued], second[continued]
-        self.successor[first] = second
-        self._predecessor[second] = first
+            if not continued.all():
+                first, second = first[continued], second[continued]
+        if not on_cpu:
+            first, second = (torch.from_numpy(part).to(self.successor.device) for part in (first, second))
+        successor[first] = second
+        predecessor[second] = first
 
-    def _forget_running(self, index: Tensor) -> None:
-        for slot in index.tolist() if self._trajectory_at else ():
+    def _forget_running(self, slots: list[int]) -> None:
+        for slot in slots if self._trajectory_at else ():
             if slot in self._trajectory_at:
                 del self._newest_slot[self._trajectory_at.pop(slot)]
 

@@ -16,7 +16,7 @@ from lightning_replay.episodes.tracker import read_trajectory
 from lightning_replay.parts import WriterHooks
 from lightning_replay.storage.access import device_of, occupancy_of
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.tables.arrays import EpisodeGroups, groups_of
+from lightning_replay.tables.arrays import EpisodeGroups
 
 __all__ = ["Breaks", "RunningObservations", "newest_running", "slots_by_age", "stored_trajectories"]
 
@@ -29,7 +29,6 @@ class Breaks(NamedTuple):
     done: np.ndarray  #: bool ``[N]``, whether an episode ends with each row; also where it breaks off.
     starts: list[int]  #: The running episodes that the rows given before them do not continue.
     begins: list[tuple[int, int]]  #: Rows with which another episode of the same trajectory begins, and these.
-    compared: int  #: Rows that were compared with the one before.
 
     def parts(self) -> Iterator[tuple[slice, int | None]]:
         """Yields the rows in parts, each with the trajectory whose episode begins anew with it, if one does."""
@@ -39,84 +38,119 @@ class Breaks(NamedTuple):
 
 
 class RunningObservations:
-    """The observations that running episodes ended with so far, with which their next rows must start, bit for bit."""
+    """The observations that running episodes ended with so far, with which their next rows must start, bit for bit.
+
+    Rows of the same episodes in each call, as environments side by side give them, are compared as one block.
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, bytes] = {}
-        self.tally: Tally = Tally()  #: Of rows that were compared with the one before.
+        self._names: np.ndarray | None = None  # the episodes whose observations are in the block instead
+        self._block: list[np.ndarray] = []
+        self.tally: Tally = Tally()  #: Of rows that do not continue the row before.
 
-    def breaks(self, pairs: Sequence[ObservationPair], trajectory: np.ndarray | None, done: np.ndarray) -> Breaks:
-        """Returns where new rows do not continue the rows before them; changes nothing.
+    def breaks(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> Breaks | None:
+        """Returns where new rows do not continue the rows before them; ``None`` where all do.
 
         Args:
             pairs: the observations of the rows; without any, all rows continue.
-            trajectory: int64 ``[N]``, of each row; ``None`` where all are 0.
-            done: bool ``[N]``.
+            episodes: the groups of the rows.
         """
         if not pairs:
-            return Breaks(done, [], [], 0)
-        episodes = groups_of(trajectory, done)
-        starts, begins, compared = [], [], 0
-        for name, first in zip(episodes.trajectory.tolist(), episodes.order[episodes.start[:-1]].tolist(), strict=True):
-            last = self._last.get(name)
-            if last is not None:
-                compared += 1
-                if last != b"".join([own[first].tobytes() for own, _ in pairs]):
-                    starts.append(name)
+            return None
+        begins: list[tuple[int, int]] = []
+        if not self._is_block(pairs, episodes):
+            heads = episodes.order[episodes.start[:-1]].tolist()
+            for name, first in zip(episodes.trajectory.tolist(), heads, strict=True):
+                last = self._last.get(name)
+                if last is not None and last != b"".join([own[first].tobytes() for own, _ in pairs]):
                     begins.append((first, name))
-        if len(done) > 1:
+        starts, done = [name for _, name in begins], episodes.done
+        if len(done) > len(episodes.trajectory) and not _is_one_run(pairs, episodes):
             is_inner = ~done[episodes.order[:-1]]
             is_inner[episodes.start[1:-1] - 1] = False
             before, after = episodes.order[:-1][is_inner], episodes.order[1:][is_inner]
-            compared += len(before)
             broken = np.zeros(len(before), dtype=np.bool_)
             for own, following in pairs:
                 broken |= ~equal_rows(own[after], following[before])
             if broken.any():
                 done = done.copy()
                 done[before[broken]] = True
-                names = np.zeros(len(done), dtype=np.int64) if trajectory is None else trajectory
+                names = np.empty(len(done), dtype=np.int64)
+                names[episodes.order] = np.repeat(episodes.trajectory, np.diff(episodes.start))
                 begins += [(row, int(names[row])) for row in after[broken].tolist()]
-        return Breaks(done, starts, sorted(begins), compared)
+        return Breaks(done, starts, sorted(begins)) if begins else None
 
-    def follow(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups, breaks: Breaks) -> None:
+    def follow(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups, num_broken: int) -> None:
         """Keeps the observations that rows ended with, once they are stored.
 
         Args:
-            pairs: as for :meth:`breaks`.
-            episodes: the groups of all rows.
-            breaks: of the rows.
+            pairs, episodes: as for :meth:`breaks`.
+            num_broken: rows that do not continue the row before.
         """
         if not pairs:
             return
-        lasts = episodes.order[episodes.start[1:] - 1].tolist()
-        for name, row, has_ended in zip(episodes.trajectory.tolist(), lasts, episodes.ended.tolist(), strict=True):
+        self.tally.add(len(episodes.done), num_broken)
+        names, lasts = episodes.trajectory, episodes.order[episodes.start[1:] - 1]
+        if len(names) > 1 and not episodes.ended.any():
+            if self._names is None or not np.array_equal(names, self._names):
+                self._spill()
+                for name in names.tolist():
+                    self._last.pop(name, None)
+            self._names, self._block = names, [following[lasts] for _, following in pairs]
+            return
+        self._spill()
+        for name, row, has_ended in zip(names.tolist(), lasts.tolist(), episodes.ended.tolist(), strict=True):
             if has_ended:
                 self._last.pop(name, None)
             else:
                 self._last[name] = b"".join([following[row].tobytes() for _, following in pairs])
-        self.tally.add(breaks.compared, len(breaks.begins))
+
+    def _is_block(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> bool:
+        """Returns whether the first rows of all episodes continue the block, which is spilled where they do not."""
+        if self._names is None:
+            return False
+        if np.array_equal(self._names, episodes.trajectory):
+            heads = episodes.order[episodes.start[:-1]]
+            if all(own[heads].tobytes() == last.tobytes() for (own, _), last in zip(pairs, self._block, strict=True)):
+                return True
+        self._spill()
+        return False
+
+    def _spill(self) -> None:
+        """Moves the observations of the block to those of single episodes."""
+        if self._names is not None:
+            for place, name in enumerate(self._names.tolist()):
+                self._last[name] = b"".join([last[place].tobytes() for last in self._block])
+            self._names, self._block = None, []
 
     def forget(self, trajectory: int) -> None:
         """Discards an episode that ended."""
+        self._spill()
         self._last.pop(trajectory, None)
 
     def abandon(self, trajectories: Iterable[int]) -> None:
         """Keeps episodes that no row continues."""
-        self._last = dict.fromkeys(trajectories, b"")
+        self._names, self._last = None, dict.fromkeys(trajectories, b"")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the running episodes, int64 ``[E]``, and their last observations, uint8 ``[E, bytes]``."""
+        self._spill()
         last = np.frombuffer(b"".join(self._last.values()), dtype=np.uint8).reshape(len(self._last) or 1, -1)
-        return {
-            "trajectory": torch.tensor(list(self._last), dtype=torch.int64, device="cpu"),
-            "last": torch.from_numpy(last.copy()),
-        }
+        names = torch.tensor(list(self._last), dtype=torch.int64, device="cpu")
+        return {"trajectory": names, "last": torch.from_numpy(last.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
         names, last = state["trajectory"].tolist(), state["last"].numpy()
-        self._last = {name: row.tobytes() for name, row in zip(names, last, strict=False)}
+        self._names, self._last = None, {name: row.tobytes() for name, row in zip(names, last, strict=False)}
+
+
+def _is_one_run(pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> bool:
+    """Returns whether all rows are of one episode without an end, and each continues the one before."""
+    if len(episodes.trajectory) > 1 or episodes.done[:-1].any():
+        return False
+    return all(own[1:].tobytes() == following[:-1].tobytes() for own, following in pairs)
 
 
 def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:

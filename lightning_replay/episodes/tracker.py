@@ -13,7 +13,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes.links import Continuity, EpisodeLinks, trajectory_name, trajectory_of
+from lightning_replay.episodes.links import TRAJECTORY_KEYS, Continuity, EpisodeLinks, trajectory_name, trajectory_of
 from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns, refuse_formed
 from lightning_replay.storage.access import device_of, occupancy_of, read_columns, stored_before
 from lightning_replay.storage.packed import PackedStorage
@@ -22,8 +22,11 @@ from lightning_replay.validation import checked_count, checked_flag, checked_sha
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
     """Returns the running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
-    rows = storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
-    trajectory = trajectory_of(rows)
+    if isinstance(storage, PackedStorage):
+        key = next((key for key in TRAJECTORY_KEYS if storage.has_column(key)), None)
+        trajectory = None if key is None else storage.column(key, index)
+        return None if trajectory is None else trajectory.flatten()
+    trajectory = trajectory_of(storage.get(slice(0, len(storage))))
     return None if trajectory is None else trajectory[index].flatten()
 
 

@@ -59,7 +59,8 @@ class SliceCheck:
         if first is not None and second is not None:
             joined &= first == second
         before, after = before[joined], after[joined]
-        found = before[~Continuity(storage).of_slots(before, after)] if len(before) else before
+        continued = Continuity(storage).of_slots(before.cpu().numpy(), after.cpu().numpy())
+        found = before[torch.from_numpy(~continued).to(before.device)]
         if len(found):
             self._written = None  # look again before the next draw
         return found

@@ -88,6 +88,7 @@ class PackedStorage(ForkableStorage):
         self._generation: Tensor | None = None
         self._generations: np.ndarray | None = None  # the same on a CPU
         self._columns: list[StoredColumn] | None = None
+        self._views: dict[NestedKey, Tensor] = {}  # the columns, found faster than in a TensorDict
         self._block: RowBlock | None = None  # for scattered slots, and for one
         self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
         self._reader: RowReader | None = None
@@ -190,9 +191,12 @@ class PackedStorage(ForkableStorage):
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
         """Returns one column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
-        column = self.readable_rows.get(key, None)
+        column = self._views.get(key)
+        if column is None:
+            column = self.readable_rows.get(key, None)  # a branch, or a name as a tuple
         values = None if column is None else column[index]
-        self.check_read()
+        if self._shared_writes is not None:
+            self.check_read()
         return values
 
     @property
@@ -377,6 +381,7 @@ class PackedStorage(ForkableStorage):
 
     def _forget_columns(self) -> None:
         self._layout = self._rows = self._columns = self._storage = self._block = None
+        self._views = {}
         self._generation = self._generations = self._columns_check = self._reader = None
         self._given = {}
         self.initialized: bool = False
@@ -472,6 +477,7 @@ class PackedStorage(ForkableStorage):
         self._generation = slots.get("generation")
         self._generations = self._generation.numpy() if device.type == "cpu" else None
         self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
+        self._views = {key if len(key) > 1 else key[0]: slots.get(key) for key in layout.columns}
         self._block = RowBlock(layout, self._rows) if RowBlock.fits(layout, self._rows) else None
         self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True
@@ -605,7 +611,7 @@ class PackedStorage(ForkableStorage):
         del state["snapshots"], state["_shared_writes"]
         # Views do not survive a copy as views: they are created again.
         unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_block", "_layout", "_reader")
-        return state | dict.fromkeys(unset) | {"_reached": 0}
+        return state | dict.fromkeys(unset) | {"_reached": 0, "_views": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed = state.pop("packed")

@@ -139,11 +139,13 @@ class EventTableWriter(TableWriter):
         values = self._storage.checked_values(data) if self._storage.has_columns else None
         trajectory, done = episodes_of(data) if values is None else self._episodes_of(values)
         observations = self._observations(values or (), data if values is None else None)
-        breaks = self._running.breaks(observations, trajectory, done)
-        done = breaks.done
+        whole = groups_of(trajectory, done)
+        breaks = self._running.breaks(observations, whole)
+        if breaks is not None:
+            done, whole = breaks.done, groups_of(trajectory, breaks.done)
         most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
         parts = [slice(start, start + most) for start in range(0, len(done), most)]
-        episodes = [groups_of(trajectory, done)]
+        episodes = [whole]
         if len(parts) > 1:
             episodes = [groups_of(None if trajectory is None else trajectory[rows], done[rows]) for rows in parts]
         called = range(len(self._events)) if values is None else self._block.others
@@ -158,7 +160,8 @@ class EventTableWriter(TableWriter):
             for number, state in zip(called, states, strict=True):
                 load_state_of(self._events[number].condition, state)
             raise
-        self._end_broken(breaks)
+        if breaks is not None:
+            self._end_broken(breaks)
         if len(parts) == 1:
             index = self._write(values, fired, episodes[0], keys)
         else:
@@ -166,8 +169,7 @@ class EventTableWriter(TableWriter):
                 now = np.ascontiguousarray(fired[:, rows])
                 self._write([value[rows] for value in values], now, groups, keys and keys[rows])
             index = torch.from_numpy(self.tables.slots_of(0)[-len(done) :]).to(self._storage.device)
-        whole = episodes[0] if len(parts) == 1 else groups_of(trajectory, done)
-        self._running.follow(observations, whole, breaks)
+        self._running.follow(observations, whole, 0 if breaks is None else len(breaks.begins))
         self._count(fired)  # may warn, and a warning may be made an error
         return index
 
@@ -179,13 +181,16 @@ class EventTableWriter(TableWriter):
             return None
         trajectory, done = self._episodes_of(values)
         observations = self._observations(values)
-        breaks = self._running.breaks(observations, trajectory, done)
-        episodes = groups_of(trajectory, breaks.done)
+        episodes = groups_of(trajectory, done)
+        breaks = self._running.breaks(observations, episodes)
+        if breaks is not None:
+            episodes = groups_of(trajectory, breaks.done)
         self._histories.check_room([episodes], self.forget_stale)
         fired = self._block(values)
-        self._end_broken(breaks)
+        if breaks is not None:
+            self._end_broken(breaks)
         index = self._write(values, fired, episodes, None)
-        self._running.follow(observations, episodes, breaks)
+        self._running.follow(observations, episodes, 0 if breaks is None else len(breaks.begins))
         self._count(fired)
         return Insertion(index, slice(0, count))
 
@@ -204,8 +209,7 @@ class EventTableWriter(TableWriter):
         if not self._check_continuity:
             return []
         pairs = [(values[i], values[j]) for i, j in self._observed_at] if rows is None else observation_pairs(rows)
-        on_cpu = [[one.cpu() if isinstance(one, Tensor) else one for one in pair] for pair in pairs]
-        return [(comparable(own), comparable(following)) for own, following in on_cpu]
+        return [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in pairs]
 
     def _end_broken(self, breaks: Breaks) -> None:
         """Discards the histories of episodes that new rows do not continue, once nothing can refuse these rows."""
@@ -221,7 +225,7 @@ class EventTableWriter(TableWriter):
         self._columns = columns
 
     def _test(
-        self, data: TensorDictBase, values: Sequence[Column] | None, called: Iterable[int], breaks: Breaks
+        self, data: TensorDictBase, values: Sequence[Column] | None, called: Iterable[int], breaks: Breaks | None
     ) -> np.ndarray:
         """Returns which events happened in each row, bool ``[V, N]``.
 
@@ -239,7 +243,7 @@ class EventTableWriter(TableWriter):
         for number in called:
             condition = self._events[number].condition
             try:
-                if not breaks.begins or not isinstance(condition, Condition):
+                if breaks is None or not isinstance(condition, Condition):
                     happened[number] = holds(condition, data).cpu().numpy()
                     continue
                 for rows, name in breaks.parts():
