@@ -385,7 +385,7 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
         index, count = self.extend(data), data.shape[0]
-        if bool((index[:1] < 0).any()):  # of rows that were not kept
+        if index.numel() and int(index[0]) < 0:  # of rows that were not kept
             index = index[index >= 0]
         return Insertion(index, slice(count - index.numel(), count))
 

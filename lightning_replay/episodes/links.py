@@ -51,7 +51,10 @@ def comparable(column: Any, device: str | None = None) -> Any:
         column: a tensor or an array.
         device: where the result lies; that of the column if absent.
     """
-    if type(column) is not np.ndarray:
+    if type(column) is np.ndarray:
+        if column.ndim == 2 and column.shape[1] <= _MOST_NUMBERS:
+            return column
+    else:
         column = column.detach() if device is None else column.detach().to(device)
         if column.dtype == torch.bfloat16:  # which NumPy lacks
             column = column.view(torch.int16)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy import vdot
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_replay.storage.devices import as_tensor
@@ -69,8 +69,12 @@ def with_one_shape(rows: TensorDictBase) -> TensorDictBase:
     dimensions, flat = rows.ndim, []
     for path, branch in (((), rows), (("next",), rows.get("next", None))):
         if isinstance(branch, TensorDictBase):
-            found = [(name, branch.get(name)) for name in branch.keys() if name in _NAMES_OF_ONE]  # noqa: SIM118, rows
-            flat += [((*path, name), value) for name, value in found if value.ndim == dimensions]
+            # Reading all is fastest, but a lazy stack would stack every column.
+            names = (name for name in branch.keys() if name in _NAMES_OF_ONE)  # noqa: SIM118, not the rows
+            found = branch.items() if type(branch) is TensorDict else ((name, branch.get(name)) for name in names)
+            flat += [
+                ((*path, name), value) for name, value in found if name in _NAMES_OF_ONE and value.ndim == dimensions
+            ]
     flat = [(key, value) for key, value in flat if key in ONE_EACH and isinstance(value, Tensor)]
     if flat:
         rows = rows.copy()
