@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T5: inserting 1, 64 and 1000 rows with priorities into a full buffer of a million; what the check of rows costs."""
+"""T5: inserting 1, 64 and 1000 rows with priorities into a full buffer of a million; what the checks of rows cost."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from peers import arguments, bursts, start_peers
 from timing import Table, burst_of
 from transitions import half_cheetah
 
+from lightning_replay import recipes
+from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
+from lightning_replay.storage.frames import FrameStorage
 
 LIMITS = {1: 40, 1000: 60}  # microseconds, where there is one
 COLUMNS_LIMIT = 10  # of one row with priorities, given as columns
-CHECK_LIMIT = 1.05  # of the time without the check for NaN and infinity, at 64 rows
+CHECK_LIMIT = 1.05  # of the time without the check for NaN and infinity, at 64 rows, or without that of continuity
 
 
 def main() -> None:
@@ -52,6 +55,7 @@ def main() -> None:
             # Its prioritized buffer costs more than its uniform one, so this ratio is a lower bound.
             table.faster("T5", work, "prioritized", "torchrl uniform", 8)
     _measure_the_check(table, replays["uniform"])
+    _measure_continuity(table)
     for peer in peers.values():
         peer.close()
     table.finish(save=options.save, name="insert")
@@ -65,6 +69,37 @@ def _measure_the_check(table: Table, checked: Replay) -> None:
     table.measure_in_turns(work, {name: lambda replay=replay: replay.extend(new) for name, replay in replays.items()})
     times = table.times[work]
     table.at_most(f"{work}: check_finite", times["uniform"] / times["check_finite=False"], CHECK_LIMIT)
+
+
+def _measure_continuity(table: Table) -> None:
+    """What the comparison of each row with the one before adds, where something follows episodes."""
+    goal = EventTable("goal", condition=reward_at_least(3.0), history_length=20, capacity=1_000)
+    kinds = {
+        "returns of 3 steps": lambda checks: recipes.uniform(20_000, n_steps=3, check_continuity=checks),
+        "event tables": lambda checks: recipes.event_tables(20_000, tables=[goal], check_continuity=checks),
+        "frames": lambda checks: Replay(
+            storage=FrameStorage(2_000, 4, frame_capacity=4_000), n_steps=3, check_continuity=checks
+        ),
+    }
+    for kind, build in kinds.items():
+        for count in (1, 64, 1000):
+            rows = half_cheetah(10 * count)
+            if kind == "frames":
+                frames = torch.randint(256, (10 * count + 4, 84, 84), dtype=torch.uint8)
+                stacks = frames.unfold(0, 4, 1).movedim(-1, 1)
+                rows = rows.exclude("observation", ("next", "observation")).set("pixels", stacks[:-1])
+                rows["next", "pixels"] = stacks[1:]
+            parts = list(rows.split(count))
+            contestants = {}
+            for name, checks in ((kind, True), ("check_continuity=False", False)):
+                replay, place = build(checks), iter(range(10**9))
+                contestants[name] = lambda replay=replay, place=place, parts=parts: replay.extend(
+                    parts[next(place) % len(parts)]
+                )
+            work = f"{kind}, insert {count}, in turns"
+            table.measure_in_turns(work, contestants)
+            times = table.times[work]
+            table.at_most(f"{work}: check_continuity", times[kind] / times["check_continuity=False"], CHECK_LIMIT)
 
 
 if __name__ == "__main__":
