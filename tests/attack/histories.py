@@ -153,9 +153,9 @@ class History:
         """A buffer loaded from a save of now is this one, and so are its next draws; the history goes on with it."""
         self.save()
         state = self.replay.state_dict()
-        self.replay = load_replay(self.folder / "save", trust=["tests"])
+        self.replay = load_replay(self.folder / "save", trust=["tests"], end_episodes=False)
         self.unchanged(state, "saving and loading")
-        other = load_replay(self.folder / "save", trust=["tests"])
+        other = load_replay(self.folder / "save", trust=["tests"], end_episodes=False)
         for _ in range(3):
             try:
                 batches = [one.sample() for one in (self.replay, other)]
@@ -168,7 +168,7 @@ class History:
         """Loads the last save into the buffer that has gone on since."""
         if self.saved is None:
             return
-        self.replay.load(self.folder / "save")
+        self.replay.load(self.folder / "save", end_episodes=False)
         self.world.restart()
         self.newest, self.held, self.late, state = self.saved
         self.audit()
