@@ -826,5 +826,5 @@ def wrong_shape(rows: TensorDictBase) -> ValueError:
     return ValueError(
         f"extend takes transitions of batch size [N] with N >= 1; got {list(rows.shape)}. Flatten time and "
         "environments first (reshape(-1)), build columns as TensorDict(..., batch_size=[N]), or call add for a single "
-        "transition"
+        "transition. Rows padded by split_trajs are taken as they are with their mask, ('collector', 'mask')"
     )

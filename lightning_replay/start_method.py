@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An import of TorchRL that leaves the start method of :mod:`multiprocessing` as it was.
+"""An import of TorchRL that leaves the start method of ``multiprocessing`` as it was.
 
 TorchRL sets ``"spawn"`` where none is set. A script without ``if __name__ == "__main__"`` then fails in Gymnasium's
 ``AsyncVectorEnv`` and in workers of a ``DataLoader``. TorchRL's own processes are spawned as before,

@@ -98,10 +98,11 @@ class Tally:
         self._has_warned = True
         warnings.warn(
             f"{self._broken} of {self._compared} rows do not start with the observation that the row before ended "
-            "with, and were not joined to it: rows of several environments or runs are mixed, or were shuffled. Give "
-            f"each row the number of its running episode in the column {column}, int64 [N], another one for each "
-            "environment; or, where observations change between two steps (by noise, or by statistics that move on), "
-            "build the buffer with check_continuity=False",
+            "with, and were not joined to it: rows of several environments or runs are mixed, were shuffled, or are "
+            f"returns over several steps. Give each row the number of its running episode in the column {column}, "
+            "int64 [N], another one for each environment. Only where observations change between two steps (by noise, "
+            "or by statistics that move on) build the buffer with check_continuity=False, which leaves it to the "
+            "numbers",
             stacklevel=2,
         )
 

@@ -92,16 +92,20 @@ def check_regular(file: Path) -> None:
 
 
 def check_writable(option: str, folder: str | Path) -> None:
-    """Creates a folder where it is missing, and an unnamed file in it; raises ``OSError`` where that is impossible.
+    """Tries to create a folder and an unnamed file in it, which leave again; raises ``OSError`` where that fails.
 
     Args:
         option: that names the folder, for the message.
         folder: of files that are written later.
     """
+    path = Path(folder)
+    missing = [one for one in (path, *path.parents) if not one.exists()]
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        for one in missing:
+            one.rmdir()
     except OSError as error:
         raise OSError(f"{option} is {str(folder)!r}, where nothing can be written ({error}); give another") from error
 

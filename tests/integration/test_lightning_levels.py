@@ -183,9 +183,11 @@ def test_bad_options_end_in_one_line(options: list[str], message: str, capsys: p
     assert errors[-1].startswith(f"lightning-replay: error: {message}")
 
 
-def test_what_goes_wrong_in_the_run_keeps_its_traceback() -> None:
-    with pytest.raises(ValueError, match="held_out_levels has 1 levels that are trained on"):
+def test_options_that_are_refused_in_the_run_end_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
         run_tiny("--data.init_args.held_out_levels=[5]")
+    assert end.value.code
+    assert "error: held_out_levels has 1 levels that are trained on" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_mistake_in_a_class_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

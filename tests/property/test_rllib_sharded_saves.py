@@ -21,7 +21,7 @@ Rows = list[list[tuple[float, float]]]
 
 def shard(number: int, count: int) -> EpisodeShard:
     options = {"capacity": 400, "seed": 0, "priority_exponent": 1.0}
-    return EpisodeShard("prioritized", options, number, count, (1, 0.99), None)
+    return EpisodeShard("prioritized", options, number, count, (1, 0.99), 60.0, None)
 
 
 def stored(shards: list[EpisodeShard]) -> list[Rows]:

@@ -150,7 +150,7 @@ def make_level_vector(
         levels: chooses each actor's next level.
         actors: a name for each sub-environment; 0, 1, 2, … if absent.
         asynchronous: one process for each sub-environment.
-        context: start method of these processes; ``None`` is that of :mod:`multiprocessing`. ``"spawn"`` takes seconds
+        context: start method of these processes; ``None`` is that of ``multiprocessing``. ``"spawn"`` takes seconds
             each and needs ``if __name__ == "__main__"``.
         seed: of the environments' own generators (plus 0, 1, 2, …) if levels are set by ``set_level``.
         check: whether to check that the environment follows its level; see :class:`LevelVectorWrapper`.

@@ -21,6 +21,7 @@ from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 from tests.benchmarks.learning.learners.three_rooms import STATE_OF_ONE_HOT, Table
 from tests.benchmarks.learning.recorder import Recorder
 
+pytestmark = pytest.mark.filterwarnings("ignore:the condition of event table 'goal'")  # reached once in 1,000 steps
 ROOMS = combined_events_retention.EXPERIMENTS[0]
 LOCKS = combined_levels_priorities.EXPERIMENTS[0]
 

@@ -167,7 +167,7 @@ def test_returns_formed_at_the_draw_and_stacks_of_frames_are_mixed_by_column() -
     replay = Replay(
         storage=PackedStorage(ROWS), sampler=RandomPairSampler(seed=0), transform=MixPairs(), n_steps=2, batch_size=8
     )
-    with pytest.warns(UserWarning, match="rows of several environments or runs are mixed, or were shuffled"):
+    with pytest.warns(UserWarning, match="rows of several environments or runs are mixed, were shuffled"):
         replay.extend(transitions().apply(lambda column: torch.nan_to_num(column)))
     assert {"discount", "mixup_coefficient"} <= set(replay.sample().keys())
     stacks = torch.zeros(ROWS, 2, 8, 8, dtype=torch.uint8)
