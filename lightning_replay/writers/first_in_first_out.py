@@ -53,13 +53,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         kept = self.insert_values(storage, values, count).slots
         return kept if len(kept) == count else torch.cat((kept.new_full((count - len(kept),), -1), kept))
 
-    def insert(self, data: TensorDictBase) -> Insertion:
-        """Writes transitions ``[N]`` as :meth:`extend`; ``Replay.extend`` calls it."""
-        storage = self._storage
-        if not isinstance(storage, PackedStorage):
-            return super().insert(data)
-        return self.insert_values(storage, storage.checked_values(data), data.shape[0])
-
     def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion:
         """Writes the values of ``count`` transitions that the storage has checked; see :meth:`extend`.
 
