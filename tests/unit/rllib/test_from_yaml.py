@@ -334,6 +334,7 @@ def test_env_config_that_holds_no_arguments_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_reads_its_file_before_it_starts_ray(tmp_path: Path) -> None:
+    ray.shutdown()  # of an earlier test in this process
     with pytest.raises(SystemExit, match=r"python -m rllib_ext: error: there is no file .*none.yaml"):
         main([str(tmp_path / "none.yaml")])
     assert not ray.is_initialized()
