@@ -291,7 +291,7 @@ class PrioritizedSampler(DividedPriorities):
         self._set_largest(float(state_dict["largest_priority"]))
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
-        self.priority_offset = float(state_dict["priority_offset"])
+        self.priority_offset: float = float(state_dict["priority_offset"])
         if self._differs("priority_offset", state_dict):
             self._set_offset(offset)
         if self._differs("priority_exponent", state_dict):

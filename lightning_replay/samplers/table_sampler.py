@@ -249,6 +249,6 @@ class WithinTables(DividedTables):
         if not self._differs("priority_exponent", state_dict):
             self.priority_exponent = float(state_dict["priority_exponent"])
         if "priority_offset" in state_dict and not self._differs("priority_offset", state_dict):
-            self.priority_offset = float(state_dict["priority_offset"])
+            self.priority_offset: float = float(state_dict["priority_offset"])
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
         self._load_shared_state(state_dict)

@@ -27,7 +27,7 @@ class Mixing:
 
     def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
         self.found: int = 0
-        self.has_others = False
+        self.has_others: bool = False
         self._coefficient = coefficient
         self._untouched = untouched
         self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
