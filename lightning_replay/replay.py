@@ -729,6 +729,7 @@ class Replay(AssembledReplay, TrainingReplay):
             ValueError: rows are stored, and the writer keeps no order of them, or their rewards are returns already.
         """
         with self._replay_lock, self._write_lock:
+            episodes.check_continuity = self._checks_continuity
             if len(self._storage):
                 in_order = self.oldest_first()
                 episodes.check_rows(self._storage.get(in_order[:1]))

@@ -14,6 +14,7 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
+from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.samplers import ContinuousTransitionSampler
 from tests.recipe_options import built, fitting
@@ -167,6 +168,10 @@ def test_the_check_is_an_option() -> None:
         replay = built(name, capacity=50, n_steps=3, batch_size=4, check_continuity=False)
         second_collector(replay, None)
         assert replay.successors(torch.tensor([9])).tolist() == [10]
+    for checks, expected in ((True, -1), (False, 10)):
+        replay = second_collector(recipes.uniform(50, 4, check_continuity=checks), None)
+        replay.follow_episodes(EpisodeTracker(n_steps=3, discount=0.9))
+        assert replay.successors(torch.tensor([9])).tolist() == [expected]
     table = EventTable("high", condition=reward_at_least(500.0), history_length=3, capacity=30, min_size=1)
     replay = second_collector(recipes.event_tables(50, 4, tables=[table], check_continuity=False), None)
     assert replay.table("high")["observation"][:3, 0].tolist() == [8, 9, 500]
