@@ -155,6 +155,9 @@ class Continuity:
         if self._tally.is_suspicious:
             self._tally.warn(trajectory_name(self._rows()))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_packed": None, "_pairs": []}  # views of all rows, which would be copied whole
+
     def _rows(self) -> TensorDictBase:
         source: Any = self._source
         if isinstance(source, PackedStorage):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable
 
@@ -278,3 +280,15 @@ def test_environments_side_by_side_break_off_one_by_one() -> None:
     table_rows = replay.table("high")
     found = {name: table_rows["observation"][table_rows["trajectory"] == name, 0].tolist() for name in range(3)}
     assert found == {0: [0, 1, 2, 3, 4], 1: [503, 504], 2: [0, 1, 2, 3, 4]}
+
+
+def test_a_copy_compares_rows_of_its_own() -> None:
+    replay = recipes.uniform(5_000, 4, n_steps=3, seed=0)
+    replay.extend(first(0))
+    rows_and_links = 5_000 * (replay.storage.row_bytes + 16)
+    assert len(pickle.dumps(replay)) < rows_and_links + 20_000, "views of all rows are no part of a copy"
+    for again in (copy.deepcopy(replay), pickle.loads(pickle.dumps(replay))):
+        again.extend(first(10))
+        again.extend(first(500))
+        assert again.successors(torch.tensor([9, 19])).tolist() == [10, -1]
+    assert replay.successors(torch.tensor([9])).tolist() == [-1]
