@@ -31,7 +31,10 @@ _SECONDS_BETWEEN_CHECKPOINTS = 600.0
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line, of these arguments or of the process's."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.num_cpus is not None and options.num_cpus < 1:
+        parser.error(f"argument --num-cpus: {options.num_cpus} is below 1; give the CPUs that actors may ask for")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small lose by more
     try:
         import ray.rllib

@@ -333,6 +333,12 @@ def test_env_config_that_holds_no_arguments_is_refused(tmp_path: Path) -> None:
         rllib_ext.load_config(file)
 
 
+def test_the_command_refuses_numbers_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["file.yaml", "--num-cpus=-1"])
+    assert "argument --num-cpus: -1 is below 1" in capsys.readouterr().err
+
+
 def test_the_command_reads_its_file_before_it_starts_ray(tmp_path: Path) -> None:
     ray.shutdown()  # of an earlier test in this process
     with pytest.raises(SystemExit, match=r"python -m rllib_ext: error: there is no file .*none.yaml"):
