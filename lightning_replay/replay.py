@@ -776,6 +776,16 @@ class Replay(AssembledReplay, TrainingReplay):
         self.awaits_new_episodes = False
         self.end_episodes()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned, from a buffer built with the same options.
+
+        Raises:
+            TypeError: no dictionary.
+            ValueError: the state of another buffer, or of something else; nothing is changed.
+        """
+        super().load_state_dict(state_dict)
+        self.awaits_new_episodes = False
+
     def load(self, path: str | Path, *, end_episodes: bool = True) -> None:
         """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
 

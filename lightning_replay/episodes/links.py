@@ -194,7 +194,7 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
     following = rows.get("next")
     done, truncated = following.get("done"), following.get("truncated", None)
     terminated = following.get("terminated", torch.zeros_like(done))
-    if truncated is None or not bool(truncated.all()) or contradicts(done, terminated):
+    if rows.ndim != 1 or truncated is None or not bool(truncated.all()) or contradicts(done, terminated):
         return None
     place = np.arange(len(rows))
     continued = torch.zeros_like(done)

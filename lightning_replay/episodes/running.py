@@ -143,16 +143,19 @@ class RunningObservations:
         self._names, self._last = None, dict.fromkeys(trajectories, b"")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the running episodes, int64 ``[E]``, and their last observations, uint8 ``[E, bytes]``."""
+        """Returns episodes that run, int64 ``[E]``, their last observations, uint8 ``[E, bytes]``, and those abandoned."""
         self._spill()
-        last = np.frombuffer(b"".join(self._last.values()), dtype=np.uint8).reshape(len(self._last) or 1, -1)
-        names = torch.tensor(list(self._last), dtype=torch.int64, device="cpu")
-        return {"trajectory": names, "last": torch.from_numpy(last.copy())}
+        known = {name: last for name, last in self._last.items() if last}
+        abandoned = [name for name, last in self._last.items() if not last]
+        last = np.frombuffer(b"".join(known.values()), dtype=np.uint8).reshape(len(known) or 1, -1)
+        names, others = (torch.tensor(part, dtype=torch.int64, device="cpu") for part in (list(known), abandoned))
+        return {"trajectory": names, "last": torch.from_numpy(last.copy()), "abandoned": others}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
         names, last = state["trajectory"].tolist(), state["last"].numpy()
-        self._names, self._last = None, {name: row.tobytes() for name, row in zip(names, last, strict=False)}
+        self.abandon(state["abandoned"].tolist())
+        self._last |= {name: row.tobytes() for name, row in zip(names, last, strict=False)}
 
 
 def _is_one_run(pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> bool:

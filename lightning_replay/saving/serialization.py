@@ -92,20 +92,17 @@ def check_regular(file: Path) -> None:
 
 
 def check_writable(option: str, folder: str | Path) -> None:
-    """Tries to create a folder and an unnamed file in it, which leave again; raises ``OSError`` where that fails.
+    """Tries to create an unnamed file in a folder, or where it will be created; raises ``OSError`` where that fails.
 
     Args:
         option: that names the folder, for the message.
         folder: of files that are written later.
     """
-    path = Path(folder)
-    missing = [one for one in (path, *path.parents) if not one.exists()]
+    path = Path(folder).absolute()
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        # Nothing is created: other processes may try the same place.
+        with tempfile.TemporaryFile(dir=next(one for one in (path, *path.parents) if one.exists())):
             pass
-        for one in missing:
-            one.rmdir()
     except OSError as error:
         raise OSError(f"{option} is {str(folder)!r}, where nothing can be written ({error}); give another") from error
 

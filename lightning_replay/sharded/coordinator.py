@@ -93,7 +93,8 @@ class Coordinator:
         """
         with self._lock:
             self._call.caller, self._call.deadline = caller, time.monotonic() + timeout_s
-            if method != "stop" and caller in self._kept:
+            # Not in the middle of an extend, whose rows are on their way.
+            if method not in ("stop", "look_at", "refused") and caller in self._kept:
                 raise self._kept.pop(caller)
             if method != "start" and not self._has_started:
                 return NotYet("the shards of this replay have not started", "See whether there are CPUs for them")

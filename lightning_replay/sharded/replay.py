@@ -269,7 +269,7 @@ class ShardedReplay(TrainingReplay):
         deadline = time.monotonic() + self._wait_timeout_s
         try:
             stored = {shard: self._answer(shard, answer, deadline) for shard, answer in sent.answers.items()}
-        except TimeoutError:
+        except (TimeoutError, KeyboardInterrupt):
             # They are on their way: further rows of their episodes follow them.
             self._router, self._unanswered = sent.router, sent._replace(digest=_digest(columns))
             raise

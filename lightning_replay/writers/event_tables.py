@@ -260,7 +260,10 @@ class EventTableWriter(TableWriter):
     ) -> Tensor:
         """Stores rows, at most the capacity of the default table; returns their slots."""
         if self.forget_stale:
-            self._end_conditions(self._histories.make_room(episodes))
+            stale = self._histories.make_room(episodes)
+            self._end_conditions(stale)
+            for name in stale:
+                self._running.forget(name)
         slots = self.tables.append_new_to_each(np.zeros(len(episodes.done), dtype=np.int64))
         index = self.write(slots, values)
         counts = self.tables.state_action_counts
@@ -325,7 +328,10 @@ class EventTableWriter(TableWriter):
 
     def forget_oldest(self) -> bool:
         """Releases the oldest episode history; returns False if there is none."""
-        return self._histories.forget_oldest() is not None
+        name = self._histories.forget_oldest()
+        if name is not None:
+            self._running.forget(name)
+        return name is not None
 
     def cut(self, index: Tensor) -> None:
         """Discards the episodes interrupted after the rows in these slots, in histories and conditions."""

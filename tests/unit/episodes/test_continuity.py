@@ -292,3 +292,40 @@ def test_a_copy_compares_rows_of_its_own() -> None:
         again.extend(first(500))
         assert again.successors(torch.tensor([9, 19])).tolist() == [10, -1]
     assert replay.successors(torch.tensor([9])).tolist() == [-1]
+
+
+def test_the_newest_row_of_a_ring_written_at_once_goes_on() -> None:
+    replay = Replay(
+        storage=PackedStorage(10), sampler=SliceSampler(slice_len=2, end_key=("next", "done")), batch_size=4
+    )
+    replay.extend(first(0))
+    assert not replay[:]["next", "done"].any()
+    bare = Replay(storage=PackedStorage(10), sampler=SliceSampler(slice_len=2, traj_key="trajectory"), batch_size=4)
+    bare.extend(first(0).exclude(("next", "done"), ("next", "terminated"), ("next", "truncated")))
+    assert bare.sample()["trajectory"].shape == (4,)
+
+
+def test_episodes_that_were_forgotten_or_abandoned_are_not_kept(tmp_path) -> None:
+    table = EventTable("high", condition=reward_at_least(900.0), history_length=3, capacity=30, min_size=1)
+    replay = recipes.event_tables(50, 4, tables=[table], max_trajectories=2, forget_stale=True, seed=0)
+    for number in range(20):
+        replay.extend(numbered_steps(10 * number, 2, trajectory=number))
+    state = replay.state_dict()
+    assert len(state["writer"]["running"]["trajectory"]) == 2
+    del state["writer"]["running"]  # an early save
+    replay.load_state_dict(state)
+    replay.extend(numbered_steps(500, 1, trajectory=19))
+    replay.save(tmp_path)
+    running = load_replay(tmp_path).state_dict()["writer"]["running"]
+    assert running["trajectory"].tolist() == [19] and running["abandoned"].tolist() == [18]
+
+
+def test_a_state_that_is_loaded_after_a_file_goes_on(tmp_path) -> None:
+    replay = recipes.uniform(50, 4, n_steps=3, seed=0)
+    replay.extend(first(0))
+    replay.save(tmp_path)
+    state = replay.state_dict()
+    replay.load(tmp_path)
+    replay.load_state_dict(state)
+    replay.extend(first(10))
+    assert replay.successors(torch.tensor([9])).tolist() == [10]
