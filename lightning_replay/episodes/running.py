@@ -143,7 +143,7 @@ class RunningObservations:
         self._names, self._last = None, dict.fromkeys(trajectories, b"")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns running episodes, int64 ``[E]``, their last observations, uint8 ``[E, bytes]``, and abandoned ones."""
+        """Returns running episodes, int64 ``[E]``, their last observations, uint8 ``[E, bytes]``, and abandoned."""
         self._spill()
         known = {name: last for name, last in self._last.items() if last}
         abandoned = [name for name, last in self._last.items() if not last]
