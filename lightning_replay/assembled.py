@@ -24,6 +24,7 @@ from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySample
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.table_draws import without_tables
 from lightning_replay.saving.state import refusing_other_states
+from lightning_replay.storage.access import readable_rows
 from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import TransitionCheck
@@ -214,8 +215,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
         """Marks the rows in these slots, int64 ``[n]``, truncated and done: nothing follows them."""
         if not len(index):
             return
-        storage: Any = self._storage
-        rows = storage.readable_rows if self._packed is not None else storage.get(slice(0, len(storage)))
+        rows = readable_rows(self._storage)
         flags = [key for key in _ENDS if rows.get(key, None) is not None]
         if self._packed is not None:
             self._packed.set_flags(flags, index)

@@ -7,13 +7,13 @@ import argparse
 import contextlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_replay.saving import DamagedFileError
+from lightning_replay.saving.serialization import check_writable
 
 _DESCRIPTION = """Trains an RLlib algorithm with a replay method, both described by a YAML file.
 
@@ -93,7 +93,7 @@ def _train(options: argparse.Namespace) -> None:
     with _one_line():
         config, settings = load_config(options.file, _overrides(options))
         if settings.checkpoint is not None and "://" not in settings.checkpoint:
-            _check_writable(Path(settings.checkpoint))
+            check_writable("--checkpoint", settings.checkpoint)
         if options.restore is not None and "://" not in options.restore and not Path(options.restore).is_dir():
             raise ValueError(f"--restore {options.restore} is no folder; give that of a checkpoint")
     algorithm = config.build_algo()
@@ -137,18 +137,6 @@ def _one_line() -> Iterator[None]:
         yield
     except (ValueError, TypeError, OSError, ModuleNotFoundError, DamagedFileError) as error:
         raise SystemExit(f"python -m rllib_ext: error: {error}") from error
-
-
-def _check_writable(folder: Path) -> None:
-    """Refuses a place for the checkpoint that cannot be written, before training."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"the checkpoint cannot be written to {folder} ({error}); give another --checkpoint"
-        ) from error
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.storage.access import readable_rows
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.row_layout import observation_keys
 from lightning_replay.storage.transition_check import contradicts
@@ -88,13 +89,11 @@ class Tally:
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether :meth:`warn` would warn."""
+        """Whether most rows do not continue the row before, and no warning has been given."""
         return not self._has_warned and 2 * self._broken > self._compared >= _LEAST_COMPARED
 
     def warn(self, column: str) -> None:
-        """Warns once of rows that are mixed; ``column`` names the episode of each row."""
-        if not self.is_suspicious:
-            return
+        """Warns of rows that are mixed, where :attr:`is_suspicious`; ``column`` names the episode of each row."""
         self._has_warned = True
         warnings.warn(
             f"{self._broken} of {self._compared} rows do not start with the observation that the row before ended "
@@ -159,10 +158,7 @@ class Continuity:
         return vars(self) | {"_packed": None, "_pairs": []}  # views of all rows, which would be copied whole
 
     def _rows(self) -> TensorDictBase:
-        source: Any = self._source
-        if isinstance(source, PackedStorage):
-            return source.readable_rows
-        return source if isinstance(source, TensorDictBase) else source.get(slice(0, len(source)))
+        return self._source if isinstance(self._source, TensorDictBase) else readable_rows(self._source)
 
     def _read(self) -> None:
         """Reads the columns, which a packed storage keeps until it is loaded."""

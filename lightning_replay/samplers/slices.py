@@ -15,8 +15,7 @@ from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage
 from lightning_replay.episodes.links import TRAJECTORY_KEYS, Continuity
 from lightning_replay.episodes.tracker import read_trajectory
 from lightning_replay.parts import WriterHooks
-from lightning_replay.storage.access import read_columns
-from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.access import read_columns, readable_rows
 
 _FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")  # in its order, where a SliceSampler has no traj_key
 _DONE = ("next", "done")
@@ -50,8 +49,7 @@ class SliceCheck:
             index: int64 ``[n]``, slots that were just written, in the order of a ring.
             storage: of the rows, in which the slot before holds the row that was given before.
         """
-        rows = storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
-        if not len(index) or not _has(rows, _DONE):
+        if not len(index) or not _has(readable_rows(storage), _DONE):
             return index[:0]
         before = (index - 1) % storage.max_size
         follows = (before < len(storage)) & (before != index[-1])  # the newest row is followed by none
