@@ -316,18 +316,21 @@ class ShardActors:
 
         Raises:
             TimeoutError: some have not answered in time; it names them. They do what they were sent once they answer.
-            ShardLostError: a shard was lost, without ``again``.
+            ShardLostError: a shard was lost, without ``again``; raised after all others have finished.
             Exception: what a shard has raised, after all have finished.
         """
         deadline = time.monotonic() + sent.limit_s
         while missing := [shard for shard in sent.answers if shard not in sent.values | sent.errors]:
             for shard in missing:
                 if not self._is_waiting(shard, [sent.answers[shard]]):
-                    if again is None:
-                        raise ShardLostError(f"shard {shard} was lost meanwhile, and is started again")
+                    if again is None:  # an error once the others have finished: what they write may be removed then
+                        sent.errors[shard] = ShardLostError(f"shard {shard} was lost meanwhile, and is started again")
+                        continue
                     again(shard)
                     sent.is_late[shard] = False
                     self._send_of_all(sent, shard)
+            if not (missing := [shard for shard in missing if shard not in sent.errors]):
+                break
             if any(self._starting[shard] for shard in missing):
                 deadline = time.monotonic() + sent.limit_s  # the start has a limit of its own
             left = min(deadline - time.monotonic(), self._time_left())

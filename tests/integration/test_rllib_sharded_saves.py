@@ -72,6 +72,11 @@ class Noted(fs.FSSpecHandler):
         with (self.root / f"{how}-{os.getpid()}").open("a") as notes:
             notes.write(f"{path}\n")
 
+    def create_dir(self, path: str, recursive: bool) -> None:
+        if "shard-2" in path and (self.root / "hold").exists():
+            time.sleep(2.0)  # longer than shard 1 takes to be lost
+        super().create_dir(path, recursive)
+
     def open_output_stream(self, path: str, metadata: Any) -> Any:
         self.note("written", path)
         while "shard-1" in path and (self.root / "hold").exists():
@@ -204,6 +209,7 @@ def test_a_shard_that_is_killed_during_its_upload_leaves_the_save_before(algorit
         algorithm.save_to_path("second", filesystem=remote)
     killer.join()
     (noted.root / "hold").unlink()
+    on_shards(algorithm, process)  # after the save in the shards that were not lost
     second = noted.root / "files" / "second" / FOLDER
     assert not list(second.glob("*"))
     with pytest.raises(DamagedFileError, match=r"shards.json is missing or damaged"):
