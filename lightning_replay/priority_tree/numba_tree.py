@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums and minima over slots in numba, for the CPU; imported only where numba is installed."""
-# ruff: noqa: D102 - the methods are described once, in priority_tree.PriorityTree.
 
 from __future__ import annotations
 

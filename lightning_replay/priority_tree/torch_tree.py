@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums and minima over slots in plain torch, on any device; on CUDA without host synchronisation."""
-# ruff: noqa: D102 - the methods are described once, in priority_tree.PriorityTree.
 
 from __future__ import annotations
 

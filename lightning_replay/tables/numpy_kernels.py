@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``numba_kernels`` computes, in NumPy, where numba is missing; arguments and results are described there."""
-# ruff: noqa: D103
 
 from __future__ import annotations
 
