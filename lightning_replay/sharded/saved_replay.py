@@ -12,12 +12,11 @@ from lightning_replay.saving.directory import read_manifest
 from lightning_replay.saving.replays import MANIFEST as MANIFEST_OF_REPLAY
 from lightning_replay.saving.replays import MANIFEST_OF_SHARDS, SHARDS_VERSION, replay_manifest
 from lightning_replay.saving.serialization import MALFORMED
-from lightning_replay.sharded.actors import CallOfAll, ShardActors
+from lightning_replay.sharded.actors import CallOfAll
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.reports import Losses
 from lightning_replay.sharded.row_routing import Layout, plain_layout
 from lightning_replay.sharded.saves import FileNames, names_of_shards, read_shards_state
-from lightning_replay.sharded.served_folders import folders_of_shards
 
 NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, "draws")
 
@@ -86,33 +85,6 @@ class SavedReplay(NamedTuple):
                 f"{folder} holds a sharded replay of {self.capacities}, and this one is of {capacities}. Build one "
                 "with those of the save to load it. Nothing was loaded"
             )
-
-    def stage(self, shards: ShardActors, folder: Folder) -> tuple[CallOfAll, list[Folder] | None]:
-        """Lets shards read the save without using it yet; of other shards than there are, episodes are dealt out anew.
-
-        Args:
-            shards: of :class:`~lightning_replay.sharded.shard.ReplayShard`.
-            folder: of the save.
-
-        Returns:
-            The call, whose values are the rows of each shard and, where they were dealt out, their layout; and the
-            folders of the shards, ``None`` where their rows come from all of them.
-
-        Raises:
-            DamagedFileError, ValueError: the save cannot be used by a shard.
-            RuntimeError, TimeoutError: a shard was lost meanwhile, or has not answered in time.
-        """
-        seen = folders_of_shards(shards, folder, self.data)
-        parts = [[one / name if name else one for name in self.shards] for one in seen]
-        limit_s = shards.options.save_timeout_s
-        own = None
-        if self.recipe is not None and len(self.shards) == len(shards):
-            own = folders = [part[shard] for shard, part in enumerate(parts)]
-            sent = shards.send_all("stage", lambda shard: (folders[shard],), limit_s=limit_s)
-        else:
-            sent = shards.send_all("stage_resharded", lambda shard: (parts[shard],), limit_s=limit_s)
-        shards.values_of(sent)
-        return sent, own
 
 
 def first_state(staged: CallOfAll) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lightning_replay.saving import DamagedFileError, read_state, write_state
 from lightning_replay.saving.directory import replaced_save
 from lightning_replay.saving.replays import SHARDS_VERSION
-from lightning_replay.sharded.actors import ShardActors, ShardLostError
+from lightning_replay.sharded.actors import CallOfAll, ShardActors, ShardLostError
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.served_folders import folders_of_shards
 
@@ -49,8 +49,8 @@ def write_shards(
     one it removes.
 
     Args:
-        shards: with the methods ``sees(path)`` and ``save(folder, *arguments)``, which returns the bytes of all files
-            and of those written.
+        shards: with the methods ``sees(path)`` and ``save(folder, previous, *fields)``, which returns the bytes of all
+            files and of those written.
         folder: to write into.
         names: of the files.
         state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
@@ -91,6 +91,32 @@ def write_shards(
         save.manifest |= {"format": _FORMAT, "version": SHARDS_VERSION, "num_shards": count, "bytes": total, **fields}
     logger.info("%d shards saved: %s bytes, %s of them written", count, f"{total:,}", f"{sum(n for _, n in sizes):,}")
     return parts
+
+
+def stage_shards(
+    shards: ShardActors, folder: Folder, data: str, names: Sequence[str], *fields: Any
+) -> tuple[CallOfAll, list[Folder] | None]:
+    """Lets every shard read a save without using it yet; of other shards than there are, episodes are dealt out anew.
+
+    Args:
+        shards: with the method ``stage(folders, *fields)``.
+        folder: of the save.
+        data: the folder of its data in it.
+        names: of the shards' folders in it; a single one without a name is ``folder`` itself.
+        fields: further arguments of ``stage``.
+
+    Returns:
+        The answered call; and the folder of each shard, ``None`` where the save is of another number.
+
+    Raises:
+        DamagedFileError, ValueError: the save cannot be used by a shard.
+        RuntimeError, TimeoutError: a shard was lost meanwhile, or has not answered in time.
+    """
+    seen = folders_of_shards(shards, folder, data)
+    parts = [[one / name if name else one for name in names] for one in seen]
+    sent = shards.send_all("stage", lambda shard: (parts[shard], *fields), limit_s=shards.options.save_timeout_s)
+    shards.values_of(sent)
+    return sent, [part[shard] for shard, part in enumerate(parts)] if len(names) == len(parts) else None
 
 
 def names_of_shards(data: str, count: int) -> list[str]:

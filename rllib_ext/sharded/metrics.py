@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.utils import metrics as keys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning_replay.sharded.actors import ShardActors
     from lightning_replay.sharded.draws import RemoteBatch
     from lightning_replay.sharded.reports import Counts
-    from rllib_ext.sharded.templates import Templates
+    from rllib_ext.buffer.module_replay import ModuleReplay
 
 _SAMPLED = "steps_sampled"
 
@@ -31,15 +31,16 @@ class ShardMetrics:
     those that each shard sends at every tenth of its draws.
 
     Args:
-        templates: of the replays; their samplers have the schedules and schedulers of all shards.
+        template: returns the replay of a module without rows, whose sampler has the schedules and the scheduler of
+            all shards.
 
     Attributes:
         sampled: rows drawn, by module, and of all under the module ``""``.
         mean_n_step: steps per row of the last draw.
     """
 
-    def __init__(self, templates: Templates) -> None:
-        self._templates = templates
+    def __init__(self, template: Callable[[str], ModuleReplay]) -> None:
+        self._template = template
         self._stats: dict[str, dict[int, Mapping[str, Any]]] = {}
         self.sampled: Counts = Counter()
         self.mean_n_step: float = 1.0
@@ -100,7 +101,7 @@ class ShardMetrics:
 
     def _joined(self, name: str, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         joined = joined_stats(list(parts.values()))
-        replay = self._templates.of(name).replay
+        replay = self._template(name).replay
         if replay.is_prioritized:
             joined["importance_exponent"] = declared_sampler(replay.sampler).base_sampler.beta
         if "tasks" in joined:

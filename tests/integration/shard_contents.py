@@ -34,7 +34,7 @@ def on_shards(replay: ShardedEpisodeReplayBuffer, function: Callable[..., Any], 
 
 def stored(shard: Any) -> tuple[list[int], list[int], list[float]]:
     """Step number, trajectory and leaf of the tree of each row."""
-    replay = shard._buffer.replay
+    replay = shard.held.replay
     if not len(replay):
         return [], [], []
     slots = replay.oldest_first()
@@ -45,7 +45,7 @@ def stored(shard: Any) -> tuple[list[int], list[int], list[float]]:
 
 def watch(shard: Any) -> None:
     """Notes for each TD error whether it comes to the row whose observation it is."""
-    replay, shard.home = shard._buffer.replay, []
+    replay, shard.home = shard.held.replay, []
     update = replay.update_priority
 
     def compared(index: Any, td_error: Any, **rest: Any) -> None:

@@ -142,11 +142,11 @@ def test_a_checkpoint_restores_rows_and_the_next_draws(
 ) -> None:
     path = algorithm.save_to_path(tmp_path / "checkpoint")
     before, drawn = on_shards(replay, stored), [observations(replay.sample(num_items=BATCH)) for _ in range(2)]
-    saved, replay.last_save = replay.last_save, None
+    saved, replay.shards.last_save = replay.shards.last_save, None
     algorithm.train()
     assert on_shards(replay, stored) != before
     algorithm.restore_from_path(path)
-    assert on_shards(replay, stored) == before and replay.last_save == saved
+    assert on_shards(replay, stored) == before and replay.shards.last_save == saved
     for expected in drawn:
         np.testing.assert_array_equal(observations(replay.sample(num_items=BATCH)), expected)
     manifests = {file.parent.name for file in Path(path).rglob("buffer.json")}

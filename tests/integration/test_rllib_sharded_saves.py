@@ -126,7 +126,7 @@ def on_shards(algorithm: Algorithm, function: Any) -> list[Any]:
 
 def stored(shard: Any) -> list[list[tuple[float, float]]]:
     """Observation and priority of each row, by trajectories."""
-    replay = shard._buffer.replay
+    replay = shard.held.replay
     found: dict[int, list[tuple[float, float]]] = {}
     if len(replay):
         slots = replay.oldest_first()

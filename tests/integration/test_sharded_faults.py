@@ -44,7 +44,7 @@ def in_coordinator(replay: ShardedReplay, function: Callable[..., Any], *argumen
 
 
 def handles_of(replay: ShardedReplay) -> list[Any]:
-    return in_coordinator(replay, lambda coordinator: coordinator._shards.handles)
+    return in_coordinator(replay, lambda coordinator: coordinator.shards.handles)
 
 
 def filled(replay: ShardedReplay, shard: int) -> int:
@@ -192,17 +192,17 @@ def test_a_shard_that_dies_between_the_halves_of_a_load_reads_its_part_again(
     before = replay.stats()["td_errors_dropped"]
 
     def die_when_staged(coordinator: Any) -> None:
-        from lightning_replay.sharded.saved_replay import SavedReplay
+        from lightning_replay.sharded import coordinator as module
 
-        stage = SavedReplay.stage
+        stage = module.stage_shards
 
-        def staged(self: Any, shards: Any, folder: Any) -> Any:
-            SavedReplay.stage = stage
-            result = stage(self, shards, folder)
+        def staged(shards: Any, *arguments: Any) -> Any:
+            module.stage_shards = stage
+            result = stage(shards, *arguments)
             ray.kill(shards.handles[0])
             return result
 
-        SavedReplay.stage = staged
+        module.stage_shards = staged
 
     in_coordinator(replay, die_when_staged)
     replay.load(tmp_path)

@@ -28,7 +28,7 @@ def stored(shards: list[EpisodeShard]) -> list[Rows]:
     """Observation and priority of each row in order, by trajectory, of each shard."""
     found = []
     for one in shards:
-        replay, trajectories = one._buffer.replay, {}
+        replay, trajectories = one.held.replay, {}
         if len(replay):
             slots = replay.oldest_first()
             rows, priority = replay.storage.get(slots), replay.sampler.priority_of(slots)
@@ -53,9 +53,9 @@ def test_the_rows_of_all_shards_are_those_saved(
     shards = [shard(number, before) for number in range(before)]
     for number, length in enumerate(lengths):
         episode = numbered(f"e{number}", length, offset=100.0 * number, terminated=number % 3 > 0)
-        shards[places[number] % before]._buffer.add([episode])
+        shards[places[number] % before].held.add([episode])
     for one in shards:
-        replay, rows = one._buffer.replay, len(one._buffer)
+        replay, rows = one.held.replay, len(one.held)
         if rows:
             priorities = data.draw(st.lists(st.floats(0.0, 1e3, width=32), min_size=rows, max_size=rows))
             replay.update_priority(replay.oldest_first(), torch.tensor(priorities))
@@ -64,7 +64,7 @@ def test_the_rows_of_all_shards_are_those_saved(
         folder = Folder.at("save", fs.SubTreeFileSystem(directory, fs.LocalFileSystem()))
         folders = [folder / f"shard-{number}" for number in range(before)]
         for one, place in zip(shards, folders, strict=True):
-            one.save(place, WarmUp(1, 1), None)
+            one.save(place, None, WarmUp(1, 1))
         again = [shard(number, after) for number in range(after)]
         for one in again:
             one.stage(folders, {})

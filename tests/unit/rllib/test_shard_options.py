@@ -101,7 +101,7 @@ def test_shards_without_room_are_refused_before_ray_waits(shared_ray: None) -> N
 class Broken:
     """A shard that cannot be built."""
 
-    def __init__(self) -> None:
+    def __init__(self, *arguments: Any) -> None:
         raise OSError("no space left on device")
 
     def report(self) -> None:

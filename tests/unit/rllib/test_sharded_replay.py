@@ -129,7 +129,7 @@ def test_the_first_rows_of_a_module_in_a_shard_get_the_largest_priority_of_all_s
             replay.sample(num_items=40)
             replay.update_priorities(np.full(40, 9.0), "module_a")
             replay.sample(num_items=1)  # the driver learns of it with the next answers
-    parts = [handle.shard._buffer.modules.get("module_a") for handle in replay.shards.handles]
+    parts = [handle.shard.held.modules.get("module_a") for handle in replay.shards.handles]
     assert all(part is not None and len(part) == 6 for part in parts)
     new = parts[1].replay
     assert new.sampler.priority_of(new.oldest_first()).tolist() == pytest.approx([9.0] * 6, rel=1e-4)
@@ -193,7 +193,7 @@ def test_a_batch_of_a_curriculum_is_of_one_task_and_signals_reach_the_scheduler(
         tasks |= of_batch
     assert tasks == {0, 1}
     signals = [
-        one.intake.task_progress for one in (h.shard._buffer.modules["default_policy"] for h in replay.shards.handles)
+        one.intake.task_progress for one in (h.shard.held.modules["default_policy"] for h in replay.shards.handles)
     ]
     assert sum(sum(one.episodes.values()) for one in signals) == 12
     assert not any(one.new_signals() for one in signals)  # all were sent

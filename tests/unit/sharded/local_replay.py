@@ -55,7 +55,7 @@ def coordinator_of(replay: ShardedReplay) -> Coordinator:
 
 def shards_of(replay: ShardedReplay) -> list[Any]:
     """The replay in each shard."""
-    return [handle.shard._replay for handle in coordinator_of(replay)._shards.handles]
+    return [handle.shard.held for handle in coordinator_of(replay).shards.handles]
 
 
 def built(recipe: str = "prioritized", num_shards: int = 2, **options: Any) -> ShardedReplay:
