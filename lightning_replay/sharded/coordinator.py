@@ -36,12 +36,9 @@ _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes
 
 
 class NotYet(NamedTuple):
-    """The answer to a call that has to wait and is to be repeated.
+    """The answer to a call that has to wait and is to be repeated."""
 
-    Attributes:
-        reason, remedy: for the error if that takes too long.
-    """
-
+    # For the error if that takes too long.
     reason: str
     remedy: str
 
@@ -83,12 +80,7 @@ class Coordinator:
         self._shares: dict[int, DrawnRows] = {}  # of the last one, by rank, those that were not taken
 
     def call(self, caller: str, method: str, timeout_s: float, arguments: tuple[Any, ...]) -> Any:
-        """Calls a method of this object for another process.
-
-        Args:
-            caller: identifies the object there that calls.
-            method, arguments: what to call.
-            timeout_s: seconds that the caller waits for it.
+        """Calls a method of this object for another process, in which an object of its own id waits ``timeout_s``.
 
         Raises:
             TimeoutError: a shard has not answered within that time; it is named.
@@ -114,12 +106,12 @@ class Coordinator:
         return self._key
 
     def new_writer(self) -> int:
-        """Returns a number for a process that numbers trajectories; no other has it."""
+        # For a process that numbers trajectories; no other has it.
         self._num_writers += 1
         return self._num_writers - 1
 
     def enter_rank(self, rank: int, world_size: int) -> int:
-        """Registers a rank for shared draws, which discards shares not taken yet; returns its number as a writer."""
+        # Discards shares not taken yet; returns the rank's number as a writer.
         with self._alone(self._draw_lock):
             self._world_size = world_size
             self._requests.clear()
@@ -180,7 +172,7 @@ class Coordinator:
         return DrawnRows.of(batch)
 
     def draw_again(self, count: int) -> DrawnRows:
-        """Draws rows in place of those of a draw that were lost with their shard."""
+        # In place of rows of a draw that were lost with their shard.
         with self._alone(self._draw_lock):
             return DrawnRows.of(self._drawn(count, {}))
 
@@ -349,6 +341,5 @@ class Coordinator:
         return batch
 
     def _clocks_of(self, draws_before: int) -> dict[str, int]:
-        """Returns environment steps and updates of the next draw, or of one that others are returned before."""
         env_steps = self._clocks.get("env_steps", self._num_inserted)
         return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}

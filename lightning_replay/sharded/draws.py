@@ -23,17 +23,11 @@ _MOST_EMPTY_DRAWS = 10  # in a row, in which every shard that was sent a part wa
 
 
 class RemoteBatch(NamedTuple):
-    """A batch whose rows are in the object store.
+    """A batch whose rows are in the object store."""
 
-    Attributes:
-        parts: of each shard that was sent a part and has answered, in order.
-        ids: of the rows, those of one part after those of the other.
-        columns: ``[B]`` each, which depend on all shards, such as ``priority_weight``; none without weights.
-    """
-
-    parts: list[RemotePart]
-    ids: RowIds
-    columns: dict[str, np.ndarray]
+    parts: list[RemotePart]  # of each shard that was sent a part and has answered, in order
+    ids: RowIds  # of the rows, those of one part after those of the other
+    columns: dict[str, np.ndarray]  # [B] each, which depend on all shards, such as priority_weight
 
     def __len__(self) -> int:
         return len(self.ids.shard)
@@ -41,8 +35,7 @@ class RemoteBatch(NamedTuple):
     @property
     def weights(self) -> np.ndarray:
         """Importance weights, float32 ``[B]``; 1 where the sampler makes none."""
-        weights = self.columns.get("priority_weight")
-        return np.ones(len(self), dtype=np.float32) if weights is None else weights
+        return self.columns.get("priority_weight", np.ones(len(self), dtype=np.float32))
 
 
 class _InFlight(NamedTuple):
@@ -82,11 +75,9 @@ class DividedDraws:
 
     @property
     def num_in_flight(self) -> int:
-        """Draws that were sent and not returned."""
         return len(self._in_flight)
 
     def divider(self, module_id: str) -> Divider:
-        """Returns the divider of a module."""
         if module_id not in self.dividers:
             self.dividers[module_id] = self._build(module_id)
         return self.dividers[module_id]
@@ -131,15 +122,10 @@ class DividedDraws:
         raise RuntimeError(f"every shard that was to draw rows was lost or late, {_MOST_EMPTY_DRAWS} times in a row")
 
     def discard(self) -> None:
-        """Discards the draws in flight."""
         self._in_flight.clear()
 
     def _send(self, prepare: Callable[[str, int], None], clocks: Mapping[str, int], *request: Any) -> None:
-        """Divides a draw by what the shards last reported, and sends it to them.
-
-        Raises:
-            RuntimeError: there are too few rows.
-        """
+        # Divided by what the shards last reported; raises an error where there are too few rows.
         actors, batch_size = self._actors, request[0]
         divisions = {}
         for name in self._drawable():
@@ -160,7 +146,7 @@ class DividedDraws:
     def _send_ahead(
         self, prepare: Callable[[str, int], None], clocks: Callable[[int], Mapping[str, int]], *request: Any
     ) -> None:
-        """Sends draws until there are ``num_prefetch`` in flight, behind the one that is about to be returned."""
+        # Behind the draw that is about to be returned.
         while len(self._in_flight) < self._actors.options.num_prefetch and self._drawable():
             try:
                 self._send(prepare, clocks(len(self._in_flight) + 1), *request)
@@ -186,7 +172,6 @@ class DividedDraws:
         return batches
 
     def _wait_for_rows(self) -> None:
-        """Waits for everything sent, and until a shard that holds rows has answered."""
         actors = self._actors
         actors.settle()
         while not self._drawable() and not all(actors.alive):
@@ -195,7 +180,7 @@ class DividedDraws:
             raise RuntimeError("cannot sample from an empty replay buffer; call add first")
 
     def _drawable(self) -> list[str]:
-        """Returns the modules that have rows in a shard that can be drawn from, in the same order in every run."""
+        # The modules that have rows in a shard that can be drawn from, in the same order in every run.
         pairs = zip(self._actors.reports, self._actors.alive, strict=True)
         return sorted({name for report, alive in pairs if alive for name, count in report.rows.items() if count})
 
@@ -245,11 +230,9 @@ class DividedDraws:
         }
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Returns what decides the next draws beside the shards themselves."""
         return {name: divider.state_dict() for name, divider in self.dividers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`, and discards draws in flight."""
         self.discard()
         for name, saved in state.items():
             self.divider(name).load_state_dict(saved)

@@ -18,17 +18,11 @@ from lightning_replay.sharded.row_ids import RowIds
 
 
 class Feedback(NamedTuple):
-    """TD errors and signals for B rows, and the identities of the rows.
-
-    Attributes:
-        ids: of the rows.
-        td_errors: float32 ``[B]``.
-        signals: ``[B, ...]`` by name.
-    """
+    """TD errors and signals for B rows, and the identities of the rows."""
 
     ids: RowIds
-    td_errors: np.ndarray
-    signals: dict[str, np.ndarray]
+    td_errors: np.ndarray  # float32 [B]
+    signals: dict[str, np.ndarray]  # [B, ...] by name
 
 
 def checked_feedback(
@@ -40,16 +34,7 @@ def checked_feedback(
     writer: WriterHooks,
 ) -> Feedback:
     """Returns the arguments of :meth:`ShardedReplay.update_priority
-    <lightning_replay.sharded.replay.ShardedReplay.update_priority>` as arrays.
-
-    Args:
-        index, td_error, generation, signals: its arguments.
-        key: of the replay.
-        writer: as those of the shards, which checks what it takes here: an error there would come too late.
-
-    Raises:
-        TypeError, ValueError: as that method.
-    """
+    <lightning_replay.sharded.replay.ShardedReplay.update_priority>` as arrays; errors are those of that method."""
     if isinstance(index, TensorDictBase):
         batch, index, generation = index, index.get("index", None), index.get("generation", generation)
         if index is None:
@@ -76,7 +61,7 @@ def checked_feedback(
     for name, value in given.items():
         if len(value) != len(index):
             raise ValueError(f"{name} has {len(value)} rows and the batch {len(index)}. No priority was changed")
-    if writer.needs_feedback:
+    if writer.needs_feedback:  # an error in the shard would come too late
         writer.read_feedback(len(index), torch.from_numpy(errors), signals)
     numbers = row_generations(generation).cpu().numpy()
     if len(numbers) != len(index):

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 class Block(NamedTuple):
-    """Rows of one object in the object store.
-
-    Attributes:
-        reference: of columns.
-        start, stop: which of their rows.
-    """
+    """Rows ``start`` to ``stop`` of columns in the object store."""
 
     reference: ray.ObjectRef[Any]
     start: int
@@ -33,28 +28,20 @@ class Block(NamedTuple):
 
 
 class DrawnRows(NamedTuple):
-    """Rows of a batch that one process fetches.
+    """Rows of a batch that one process fetches."""
 
-    Attributes:
-        blocks: where they are, in order.
-        ids: of n rows.
-        columns: ``[n]`` each, which depend on all shards, such as ``priority_weight``.
-    """
-
-    blocks: list[Block]
+    blocks: list[Block]  # where they are, in order
     ids: RowIds
-    columns: dict[str, np.ndarray]
+    columns: dict[str, np.ndarray]  # [n] each, which depend on all shards, such as priority_weight
 
     @classmethod
     def of(cls, batch: RemoteBatch) -> DrawnRows:
-        """Returns all rows of a batch."""
         return cls([Block(part.reference, 0, len(part.slot)) for part in batch.parts], batch.ids, batch.columns)
 
     def __len__(self) -> int:
         return len(self.ids.shard)
 
     def cut(self, start: int, stop: int) -> DrawnRows:
-        """Returns the rows from ``start`` to ``stop``."""
         blocks, first = [], 0
         for reference, begin, end in self.blocks:
             own_start, own_stop = max(start - first, 0), min(stop - first, end - begin)
@@ -66,12 +53,7 @@ class DrawnRows(NamedTuple):
 
 
 class FetchedRows:
-    """Rows of one or several draws, fetched from the object store and joined to a batch.
-
-    Args:
-        key: of the replay, which their ``generation`` has.
-        timeout_s: seconds after which rows count as lost that could not be fetched.
-    """
+    """Rows of one or several draws, fetched from the object store within ``timeout_s`` and joined to a batch."""
 
     def __init__(self, key: int, timeout_s: float) -> None:
         self._key, self._timeout_s = key, timeout_s
@@ -99,7 +81,6 @@ class FetchedRows:
         self._count += len(index)
 
     def batch(self) -> TensorDict:
-        """Returns the rows, TensorDict ``[B]``."""
         batch = TensorDict({}, batch_size=[self._count])
         for parts in (self._blocks, self._numbers):
             for key in parts[0]:

@@ -22,31 +22,16 @@ NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, "draws")
 
 
 class SavedReplay(NamedTuple):
-    """A save of shards, or of a replay without.
+    """A save of shards, or of a replay without, which has neither recipe, capacities nor state."""
 
-    Attributes:
-        data: the folder of its data.
-        shards: the folders of shards in the save; of a replay without, which is the save itself, one without a name.
-        recipe: its name; ``None`` of a replay without shards.
-        capacities: of all shards together, by option; ``None`` of a replay without, and in saves of earlier versions.
-        state: saved beside the shards; ``None`` of a replay without.
-    """
-
-    data: str
-    shards: list[str]
+    data: str  # the folder of its data
+    shards: list[str]  # their folders in it; of a replay without shards one without a name, as it is the save itself
     recipe: str | None
-    capacities: dict[str, int] | None
-    state: dict[str, Any] | None
+    capacities: dict[str, int] | None  # of all shards together, by option
+    state: dict[str, Any] | None  # saved beside the shards
 
     @classmethod
     def read(cls, folder: Folder) -> SavedReplay:
-        """Returns what is saved in a folder.
-
-        Raises:
-            FileNotFoundError: nothing.
-            DamagedFileError: a file is missing or damaged.
-            ValueError: a newer format.
-        """
         with folder.to_read(deep=False) as local:
             if not (local / MANIFEST_OF_SHARDS).exists():
                 if not (local / MANIFEST_OF_REPLAY).exists():
@@ -57,30 +42,24 @@ class SavedReplay(NamedTuple):
                 return cls(Path(replay_manifest(local)["data"]).name, [""], None, None, None)
             manifest = read_manifest(local / MANIFEST_OF_SHARDS, SHARDS_VERSION)
         try:
-            data, recipe = Path(manifest["data"]).name, manifest["recipe"]
+            data, recipe, capacities = Path(manifest["data"]).name, manifest["recipe"], manifest["capacities"]
             shards = names_of_shards(data, manifest["num_shards"])
         except MALFORMED as error:
             raise DamagedFileError(
                 f"{folder / MANIFEST_OF_SHARDS} is damaged ({error}); load an earlier save"
             ) from error
-        return cls(data, shards, recipe, manifest.get("capacities"), read_shards_state(folder, data, NAMES))
+        return cls(data, shards, recipe, capacities, read_shards_state(folder, data, NAMES))
 
     def check(self, folder: Folder, recipe: str, capacities: Mapping[str, int]) -> None:
-        """Refuses a save of shards for a replay of another recipe or other capacities.
-
-        Args:
-            folder: of the save.
-            recipe, capacities: of the replay.
-
-        Raises:
-            ValueError: with both.
-        """
-        if self.recipe not in (recipe, None):
+        """Refuses a save of shards for a replay of another recipe or other capacities."""
+        if self.recipe is None:
+            return
+        if self.recipe != recipe:
             raise ValueError(
                 f"{folder} holds a sharded replay {self.recipe!r}, and this one is {recipe!r}. Build "
                 f"ShardedReplay({self.recipe!r}, ...) to load it. Nothing was loaded"
             )
-        if self.capacities not in (capacities, None):
+        if self.capacities != capacities:
             raise ValueError(
                 f"{folder} holds a sharded replay of {self.capacities}, and this one is of {capacities}. Build one "
                 "with those of the save to load it. Nothing was loaded"

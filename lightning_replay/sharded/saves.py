@@ -22,17 +22,11 @@ _DATA = "shards"
 
 
 class FileNames(NamedTuple):
-    """Names in a save of shards.
+    """Names in a save of shards."""
 
-    Attributes:
-        manifest: of all.
-        of_shard: the manifest in the folder of each shard.
-        state: the folder of what is saved beside the shards.
-    """
-
-    manifest: str
-    of_shard: str
-    state: str
+    manifest: str  # of all
+    of_shard: str  # the manifest in the folder of each shard
+    state: str  # the folder of what is saved beside the shards
 
 
 def write_shards(
@@ -49,12 +43,9 @@ def write_shards(
     one it removes.
 
     Args:
-        shards: with the methods ``sees(path)`` and ``save(folder, previous, *fields)``, which returns the bytes of all
-            files and of those written.
-        folder: to write into.
-        names: of the files.
+        shards, folder, names: what to write, and where to.
         state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
-        arguments: of ``save``, by shard.
+        arguments: of the shards' ``save``, by shard, beside the folder.
         fields: of the manifest, beside ``format``, ``version``, ``num_shards`` and ``bytes``.
 
     Returns:
@@ -99,11 +90,10 @@ def stage_shards(
     """Lets every shard read a save without using it yet; of other shards than there are, episodes are dealt out anew.
 
     Args:
-        shards: with the method ``stage(folders, *fields)``.
-        folder: of the save.
+        shards, folder: which read, and the save.
         data: the folder of its data in it.
         names: of the shards' folders in it; a single one without a name is ``folder`` itself.
-        fields: further arguments of ``stage``.
+        fields: further arguments of the shards' ``stage``.
 
     Returns:
         The answered call; and the folder of each shard, ``None`` where the save is of another number.
@@ -120,21 +110,10 @@ def stage_shards(
 
 
 def names_of_shards(data: str, count: int) -> list[str]:
-    """Returns the folders of shards in a save, by the name of the folder of its data."""
     return [f"{data}/shard-{shard}" for shard in range(count)]
 
 
 def read_shards_state(folder: Folder, data: str, names: FileNames) -> dict[str, Any]:
-    """Returns the state in a save.
-
-    Args:
-        folder: of the save.
-        data: the folder of its data in it.
-        names: of the files.
-
-    Raises:
-        DamagedFileError: a file is missing or damaged.
-    """
     with (folder / data / names.state).to_read() as local:
         try:
             return read_state(local)
@@ -145,10 +124,7 @@ def read_shards_state(folder: Folder, data: str, names: FileNames) -> dict[str, 
 def earlier_shards(previous: Path | None, count: int, read: Callable[[Folder], Sequence[str]]) -> list[Folder | None]:
     """Returns the folders of an earlier save by shard, ``None`` where there is none of as many shards.
 
-    Args:
-        previous: its folder.
-        count: shards.
-        read: returns the names of the shards' folders in a save.
+    ``read`` returns the names of the shards' folders in a save.
     """
     if previous is not None:
         folder = Folder.at(previous)
@@ -162,7 +138,7 @@ def earlier_shards(previous: Path | None, count: int, read: Callable[[Folder], S
 
 
 def _check_written(folder: Folder, files: list[str]) -> None:
-    """Refuses file systems of which each node, or each process, has one of its own."""
+    # Refuses file systems of which each node, or each process, has one of its own.
     infos = folder.filesystem.get_file_info([(folder / file).path for file in files])
     unseen = [shard for shard, info in enumerate(infos) if not info.is_file]
     if unseen:

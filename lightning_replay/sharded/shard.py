@@ -207,7 +207,7 @@ class ReplayShard:
         batch, reply = self.held.sample_part(part)
         columns = columns_of(batch)
         slot, generation = columns.pop(("index",)), columns.pop(("generation",))
-        return RemotePart(ray.put(columns), slot, generation, reply, 1.0, None)
+        return RemotePart(ray.put(columns), slot, generation, reply)
 
     def _write(self, local: Path, previous: Path | None, *fields: Any) -> Sequence[int]:
         return save_replay(self.held, local, previous=previous)

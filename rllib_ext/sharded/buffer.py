@@ -134,7 +134,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return self.template(DEFAULT_MODULE_ID).replay
 
     def stop(self) -> None:
-        """Ends the processes of the shards, and what they hold."""
         self._has_stopped = True
         self.shards.stop()
 
@@ -143,7 +142,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     @property
     def num_env_steps_stored(self) -> int:
-        """Steps of the environment, as of one buffer."""
         return sum(report.env_steps_stored for report in self._settled().reports)
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
@@ -152,7 +150,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self._templates |= self.options.form_returns(self._returns, self._templates)
 
     def template(self, module_id: str) -> ModuleReplay:
-        """Returns the replay of a module as in the shards, without rows."""
         if module_id not in self._templates:
             self._templates[module_id] = self.options.build(module_id)
         return self._templates[module_id]
@@ -256,7 +253,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return self._metrics.report(self.shards, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
-        """Returns the counters if something was drawn since they were last returned."""
         return self._metrics.remaining(self.shards)
 
     def stats(self) -> dict[str, Any]:
@@ -264,19 +260,15 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return stats_of(self.shards, self.draws)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the steps stored."""
         return len(self) if module_id is None else self._settled().rows[module_id]
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
-        """Returns the episodes added."""
         return self._settled().counts["episodes_added", module_id or ""]
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the steps added since the start."""
         return self._settled().counts["steps_added", module_id or ""]
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the steps drawn since the start."""
         return self._metrics.sampled["steps_sampled", module_id or ""]
 
     def get_state(self) -> dict[str, Any]:
@@ -296,7 +288,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.load_driver_state(state)
 
     def driver_state(self) -> dict[str, Any]:
-        """Returns the state of the driver, without draws in flight: tensors and plain values."""
         counts = {"num_draws": self._num_draws, "metrics": self._metrics.state(), "losses": self.shards.lost.state()}
         return {"dividers": self.draws.state_dict(), **counts}
 
@@ -318,7 +309,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return self.shards.call(method, arguments, limit_s=self.shards.options.save_timeout_s)
 
     def _settled(self) -> ShardActors:
-        """Returns the shards after they have answered; without waiting while draws are in flight."""
+        # While draws are in flight nothing is waited for.
         self.shards.settle({} if self.draws.num_in_flight else None)
         return self.shards
 
@@ -338,13 +329,11 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.template(module_id).set_min_sizes(batch_size, np.sum(rows, axis=0))
 
     def _pass_signals(self, report: ShardReport) -> None:
-        """Passes progress signals from a shard to the scheduler of a curriculum."""
         for name, signals in report.signals.items():
             for task, signal in signals:
                 self.template(name).replay.progress(task, signal)
 
     def _clocks(self, draws_before: int) -> dict[str, int]:
-        """Returns environment steps and updates of the next draw, or of one that others are returned before."""
         return {"env_steps": self.shards.counts["steps_added", ""], "updates": self._num_draws + 1 + draws_before}
 
 

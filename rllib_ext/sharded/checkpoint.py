@@ -36,14 +36,12 @@ class ShardedReplayPart(ReplayPart):
         return self._algorithm.local_replay_buffer
 
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
-        """Writes the shards."""
         self._replay.shards.start_lost()
         previous = self._last_save if self._incremental and folder.local is not None else None
         self._replay.shards.last_save = write_shards(self._replay, folder, state, files, previous)
         self._last_save = folder.local or self._last_save
 
     def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
-        """Lets the shards read a checkpoint beside what they hold; of another number of shards, or of none, too."""
         manifest, names = read_manifest_of_shards(folder)
         check_files(manifest["algorithm"])
         data = Path(manifest["data"]).name
@@ -71,15 +69,9 @@ def write_shards(
     files: Mapping[str, Any],
     previous: Path | None = None,
 ) -> list[Folder]:
-    """Saves the shards and the driver's state, see :func:`~lightning_replay.sharded.saves.write_shards`.
+    """Saves the shards and the driver's state; returns the shards' folders.
 
-    Args:
-        replay, folder, warm_up: to write, and where to.
-        files: fingerprints of the checkpoint's other files.
-        previous: the folder of an earlier save, whose unchanged files are linked.
-
-    Returns:
-        The shards' folders.
+    ``files`` are fingerprints of the checkpoint's other files. Unchanged files of the save in ``previous`` are linked.
     """
     earlier = saves.earlier_shards(previous, len(replay.shards), lambda folder: read_manifest_of_shards(folder)[1])
     fields = {"warm_up": warm_up._asdict(), "algorithm": files}
@@ -95,10 +87,6 @@ def read_manifest_of_shards(folder: Folder) -> tuple[dict[str, Any], list[str]]:
     """Returns the manifest of a save, and the names of the shards' folders.
 
     A save of a buffer without shards is one of a single shard, whose folder has no name: it is ``folder`` itself.
-
-    Raises:
-        DamagedFileError: the manifest is missing or damaged.
-        ValueError: a newer format.
     """
     with folder.to_read(deep=False) as local:
         if not (local / MANIFEST).exists() and (local / BUFFER_MANIFEST).exists():

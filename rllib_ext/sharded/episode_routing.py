@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
@@ -14,29 +15,16 @@ from rllib_ext.rllib_compat import Attached
 NUM_SHARDS = "num_shards"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeReference:
     """Fragments of episodes of one shard in Ray's object store, in place of the fragments themselves.
 
     Not a tuple, as RLlib flattens what its EnvRunners return.
-
-    Args:
-        shard: which one they go to.
-        reference: of a list of episodes.
-        num_steps: theirs together.
     """
 
-    __slots__ = ("num_steps", "reference", "shard")
-
-    def __init__(self, shard: int, reference: ray.ObjectRef[Any], num_steps: int) -> None:
-        self.shard: int = shard
-        self.reference: ray.ObjectRef[Any] = reference
-        self.num_steps: int = num_steps
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EpisodeReference, (self.shard, self.reference, self.num_steps)
-
-    def __repr__(self) -> str:
-        return f"EpisodeReference({self.num_steps} steps for shard {self.shard})"
+    shard: int
+    reference: ray.ObjectRef[Any]  # of a list of episodes
+    num_steps: int  # theirs together
 
 
 class EpisodeRouter(Router):
@@ -44,7 +32,7 @@ class EpisodeRouter(Router):
     chooses."""
 
     def put(self, episodes: Sequence[Any]) -> list[EpisodeReference]:
-        """Puts episodes into the object store, one object for each shard that gets some."""
+        # One object for each shard that gets some.
         by_shard: dict[int, list[Any]] = {}
         for episode in episodes:
             if len(episode):
@@ -77,5 +65,4 @@ def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: 
 
 
 def num_shards_in(replay_buffer_config: Mapping[str, Any]) -> int:
-    """Returns the number of shards in a ``replay_buffer_config``, 0 of a buffer in the driver."""
     return int(replay_buffer_config.get(NUM_SHARDS) or 0)

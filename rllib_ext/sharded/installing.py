@@ -15,15 +15,8 @@ from rllib_ext.sharded.resources import check_trial
 def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremental: bool, assign_tasks: bool) -> None:
     """Starts the shards of an algorithm that was just built, and ends them with it.
 
-    Args:
-        algorithm: with a :class:`~rllib_ext.sharded.buffer.ShardedEpisodeReplayBuffer`.
-        reads_flags: whether its Learners have the connector that fetches rows.
-        restore, incremental, assign_tasks: as :func:`rllib_ext.configure`.
-
-    Raises:
-        ValueError: Learner connectors of the config's own, another algorithm's replay, or a trial of Tune without CPUs
-            for the shards.
-        RuntimeError: shards have not started in time.
+    ``reads_flags`` is whether its Learners have the connector that fetches rows; other options are those of
+    :func:`rllib_ext.configure`.
     """
     from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
     from rllib_ext.sharded.checkpoint import ShardedReplayPart

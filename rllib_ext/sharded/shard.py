@@ -13,7 +13,7 @@ from lightning_replay.sharded.fetching import fetched
 from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
 from lightning_replay.sharded.shard import ReplayShard
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, write_buffer
+from rllib_ext.buffer.files import SavedBuffer, check_spaces, read_buffer, write_buffer
 from rllib_ext.rllib_compat import DRAWS_PER_REPORT
 from rllib_ext.sharded.episode_resharding import reshard_saved
 from rllib_ext.sharded.options import options_of_shard
@@ -124,10 +124,12 @@ class EpisodeShard(ReplayShard):
 
     def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:
         rows = self.held.modules[name].draw_part(part, *request, **clocks)
-        return RemotePart(ray.put(rows.block), *rows[1:], rows.block.module_id)
+        module_id = rows.block.module_id
+        return RemotePart(ray.put(rows.block), rows.slot, rows.generation, rows.reply, rows.mean_n_step, module_id)
 
-    def _write(self, local: Path, previous: Path | None, *fields: WarmUp) -> Sequence[int]:
-        return write_buffer(self.held, local, *fields, previous)
+    def _write(self, local: Path, previous: Path | None, *fields: Any) -> Sequence[int]:
+        (warm_up,) = fields
+        return write_buffer(self.held, local, warm_up, previous)
 
     def _read(self, folder: Folder, into: RecipeEpisodeReplayBuffer) -> SavedBuffer:
         with folder.to_read() as local:

@@ -35,12 +35,12 @@ OPTIONS: dict[str, Any] = {"capacity": 1_000, "batch_size": 16, "num_cpus_per_sh
 def replay(shared_ray: None) -> Iterator[ShardedReplay]:
     options = {**OPTIONS, "shard_timeout_s": 1.5, "wait_timeout_s": 2.5, "n_steps": 3, "discount": 1.0}
     with ShardedReplay("prioritized", 2, **options) as replay:
-        replay._wait_timeout_s = 60.0  # until something hangs
+        replay._connection.wait_timeout_s = 60.0  # until something hangs
         yield replay
 
 
 def in_coordinator(replay: ShardedReplay, function: Callable[..., Any], *arguments: Any) -> Any:
-    return ray.get(replay._connection._handle().__ray_call__.remote(function, *arguments))
+    return ray.get(replay._connection.handle().__ray_call__.remote(function, *arguments))
 
 
 def handles_of(replay: ShardedReplay) -> list[Any]:
@@ -80,10 +80,9 @@ def ended(call: Callable[[], Any], within_s: float = 30.0) -> Any:
 
 @contextmanager
 def waits(replay: ShardedReplay, seconds: float) -> Iterator[None]:
-    before = replay._wait_timeout_s, replay._connection._wait_timeout_s
-    replay._wait_timeout_s = replay._connection._wait_timeout_s = seconds
+    before, replay._connection.wait_timeout_s = replay.wait_timeout_s, seconds
     yield
-    replay._wait_timeout_s, replay._connection._wait_timeout_s = before
+    replay._connection.wait_timeout_s = before
 
 
 def test_no_call_waits_for_ever_for_a_shard_that_hangs(replay: ShardedReplay, tmp_path: Path) -> None:

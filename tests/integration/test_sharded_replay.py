@@ -57,7 +57,7 @@ def empty_replay(replay: ShardedReplay, tmp_path_factory: pytest.TempPathFactory
 
 
 def handles_of(replay: ShardedReplay) -> list[Any]:
-    return ray.get(replay._connection._handle().__ray_call__.remote(lambda coordinator: coordinator.shards.handles))
+    return ray.get(replay._connection.handle().__ray_call__.remote(lambda coordinator: coordinator.shards.handles))
 
 
 def fetched_of(replay: ShardedReplay, drawn: DrawnRows) -> FetchedRows:

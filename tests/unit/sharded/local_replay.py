@@ -20,7 +20,7 @@ class LocalConnection(Connection):
     """Calls the coordinator here, with arguments that are copied as they would be on their way."""
 
     def __init__(self, wait_timeout_s: float, coordinator: Coordinator) -> None:
-        self._wait_timeout_s, self.coordinator = wait_timeout_s, coordinator
+        self.wait_timeout_s, self.coordinator = wait_timeout_s, coordinator
 
     def _call(self, method: str, arguments: tuple[Any, ...], left_s: float) -> Any:
         return self.coordinator.call("here", method, max(left_s, 0.0), arguments)

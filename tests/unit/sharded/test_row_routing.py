@@ -25,7 +25,7 @@ def dealt(router: RowRouter, *given) -> dict[int, tuple[list[int], list[int]]]:
     """Numbers and trajectories by shard, of rows that are stored."""
     routed, after = router.route(columns(*given))
     vars(router).update(vars(after))
-    return {one.shard: (one.columns["number",].tolist(), one.columns[TRAJECTORY].tolist()) for one in routed}
+    return {shard: (own["number",].tolist(), own[TRAJECTORY].tolist()) for shard, own in routed.items()}
 
 
 def test_interleaved_trajectories_stay_whole_and_new_ones_go_where_the_fewest_steps_are() -> None:
@@ -55,7 +55,7 @@ def test_another_process_begins_with_another_shard_and_adds_its_own_number() -> 
 
 @pytest.mark.parametrize("trajectory", [-1, 2**40])
 def test_numbers_that_leave_no_room_are_refused_in_a_further_process(trajectory: int) -> None:
-    assert RowRouter(2, writer=0).route(columns([0], [trajectory], [0]))[0][0].columns[TRAJECTORY] == trajectory
+    assert RowRouter(2, writer=0).route(columns([0], [trajectory], [0]))[0][0][TRAJECTORY] == trajectory
     with pytest.raises(ValueError, match=r"they must be from 0 to 2\*\*40 - 1"):
         RowRouter(2, writer=1).route(columns([0], [trajectory], [0]))
 
@@ -74,11 +74,11 @@ def test_rows_that_were_not_stored_leave_the_router_as_it_was() -> None:
     dealt(router, [0, 1], [7, 8], [0, 0])
     for _ in range(2):
         routed, _ = router.route(columns([2, 3], [7, 9], [1, 0]))
-        assert {one.shard: one.columns[TRAJECTORY].tolist() for one in routed} == {0: [7], 1: [9]}
+        assert {shard: own[TRAJECTORY].tolist() for shard, own in routed.items()} == {0: [7], 1: [9]}
     alone = RowRouter(num_shards=2, writer=0)
     for _ in range(2):
         routed, _ = alone.route(columns([0, 1, 2], None, [0, 1, 0]))
-        assert [one.columns[TRAJECTORY].tolist() for one in routed] == [[0, 0], [1]]
+        assert [own[TRAJECTORY].tolist() for own in routed.values()] == [[0, 0], [1]]
 
 
 @pytest.mark.parametrize("starts", [1, 2047, 2048, 5000])
