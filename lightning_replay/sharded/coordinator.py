@@ -250,9 +250,7 @@ class Coordinator:
             self._settle().start_lost()
             earlier = earlier_shards(previous, len(self.shards), lambda folder: SavedReplay.read(folder).shards)
             fields = {"recipe": self._options.recipe, "capacities": self._options.capacities}
-            self.shards.last_save = write_shards(
-                self.shards, folder, NAMES, self._state, lambda shard: (earlier[shard],), fields
-            )
+            self.shards.last_save = write_shards(self.shards, folder, NAMES, self._state, fields, earlier)
 
     def load(self, folder: Folder) -> None:
         """Replaces everything by a save of the same recipe and options; after an error nothing is changed.

@@ -201,12 +201,7 @@ class DividedDraws:
         Raises:
             ValueError: another number of TD errors than of rows, or NaN or infinite values; none was sent.
         """
-        if len(td_errors) != len(ids.shard) or not np.isfinite(td_errors).all():
-            raise ValueError(
-                f"td_error must hold one finite value for each of the {len(ids.shard)} rows of the batch; got shape "
-                f"{list(td_errors.shape)}, {np.count_nonzero(~np.isfinite(td_errors))} of them NaN or infinite. No "
-                "priority was changed"
-            )
+        check_td_errors(td_errors, len(ids.shard))
         current = ids.current(self._actors.epochs)
         self._actors.lost.td_errors += int(np.count_nonzero(~current))
         ids, td_errors = ids.take(current), td_errors[current]
@@ -236,3 +231,12 @@ class DividedDraws:
         self.discard()
         for name, saved in state.items():
             self.divider(name).load_state_dict(saved)
+
+
+def check_td_errors(td_errors: np.ndarray, count: int) -> None:
+    if len(td_errors) != count or not np.isfinite(td_errors).all():
+        raise ValueError(
+            f"td_error must hold one finite value for each of the {count} rows of the batch; got shape "
+            f"{list(td_errors.shape)}, {np.count_nonzero(~np.isfinite(td_errors))} of them NaN or infinite. No "
+            "priority was changed"
+        )

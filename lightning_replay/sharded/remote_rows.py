@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,20 +11,12 @@ from tensordict import TensorDict
 
 from lightning_replay.sharded.batch_index import numbers_of
 from lightning_replay.sharded.draws import RemoteBatch
-from lightning_replay.sharded.fetching import fetched
+from lightning_replay.sharded.fetching import Block, cut_blocks, fetched
 from lightning_replay.sharded.row_ids import RowIds
 from lightning_replay.sharded.row_routing import Columns
 
 if TYPE_CHECKING:
-    import ray
-
-
-class Block(NamedTuple):
-    """Rows ``start`` to ``stop`` of columns in the object store."""
-
-    reference: ray.ObjectRef[Any]
-    start: int
-    stop: int
+    pass
 
 
 class DrawnRows(NamedTuple):
@@ -42,14 +34,8 @@ class DrawnRows(NamedTuple):
         return len(self.ids.shard)
 
     def cut(self, start: int, stop: int) -> DrawnRows:
-        blocks, first = [], 0
-        for reference, begin, end in self.blocks:
-            own_start, own_stop = max(start - first, 0), min(stop - first, end - begin)
-            if own_start < own_stop:
-                blocks.append(Block(reference, begin + own_start, begin + own_stop))
-            first += end - begin
         columns = {name: column[start:stop] for name, column in self.columns.items()}
-        return DrawnRows(blocks, self.ids.take(np.arange(start, stop)), columns)
+        return DrawnRows(cut_blocks(self.blocks, start, stop), self.ids.take(np.arange(start, stop)), columns)
 
 
 class FetchedRows:

@@ -34,8 +34,9 @@ def write_shards(
     folder: Folder,
     names: FileNames,
     state: Callable[[], Mapping[str, Any]],
-    arguments: Callable[[int], tuple[Any, ...]],
     fields: Mapping[str, Any],
+    earlier: Sequence[Folder | None],
+    *arguments: Any,
 ) -> list[Folder]:
     """Lets every shard write into a folder of its own, then writes the state and the manifest.
 
@@ -45,8 +46,9 @@ def write_shards(
     Args:
         shards, folder, names: what to write, and where to.
         state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
-        arguments: of the shards' ``save``, by shard, beside the folder.
         fields: of the manifest, beside ``format``, ``version``, ``num_shards`` and ``bytes``.
+        earlier: the folder of each shard in a save whose unchanged files are linked.
+        arguments: further ones of the shards' ``save``.
 
     Returns:
         The shards' folders.
@@ -63,7 +65,7 @@ def write_shards(
         parts = [one / name for one, name in zip(seen, own, strict=True)]
         try:
             limit_s = shards.options.save_timeout_s
-            sent = shards.send_all("save", lambda shard: (parts[shard], *arguments(shard)), limit_s=limit_s)
+            sent = shards.send_all("save", lambda shard: (parts[shard], earlier[shard], *arguments), limit_s=limit_s)
             # Other processes may fill it and draw from it until all have written: each shard saves what it has now.
             saved_beside = state()
             sizes = shards.values_of(sent)

@@ -13,15 +13,17 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
+from lightning_replay.sharded.fetching import Block
 from lightning_replay.sharded.options import check_room, split_options
+from lightning_replay.sharded.routing import Router
 from lightning_replay.sharded.stats import stats_of
 from lightning_replay.validation import checked_count, checked_seed
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.learner.batch_layouts import Piece
-from rllib_ext.learner.remote_blocks import RemoteBlock, Span
+from rllib_ext.learner.remote_blocks import RemoteBlock
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
-from rllib_ext.sharded.episode_routing import EpisodeReference, EpisodeRouter
+from rllib_ext.sharded.episode_routing import EpisodeReference, put_episodes
 from rllib_ext.sharded.metrics import ShardMetrics
 from rllib_ext.sharded.options import check_shard_layout, options_of_shard
 
@@ -96,7 +98,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.is_in_checkpoints: bool = False
         self.draws_per_report: int = 1
         self.assignment: TaskAssignment | None = None
-        self._router = EpisodeRouter(count)
+        self._router = Router(count)
         self._metrics = ShardMetrics(self.template)
         self._num_draws = 0
         self._expected: dict[str, RowIds] = {}
@@ -168,7 +170,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         others = [one for one in episodes if not isinstance(one, EpisodeReference)]
         self.options.group(others)  # refuses other objects
         by_shard: dict[int, list[EpisodeReference]] = {}
-        for one in [*given, *self._router.put(others)]:
+        for one in [*given, *put_episodes(self._router, others)]:
             by_shard.setdefault(one.shard, []).append(one)
         for shard, parts in by_shard.items():
             references, steps = [one.reference for one in parts], sum(one.num_steps for one in parts)
@@ -338,7 +340,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
 
 def _piece(batch: RemoteBatch, timeout_s: float) -> Piece:
-    spans = [Span(part.reference, 0, len(part.slot)) for part in batch.parts]
+    spans = [Block(part.reference, 0, len(part.slot)) for part in batch.parts]
     module_id = batch.parts[0].module_id
     block = RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id, timeout_s)
     return Piece(block, np.arange(len(batch)))

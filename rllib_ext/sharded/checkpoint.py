@@ -75,9 +75,7 @@ def write_shards(
     """
     earlier = saves.earlier_shards(previous, len(replay.shards), lambda folder: read_manifest_of_shards(folder)[1])
     fields = {"warm_up": warm_up._asdict(), "algorithm": files}
-    parts = saves.write_shards(
-        replay.shards, folder, NAMES, replay.driver_state, lambda shard: (earlier[shard], warm_up), fields
-    )
+    parts = saves.write_shards(replay.shards, folder, NAMES, replay.driver_state, fields, earlier, warm_up)
     if folder.local is not None:
         (folder.local / BUFFER_MANIFEST).unlink(missing_ok=True)  # of an earlier save here, which this one replaces
     return parts

@@ -27,23 +27,17 @@ class EpisodeReference:
     num_steps: int  # theirs together
 
 
-class EpisodeRouter(Router):
-    """Puts episodes into the object store for the shards that a :class:`~lightning_replay.sharded.routing.Router`
-    chooses."""
-
-    def put(self, episodes: Sequence[Any]) -> list[EpisodeReference]:
-        # One object for each shard that gets some.
-        by_shard: dict[int, list[Any]] = {}
-        for episode in episodes:
-            if len(episode):
-                shard = self.shard_of(episode.id_, len(episode), ended=episode.is_done)
-                by_shard.setdefault(shard, []).append(episode)
-        return [
-            EpisodeReference(shard, ray.put(parts), sum(map(len, parts))) for shard, parts in sorted(by_shard.items())
-        ]
+def put_episodes(router: Router, episodes: Sequence[Any]) -> list[EpisodeReference]:
+    """Puts episodes into the object store, one object for each shard that gets some."""
+    by_shard: dict[int, list[Any]] = {}
+    for episode in episodes:
+        if len(episode):
+            shard = router.shard_of(episode.id_, len(episode), ended=episode.is_done)
+            by_shard.setdefault(shard, []).append(episode)
+    return [EpisodeReference(shard, ray.put(parts), sum(map(len, parts))) for shard, parts in sorted(by_shard.items())]
 
 
-_ROUTER = Attached[EpisodeRouter]("episode_router")  # of EnvRunners
+_ROUTER = Attached[Router]("episode_router")  # of EnvRunners
 
 
 def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: Any) -> None:
@@ -59,9 +53,9 @@ def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: 
     num_shards = num_shards_in(config.replay_buffer_config)
     if router is None or len(router.num_steps) != num_shards:
         first = max(env_runner.worker_index or 0, 1) - 1
-        router = EpisodeRouter(num_shards, first * config.num_envs_per_env_runner)
+        router = Router(num_shards, first * config.num_envs_per_env_runner)
         _ROUTER.set(env_runner, router)
-    samples[:] = router.put(samples)
+    samples[:] = put_episodes(router, samples)
 
 
 def num_shards_in(replay_buffer_config: Mapping[str, Any]) -> int:
