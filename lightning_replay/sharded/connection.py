@@ -93,7 +93,7 @@ class Connection:
 
     def _call(self, method: str, arguments: tuple[Any, ...], left_s: float) -> Any:
         left_s = max(left_s, 0.0)
-        answer = self.handle().call.remote(self._caller, method, left_s, arguments)
+        answer = self._handle().call.remote(self._caller, method, left_s, arguments)
         try:
             return ray.get(answer, timeout=left_s + _GRACE_S)
         except GetTimeoutError:
@@ -115,7 +115,7 @@ class Connection:
         try:
             with suppress(TimeoutError):  # the shards end with the coordinator
                 self.call("stop")
-            ray.kill(self.handle())
+            ray.kill(self._handle())
         except RuntimeError:  # another process has ended them
             pass
         self._has_stopped = True
@@ -123,7 +123,7 @@ class Connection:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_actor": None, "_process": None, "_caller": uuid.uuid4().hex, "is_owner": False}
 
-    def handle(self) -> Any:
+    def _handle(self) -> Any:
         if self._has_stopped:
             raise RuntimeError(self._stopped())
         if self._process is not None and self._process != os.getpid():

@@ -59,7 +59,8 @@ class Coordinator:
         self._call = threading.local()  # of each thread: its caller, and when that one waits no longer
         self._kept: dict[str, Exception] = {}  # errors of feedback, by the caller who gave it
         self._has_started = False
-        self._options, self._key = options, secrets.randbelow(NUM_KEYS)
+        self.options: ReplayOptions = options
+        self._key = secrets.randbelow(NUM_KEYS)
         self._template = options.template()
         self._batch_size = self._template.batch_size
         count, seed = options.shards.num_shards, options.of_recipe["seed"]
@@ -102,7 +103,7 @@ class Coordinator:
 
     def key_for(self, options: ReplayOptions) -> int:
         """Returns the key of the replay, which its batches carry; refuses other options than it was built with."""
-        options.check_same(self._options)
+        options.check_same(self.options)
         return self._key
 
     def new_writer(self) -> int:
@@ -228,7 +229,7 @@ class Coordinator:
     def seed(self, seed: int) -> None:
         self._template.seed(seed)
         self.draws.divider(MODULE).reseed(seed)
-        self._options.of_recipe["seed"] = seed  # of shards that are started again, too
+        self.options.of_recipe["seed"] = seed  # of shards that are started again, too
         self._call_of_all("seed", seed)
 
     def _call_of_all(self, method: str, *arguments: Any) -> None:
@@ -249,7 +250,7 @@ class Coordinator:
         with self._alone(self._save_lock):
             self._settle().start_lost()
             earlier = earlier_shards(previous, len(self.shards), lambda folder: SavedReplay.read(folder).shards)
-            fields = {"recipe": self._options.recipe, "capacities": self._options.capacities}
+            fields = {"recipe": self.options.recipe, "capacities": self.options.capacities}
             self.shards.last_save = write_shards(self.shards, folder, NAMES, self._state, fields, earlier)
 
     def load(self, folder: Folder) -> None:
@@ -260,7 +261,7 @@ class Coordinator:
         """
         with self._alone(self._save_lock):
             saved = SavedReplay.read(folder)
-            saved.check(folder, self._options.recipe, self._options.capacities)
+            saved.check(folder, self.options.recipe, self.options.capacities)
             self.shards.start_lost()
             is_of_shards = saved.recipe is not None
             staged, folders = stage_shards(self.shards, folder, saved.data, saved.shards, is_of_shards)

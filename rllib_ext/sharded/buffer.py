@@ -62,6 +62,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
     Attributes:
         shards: the actors.
         draws: divides the draws.
+        expected: by module, the rows of the last draw in the order in which their TD errors come.
 
     Raises:
         ValueError: an unknown recipe or option, more shards than rows, or shards that no node has room for.
@@ -101,7 +102,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self._router = Router(count)
         self._metrics = ShardMetrics(self.template)
         self._num_draws = 0
-        self._expected: dict[str, RowIds] = {}
+        self.expected: dict[str, RowIds] = {}
         self._owner: Any = None
         self._has_stopped = False
 
@@ -223,7 +224,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         timeout_s = self.shards.options.shard_timeout_s
         pieces = {name: [_piece(batch, timeout_s)] for name, batch in batches.items()}
         dealt, places = deal(pieces, self.num_learners)
-        self._expected = {name: batch.ids.take(places[name]) for name, batch in batches.items()}
+        self.expected = {name: batch.ids.take(places[name]) for name, batch in batches.items()}
         self._metrics.count_draw(batches)
         return [piece.episode for _, piece in dealt]
 
@@ -239,16 +240,16 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
             ValueError: another number of TD errors than of rows, NaN or infinite values, no draw to update, or a module
                 that has no replay.
         """
-        if module_id is None and len(self._expected) == 1:
-            module_id = next(iter(self._expected))
-        if module_id not in self._expected:
+        if module_id is None and len(self.expected) == 1:
+            module_id = next(iter(self.expected))
+        if module_id not in self.expected:
             raise ValueError(
                 f"update_priorities got TD errors of module {module_id!r}, and rows were drawn for "
-                f"{sorted(self._expected)} since the last update; sample first"
+                f"{sorted(self.expected)} since the last update; sample first"
             )
         if self.template(module_id).replay.takes_feedback:
-            self.draws.update(module_id, self._expected[module_id], np.asarray(priorities))
-            del self._expected[module_id]
+            self.draws.update(module_id, self.expected[module_id], np.asarray(priorities))
+            del self.expected[module_id]
 
     def get_metrics(self) -> dict[str, Any]:
         """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw."""
@@ -299,12 +300,12 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self._num_draws = state["num_draws"]
         self._metrics.load(state["metrics"])
         self.shards.lost.load(state["losses"])
-        self._expected = {}
+        self.expected = {}
 
     def resume_at(self, num_draws: int) -> None:
         """Sets the number of draws made, by which schedules go, where a save has no state of the driver."""
         self.draws.discard()
-        self._num_draws, self._expected = num_draws, {}
+        self._num_draws, self.expected = num_draws, {}
 
     def _call_of_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
         self.shards.start_lost()

@@ -23,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs
 
 from lightning_replay.sharded import ShardedReplay
+from lightning_replay.sharded.connection import NAMESPACE
 from tests.unit.sharded.local_replay import steps
 
 pytestmark = pytest.mark.slow
@@ -40,7 +41,8 @@ def replay(shared_ray: None) -> Iterator[ShardedReplay]:
 
 
 def in_coordinator(replay: ShardedReplay, function: Callable[..., Any], *arguments: Any) -> Any:
-    return ray.get(replay._connection.handle().__ray_call__.remote(function, *arguments))
+    coordinator = ray.get_actor(replay.name, namespace=NAMESPACE)
+    return ray.get(coordinator.__ray_call__.remote(function, *arguments))
 
 
 def handles_of(replay: ShardedReplay) -> list[Any]:

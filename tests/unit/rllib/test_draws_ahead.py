@@ -38,7 +38,7 @@ def clocks_of(replay: ShardedEpisodeReplayBuffer) -> list[int]:
 
 
 def ids(replay: ShardedEpisodeReplayBuffer) -> Any:
-    return replay._expected["default_policy"]
+    return replay.expected["default_policy"]
 
 
 OPTIONS = [(recipe, {}) for recipe in sorted(recipes.known())]

@@ -99,17 +99,6 @@ def contents_without_priorities(one: EpisodeShard) -> dict[int, list[float]]:
     return found
 
 
-def test_as_many_shards_get_their_own_rows_in_their_own_slots(tmp_path: Path) -> None:
-    shards = [shard(number, 3) for number in range(3)]
-    fill([one.held for one in shards])
-    again = restored(saved(shards, tmp_path), 3)
-    for one, other in zip(shards, again, strict=True):
-        length = len(one.held)
-        first, second = (each.held.replay.storage.get(slice(0, length)) for each in (one, other))
-        assert (first == second).all()
-        assert contents(other) == contents(one)
-
-
 def test_a_save_without_shards_is_dealt_out(tmp_path: Path) -> None:
     buffer = rllib_ext.RecipeEpisodeReplayBuffer("prioritized", **OPTIONS)
     buffer.is_in_checkpoints = True
@@ -117,20 +106,6 @@ def test_a_save_without_shards_is_dealt_out(tmp_path: Path) -> None:
     write_buffer(buffer, tmp_path / "whole", WARM_UP)
     again = restored([Folder.at(tmp_path / "whole")], 2)
     assert sorted(rows for one in again for rows in contents(one).values()) == EXPECTED
-
-
-def test_links_follow_the_rows_so_that_returns_are_those_of_the_episode(tmp_path: Path) -> None:
-    shards = [shard(number, 2, "uniform") for number in range(2)]
-    fill([one.held for one in shards])
-    for one in shards:
-        one.held.sample(num_items=1, n_step=3, gamma=1.0)
-    (again,) = restored(saved(shards, tmp_path), 1, "uniform")
-    (block,) = again.held.sample(num_items=200, n_step=3, gamma=1.0)
-    before = block.get_observations(slice(0, 200))[:, 0]
-    steps = block.get_extra_model_outputs("n_step", slice(0, 200))
-    assert (steps > 1).any()
-    assert (block.get_observations(slice(1, 201))[:, 0] == before + steps).all()
-    assert (block.get_rewards(slice(0, 200)) == steps * before + steps * (steps - 1) / 2).all()
 
 
 def test_rows_kept_by_importance_go_to_the_same_number_alone(tmp_path: Path) -> None:
