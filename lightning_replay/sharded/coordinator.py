@@ -24,7 +24,7 @@ from lightning_replay.sharded.rate_limiter import RateLimiter
 from lightning_replay.sharded.remote_rows import DrawnRows
 from lightning_replay.sharded.replay_options import ReplayOptions
 from lightning_replay.sharded.row_ids import RowIds
-from lightning_replay.sharded.row_routing import Layout, check_layout, layout_from, plain_layout
+from lightning_replay.sharded.row_routing import Layout, check_layout
 from lightning_replay.sharded.saved_replay import NAMES, SavedReplay, first_state
 from lightning_replay.sharded.saves import earlier_shards, stage_shards, write_shards
 from lightning_replay.sharded.shard import MODULE, ReplayShard
@@ -277,7 +277,7 @@ class Coordinator:
             "limiter": self._limiter.state_dict(),
             "losses": self.shards.lost.state(),
             "counts": [self._num_writers, self._num_draws, self._num_inserted],
-            "layout": plain_layout(self._layout),
+            "layout": self._layout,
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -286,7 +286,7 @@ class Coordinator:
         self.shards.lost.load(state["losses"])
         num_writers, self._num_draws, self._num_inserted = state["counts"]
         self._num_writers = max(self._num_writers, num_writers)
-        self._layout, self._clocks = layout_from(state["layout"]), {}
+        self._layout, self._clocks = state["layout"], {}
         self._requests.clear()
         self._shares.clear()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lightning_replay.sharded.actors import ShardActors, joined_errors
+from lightning_replay.sharded.fetching import Block
 from lightning_replay.sharded.reports import RemotePart
 from lightning_replay.sharded.row_ids import RowIds
 
@@ -31,6 +32,10 @@ class RemoteBatch(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.ids.shard)
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [Block(part.reference, 0, len(part.slot)) for part in self.parts]
 
     @property
     def weights(self) -> np.ndarray:
@@ -56,16 +61,7 @@ class DividedDraws:
     between two calls of :meth:`draw`: shards have drawn their rows before they got the TD errors of the draws before.
     Draws in flight are no part of the state; a restored one begins without.
 
-    The actors have the methods ``draw(parts, clocks, *request)``, which returns a
-    :class:`~lightning_replay.sharded.reports.RemotePart` by module, and
-    ``update(module, slot, generation, td_errors)``.
-
-    Args:
-        actors: of the shards.
-        build: builds the divider of a module.
-
-    Attributes:
-        dividers: by module; built when its first draw comes.
+    ``build`` builds the divider of a module, when its first draw comes.
     """
 
     def __init__(self, actors: ShardActors, build: Callable[[str], Divider]) -> None:
@@ -154,10 +150,8 @@ class DividedDraws:
                 return
 
     def _weighed(self, draw: _InFlight, clocks: Mapping[str, int]) -> dict[str, RemoteBatch]:
-        """Returns the batches of a draw, without the rows of shards that have not answered or were lost since.
-
-        The weights are those of its own number among the draws, however many were divided since.
-        """
+        # Without the rows of shards that have not answered or were lost since. The weights are those of the draw's own
+        # number, however many were divided since.
         current = self._actors.epochs == draw.epochs
         answers = {shard: draw.parts[shard] for shard in draw.answers if shard in draw.parts and current[shard]}
         batches = {}
@@ -194,12 +188,8 @@ class DividedDraws:
     ) -> None:
         """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows, without waiting.
 
-        Those of rows of a shard that was lost since are dropped and counted. Other signals, ``[B, ...]`` by name, are a
-        further argument of the actors' ``update``. Errors of the actors go to ``failed``, see
+        Those of rows of a shard that was lost since are dropped and counted. Errors of the actors go to ``failed``, see
         :meth:`~lightning_replay.sharded.actors.ShardActors.send`.
-
-        Raises:
-            ValueError: another number of TD errors than of rows, or NaN or infinite values; none was sent.
         """
         check_td_errors(td_errors, len(ids.shard))
         current = ids.current(self._actors.epochs)

@@ -28,7 +28,7 @@ class DrawnRows(NamedTuple):
 
     @classmethod
     def of(cls, batch: RemoteBatch) -> DrawnRows:
-        return cls([Block(part.reference, 0, len(part.slot)) for part in batch.parts], batch.ids, batch.columns)
+        return cls(batch.blocks, batch.ids, batch.columns)
 
     def __len__(self) -> int:
         return len(self.ids.shard)

@@ -13,8 +13,8 @@ from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.sharded.routing import Router
 
 Columns = dict[tuple[str, ...], np.ndarray]
-#: Names, dtypes and shapes of columns, in one order.
-Layout = tuple[tuple[tuple[str, ...], str, tuple[int, ...]], ...]
+#: Names, dtypes and shapes of columns, in one order, as they are saved.
+Layout = list[list[Any]]
 
 _BITS = 40  # of a number that a trajectory has in one process
 _KEYS = tuple((key,) if isinstance(key, str) else key for key in TRAJECTORY_KEYS)
@@ -30,7 +30,7 @@ def columns_of(rows: TensorDictBase) -> Columns:
 
 
 def layout_of(columns: Columns) -> Layout:
-    return tuple(sorted((key, str(column.dtype), column.shape[1:]) for key, column in columns.items()))
+    return sorted([[*key], str(column.dtype), [*column.shape[1:]]] for key, column in columns.items())
 
 
 def check_layout(layout: Layout, stored: Layout | None) -> Layout:
@@ -44,14 +44,6 @@ def check_layout(layout: Layout, stored: Layout | None) -> Layout:
             "Nothing was stored"
         )
     return layout
-
-
-def plain_layout(layout: Layout | None) -> list[list[Any]] | None:
-    return None if layout is None else [[list(key), kind, list(shape)] for key, kind, shape in layout]
-
-
-def layout_from(plain: list[list[Any]] | None) -> Layout | None:
-    return None if plain is None else tuple((tuple(key), kind, tuple(shape)) for key, kind, shape in plain)
 
 
 def is_of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from lightning_replay.saving.serialization import MALFORMED
 from lightning_replay.sharded.actors import CallOfAll
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.reports import Losses
-from lightning_replay.sharded.row_routing import Layout, plain_layout
+from lightning_replay.sharded.row_routing import Layout
 from lightning_replay.sharded.saves import FileNames, names_of_shards, read_shards_state
 
 NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, "draws")
@@ -75,5 +75,5 @@ def first_state(staged: CallOfAll) -> dict[str, Any]:
         "limiter": {"inserted": rows, "sampled": 0, "filled": rows, "balance": 0.0},
         "losses": Losses().state(),
         "counts": [1, 0, rows],
-        "layout": plain_layout(layout),
+        "layout": layout,
     }

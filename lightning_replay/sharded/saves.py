@@ -46,7 +46,7 @@ def write_shards(
     Args:
         shards, folder, names: what to write, and where to.
         state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
-        fields: of the manifest, beside ``format``, ``version``, ``num_shards`` and ``bytes``.
+        fields: of the manifest, beside those of every save.
         earlier: the folder of each shard in a save whose unchanged files are linked.
         arguments: further ones of the shards' ``save``.
 
@@ -99,10 +99,6 @@ def stage_shards(
 
     Returns:
         The answered call; and the folder of each shard, ``None`` where the save is of another number.
-
-    Raises:
-        DamagedFileError, ValueError: the save cannot be used by a shard.
-        RuntimeError, TimeoutError: a shard was lost meanwhile, or has not answered in time.
     """
     seen = folders_of_shards(shards, folder, data)
     parts = [[one / name if name else one for name in names] for one in seen]

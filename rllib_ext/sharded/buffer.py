@@ -13,7 +13,6 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
-from lightning_replay.sharded.fetching import Block
 from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.sharded.routing import Router
 from lightning_replay.sharded.stats import stats_of
@@ -137,6 +136,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return self.template(DEFAULT_MODULE_ID).replay
 
     def stop(self) -> None:
+        """Ends the processes of the shards, and what they hold."""
         self._has_stopped = True
         self.shards.stop()
 
@@ -341,7 +341,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
 
 def _piece(batch: RemoteBatch, timeout_s: float) -> Piece:
-    spans = [Block(part.reference, 0, len(part.slot)) for part in batch.parts]
     module_id = batch.parts[0].module_id
-    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id, timeout_s)
+    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", batch.blocks, batch.weights, module_id, timeout_s)
     return Piece(block, np.arange(len(batch)))
