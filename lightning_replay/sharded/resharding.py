@@ -63,15 +63,10 @@ class ReshardedRows:
             self._priorities.append(priority)
             self._largest = max(self._largest, replay.group_totals().largest_priority)
 
-    def renumber(self) -> int:
-        """Numbers the trajectories from 0 on; returns the next number."""
-        names = [rows["trajectory"].reshape(-1) for rows in self._rows]
-        if not names:
-            return 0
-        unique, numbers = torch.cat(names).unique(return_inverse=True)
-        for rows, part in zip(self._rows, numbers.split([len(one) for one in names]), strict=True):
-            rows.set("trajectory", part.reshape(rows["trajectory"].shape))
-        return len(unique)
+    @property
+    def next_trajectory(self) -> int:
+        """A number above those of all episodes, of other shards too."""
+        return max(self._names, default=-1) + 1
 
     def store(self, replay: Replay) -> TensorDictBase | None:
         """Stores the rows in a new replay, the oldest first; where there are more than it holds, the newest stay.

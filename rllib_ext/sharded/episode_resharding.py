@@ -45,7 +45,7 @@ def reshard_saved(
     for name, resharded in rows.items():
         of_module = [state["modules"][name] for state in states if name in state["modules"]]
         counts = shares(state["converter"]["fragments"]["counts"] for state in of_module)
-        counts[-1] = resharded.renumber()  # the number of the next trajectory
+        counts[-1] = resharded.next_trajectory
         converter = of_module[0]["converter"] | {"fragments": {"counts": counts, "known": []}}
         draws = max(state["draws"] for state in of_module)
         modules[name] = buffer.options.build(name, several_agents)

@@ -101,22 +101,6 @@ def test_draws_in_flight_wait_for_nothing_that_was_sent_later(
     assert set(replay.expected["default_policy"].shard) == {0, 1}
 
 
-def test_a_checkpoint_has_no_draws_in_flight(
-    algorithm: ApexDQN, replay: ShardedEpisodeReplayBuffer, tmp_path: Path
-) -> None:
-    path = algorithm.save_to_path(tmp_path / "checkpoint")
-    rows, drawn = len(replay), replay.get_sampled_timesteps()
-    trained(algorithm)
-    assert replay.draws.num_in_flight == 2 and replay.get_sampled_timesteps() > drawn
-    algorithm.restore_from_path(path)
-    assert replay.draws.num_in_flight == 0 and (len(replay), replay.get_sampled_timesteps()) == (rows, drawn)
-    on_shards(replay, watch)
-    trained(algorithm)
-    replay.stats()
-    found = [one for part in on_shards(replay, homes) for one in part]
-    assert len(found) >= BATCH and all(found)
-
-
 def test_training_goes_on_where_a_shard_is_lost_with_draws_in_flight(
     algorithm: ApexDQN, replay: ShardedEpisodeReplayBuffer
 ) -> None:
