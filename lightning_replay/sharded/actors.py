@@ -140,11 +140,7 @@ class ShardActors:
         return total
 
     def start(self, nodes: Sequence[str] = ()) -> None:
-        """Starts the actors and waits for them; on nodes of these ids, if there are any, as far as there is room.
-
-        Raises:
-            RuntimeError: some have not started in time, or cannot be started.
-        """
+        """Starts the actors and waits for them; on nodes of these ids, if there are any, as far as there is room."""
         self._nodes = nodes
         self.handles = [None] * len(self)
         for shard in range(len(self)):
@@ -173,11 +169,7 @@ class ShardActors:
         return not any(self._starting)
 
     def wait_for_any(self) -> None:
-        """Waits until one of the shards that are being started or are late has answered everything.
-
-        Raises:
-            TimeoutError: the caller waits no longer.
-        """
+        """Waits until one of the shards that are being started or are late has answered everything."""
         before = self.alive
         while not all(self.alive) and self.alive == before:
             last = [calls[-1].answer for calls, alive in zip(self._pending, before, strict=True) if not alive]
@@ -187,11 +179,7 @@ class ShardActors:
             self.settle({})
 
     def start_lost(self) -> None:
-        """Starts shards again that were lost since they last answered, and waits for them.
-
-        Raises:
-            TimeoutError: a shard has not answered in time; it is named.
-        """
+        """Starts shards again that were lost since they last answered, and waits for all."""
         for shard in range(len(self)):
             self.send(shard, "report")
         self.settle()
@@ -296,9 +284,7 @@ class ShardActors:
     def values_of(self, sent: CallOfAll, *, again: Callable[[int], None] | None = None) -> list[Any]:
         """Waits for the answers of all shards, except of those that were late before; returns their values.
 
-        Args:
-            sent: to wait for.
-            again: called with a shard that was lost and started again before the same call is sent to it.
+        Where a shard was lost and started again, ``again`` is called with it, and the same call is sent to it.
 
         Raises:
             TimeoutError: some have not answered in time; it names them. They do what they were sent once they answer.
@@ -329,12 +315,9 @@ class ShardActors:
         return [sent.values[shard] for shard in range(len(self))]
 
     def take_over(self, staged: CallOfAll) -> Callable[[], None]:
-        """Lets every shard use the save that it has read; returns a function that waits until all do.
+        """Lets every shard use the save that it has read in ``staged``; returns a function that waits until all do.
 
         Nothing is drawn from a shard until it does. One that is lost meanwhile reads its part of the save again.
-
-        Args:
-            staged: the answered call of a method that reads a part of a save without using it yet.
         """
         sent = self._new_call("take_over")
 

@@ -76,7 +76,7 @@ class Connection:
         """Calls a method until its result is another than :class:`~lightning_replay.sharded.coordinator.NotYet`.
 
         Raises:
-            TimeoutError: it has taken longer; it names the shards that have not answered.
+            TimeoutError: it has taken longer than ``timeout_s``; it names the shards that have not answered.
             RuntimeError: the replay was stopped, or its process was lost.
             Exception: what the method has raised.
         """

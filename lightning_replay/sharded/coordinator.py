@@ -120,17 +120,9 @@ class Coordinator:
         return _FIRST_RANK + rank
 
     def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout) -> list[Any] | NotYet:
-        """Passes references to rows on to their shards.
+        """Passes references to rows on to their shards; returns references of their answers.
 
-        Args:
-            parts: shard, reference (in a list, so that Ray does not fetch it) and number of rows of each part.
-            layout: of the rows.
-
-        Returns:
-            References of the shards' answers.
-
-        Raises:
-            ValueError: other columns than before.
+        Each part is the shard, the reference (in a list, so that Ray does not fetch it), and the number of rows.
         """
         self._unsettled += 1
         if self._unsettled > _UNSETTLED or any(self.shards.is_late(shard) for shard, _, _ in parts):
@@ -178,11 +170,7 @@ class Coordinator:
             return DrawnRows.of(self._drawn(count, {}))
 
     def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        """Returns a rank's rows of the next batch, which is drawn once every rank has requested it.
-
-        Raises:
-            ValueError: another number of ranks than entered last.
-        """
+        """Returns a rank's rows of the next batch, which is drawn once every rank has requested it."""
         with self._alone(self._draw_lock):
             if (share := self._shares.pop(rank, None)) is not None:
                 return share
@@ -206,8 +194,7 @@ class Coordinator:
             return self._shares.pop(rank)
 
     def update(self, ids: RowIds, td_errors: np.ndarray, signals: Mapping[str, np.ndarray]) -> None:
-        """Sends TD errors and other signals to the shards of their rows; what these refuse, the caller's next call
-        raises."""
+        # What the shards refuse, the caller's next call raises.
         failed = functools.partial(self._kept.setdefault, self._call.caller)
         self.draws.update(MODULE, ids, td_errors, signals, failed)
 
@@ -254,11 +241,7 @@ class Coordinator:
             self.shards.last_save = write_shards(self.shards, folder, NAMES, self._state, fields, earlier)
 
     def load(self, folder: Folder) -> None:
-        """Replaces everything by a save of the same recipe and options; after an error nothing is changed.
-
-        Raises:
-            FileNotFoundError, DamagedFileError, ValueError: the save cannot be used here.
-        """
+        """Replaces everything by a save of the same recipe and options; after an error nothing is changed."""
         with self._alone(self._save_lock):
             saved = SavedReplay.read(folder)
             saved.check(folder, self.options.recipe, self.options.capacities)
@@ -300,7 +283,7 @@ class Coordinator:
         return float(self._call.deadline - time.monotonic())
 
     def _wait(self, references: list[Any], *, num_returns: int = 1, timeout: float) -> Any:
-        """Returns ``ray.wait``, during which other calls run."""
+        # Other calls run meanwhile.
         if timeout <= 0:
             return ray.wait(references, num_returns=num_returns, timeout=0)
         self._lock.release()

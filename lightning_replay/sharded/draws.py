@@ -96,10 +96,6 @@ class DividedDraws:
             prepare: called with each module and the batch size before a draw is divided.
             clocks: returns ``env_steps`` and ``updates`` of a draw, given how many will be returned before it.
             request: further arguments of the actors' ``draw``.
-
-        Raises:
-            RuntimeError: no shard has rows.
-            TimeoutError: no shard that holds rows has answered while the caller waits.
         """
         if self._in_flight and self._in_flight[0].request != (batch_size, *request):
             self.discard()

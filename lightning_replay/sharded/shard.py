@@ -99,13 +99,8 @@ class ReplayShard:
     def draw(self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], *request: Any) -> Answer:
         """Draws this shard's rows of a batch, and keeps them in the object store until they are fetched.
 
-        Args:
-            parts: by module, none without rows.
-            clocks: ``env_steps`` and ``updates`` of all shards together.
-            request: further arguments, of RLlib.
-
-        Returns:
-            A :class:`~lightning_replay.sharded.reports.RemotePart` by module.
+        ``parts`` has no module without rows; the clocks are those of all shards together. Returns a
+        :class:`~lightning_replay.sharded.reports.RemotePart` by module.
         """
         replays, drawn = self.replays, {}
         for name, part in parts.items():
@@ -141,16 +136,13 @@ class ReplayShard:
         return self._answer()
 
     def seed(self, seed: int) -> Answer:
-        """Restarts the draws from a seed of all shards."""
         self.held.seed(seed_of_shard(seed, self._number))
         return self._answer()
 
     def stats(self) -> Answer:
-        """Returns the statistics of each replay."""
         return self._answer({name: replay.stats() for name, replay in self.replays.items()})
 
     def sees(self, folder: str) -> Answer:
-        """Returns whether this node has a folder at a path."""
         return self._answer(Path(folder).is_dir())
 
     def save(self, folder: Folder, previous: Folder | None, *fields: Any) -> Answer:
@@ -190,7 +182,6 @@ class ReplayShard:
         return self._answer((len(staged), layout))
 
     def take_over(self) -> Answer:
-        """Replaces what the shard holds by the save that was read."""
         assert self._staged is not None
         self._use(self._staged)
         self._staged = None

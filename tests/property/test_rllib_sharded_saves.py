@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tempfile
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,8 @@ from pyarrow import fs
 from lightning_replay.sharded.folders import Folder
 from rllib_ext.buffer.files import WarmUp
 from rllib_ext.sharded.shard import EpisodeShard
+from tests.integration.shard_contents import trajectories
 from tests.unit.rllib.episodes import numbered
-
-Rows = list[list[tuple[float, float]]]
 
 
 def shard(number: int, count: int) -> EpisodeShard:
@@ -24,19 +24,8 @@ def shard(number: int, count: int) -> EpisodeShard:
     return EpisodeShard("prioritized", options, number, count, (1, 0.99), 60.0, None)
 
 
-def stored(shards: list[EpisodeShard]) -> list[Rows]:
-    """Observation and priority of each row in order, by trajectory, of each shard."""
-    found = []
-    for one in shards:
-        replay, trajectories = one.held.replay, {}
-        if len(replay):
-            slots = replay.oldest_first()
-            rows, priority = replay.storage.get(slots), replay.sampler.priority_of(slots)
-            columns = (rows["trajectory"], rows["observation"][:, 0], priority)
-            for trajectory, *row in zip(*(column.tolist() for column in columns), strict=True):
-                trajectories.setdefault(trajectory, []).append(tuple(row))
-        found.append(sorted(trajectories.values()))
-    return found
+def stored(shards: list[EpisodeShard]) -> list[Any]:
+    return list(map(trajectories, shards))
 
 
 @settings(max_examples=15)
