@@ -36,7 +36,7 @@ class Router:
         return copied
 
     def shard_of(self, episode_id: Hashable, num_steps: int, *, ended: bool) -> int:
-        # Of a fragment of so many steps, which may be the last one of its episode.
+        """Returns the shard of a fragment of so many steps, which may be the last one of its episode."""
         shard = self._running.pop(episode_id, None)
         if shard is None:
             shard = min(self._order, key=self.num_steps.__getitem__)

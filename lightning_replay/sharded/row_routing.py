@@ -61,7 +61,7 @@ def of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
     return trajectories.astype(np.int64) + (writer << _BITS)
 
 
-class RowRouter:
+class RowRouter(Router):
     """Deals rows out to shards, whole trajectories to one, and numbers their trajectories.
 
     Trajectories are those of the column ``trajectory``, or of ``("collector", "traj_ids")`` of TorchRL's collectors.
@@ -71,15 +71,13 @@ class RowRouter:
     """
 
     def __init__(self, num_shards: int, writer: int) -> None:
+        super().__init__(num_shards, first=writer)
         self.writer = writer
-        self._router = Router(num_shards, first=writer)
         self._next_trajectory = 0
 
     def route(self, columns: Mapping[tuple[str, ...], np.ndarray]) -> tuple[dict[int, Columns], RowRouter]:
         """Returns the rows of each shard that gets some, and the router for further rows once these are stored."""
-        after = RowRouter(len(self._router.num_steps), self.writer)
-        after._router, after._next_trajectory = self._router.copied(), self._next_trajectory
-        columns = dict(columns)
+        after, columns = self.copied(), dict(columns)
         count = len(next(iter(columns.values())))
         done = columns.get(_DONE)
         ended: np.ndarray = np.zeros(count, dtype=bool)
@@ -97,7 +95,7 @@ class RowRouter:
         shard = np.empty(count, dtype=np.int64)
         for trajectory in dict.fromkeys(given.tolist()):
             own = np.flatnonzero(given == trajectory)
-            shard[own] = after._router.shard_of(trajectory, len(own), ended=bool(ended[own[-1]]))
+            shard[own] = after.shard_of(trajectory, len(own), ended=bool(ended[own[-1]]))
         numbers = np.unique(shard).tolist()
         if len(numbers) == 1:
             return {numbers[0]: columns}, after
