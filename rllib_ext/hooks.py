@@ -81,18 +81,19 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
     from rllib_ext.checks import check_buffer
     from rllib_ext.learner.done_flags_connector import flags_connector
     from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-    from rllib_ext.sharded.installing import install_shards
+    from rllib_ext.sharded.checkpoint import ShardedReplayPart
+    from rllib_ext.sharded.installing import start_shards
 
     config, buffer = algorithm.config, algorithm.local_replay_buffer
     check_buffer(config)  # again: values may have been search spaces when configure() checked them
     _refuse_stacking_connectors(algorithm)
     buffer.num_learners = config.num_learners
     reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
-    if isinstance(buffer, ShardedEpisodeReplayBuffer):
-        options = {"restore": restore, "incremental": incremental, "assign_tasks": assign_tasks}
-        install_shards(algorithm, reads_flags=reads_flags, **options)
-        return
-    if not buffer.layout_was_given:
+    is_sharded = isinstance(buffer, ShardedEpisodeReplayBuffer)
+    buffer.form_returns(config.n_step, config.gamma)
+    if is_sharded:
+        start_shards(algorithm, reads_flags)
+    elif not buffer.layout_was_given:
         buffer.use_layout("flagged" if reads_flags else "rows")
         if not reads_flags:
             logger.warning(
@@ -105,18 +106,18 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
             'layout is "flagged", and the config has Learner connectors of its own, which do not read such batches. '
             'Leave the layout out, or give layout="blocks" or "rows"'
         )
-    buffer.form_returns(config.n_step, config.gamma)
-    if buffer.uses_retention:
+    if buffer.options.modules_with_retention():
         from rllib_ext.learner.signals import report_signals, surprise_of_candidates
 
-        if all(values(algorithm.learner_group.foreach_learner(report_signals))):
+        if all(values(algorithm.learner_group.foreach_learner(report_signals))) and not is_sharded:
             buffer.set_initial_surprise(functools.partial(surprise_of_candidates, algorithm.learner_group))
     if assign_tasks:
         from rllib_ext.episodes.task_assignment import TaskAssignment
 
         buffer.assignment = TaskAssignment(algorithm)
     complete_results(algorithm.metrics, buffer)
-    CheckpointedAlgorithm(algorithm, ReplayPart(algorithm, restore=restore, incremental=incremental))
+    part = ShardedReplayPart if is_sharded else ReplayPart
+    CheckpointedAlgorithm(algorithm, part(algorithm, restore=restore, incremental=incremental))
 
 
 def _refuse_stacking_connectors(algorithm: Any) -> None:

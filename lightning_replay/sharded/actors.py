@@ -15,6 +15,7 @@ import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
+from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import ShardOptions, placement_of
 from lightning_replay.sharded.reports import Answer, Counts, Losses, ShardReport
 
@@ -46,24 +47,15 @@ class _Call(NamedTuple):
 
 
 class CallOfAll(NamedTuple):
-    """A call of every shard, see :meth:`ShardActors.send_all`.
-
-    Attributes:
-        method, arguments: as given.
-        limit_s: seconds that it may take.
-        answers: references by shard.
-        is_late: whether each shard was late already.
-        epochs: of the shards that were sent it, int64 ``[S]``.
-        values, errors: what was answered so far, by shard.
-    """
+    """A call of every shard, see :meth:`ShardActors.send_all`."""
 
     method: str
     arguments: Callable[[int], tuple[Any, ...]]
     limit_s: float
-    answers: dict[int, ray.ObjectRef[Any]]
-    is_late: list[bool]
-    epochs: np.ndarray
-    values: dict[int, Any]
+    answers: dict[int, ray.ObjectRef[Any]]  # by shard
+    is_late: list[bool]  # whether each shard was late already
+    epochs: np.ndarray  # of the shards that were sent it, int64 [S]
+    values: dict[int, Any]  # what was answered so far, by shard
     errors: dict[int, Exception]
 
 
@@ -80,7 +72,8 @@ class ShardActors:
 
     Args:
         kind: class of the actors.
-        arguments: of the class, by number of the shard; called before each start.
+        arguments: of the class, by number of the shard, before those that every shard has: ``shard_timeout_s / 2``,
+            for what it fetches, so that a process that hangs makes no shard late; and the folder to begin with.
         options: of the shards.
         on_report: called with each new report.
         wait: ``ray.wait``, or a function that lets other threads use this object meanwhile.
@@ -90,8 +83,8 @@ class ShardActors:
         handles: of the actors; empty before :meth:`start`.
         epochs: int64 ``[S]``, how often each was started; raise them where rows drawn before are gone.
         reports: the last one of each.
-        failed_starts: how often in a row each could not be started.
         lost: what went with lost shards.
+        last_save: the folder of each in the last save, ``None`` if it has none that fits.
     """
 
     def __init__(
@@ -104,8 +97,7 @@ class ShardActors:
         time_left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._wait, self._time_left = wait, time_left
-        self._kind = kind
-        self._arguments = arguments
+        self.kind, self._arguments = kind, arguments
         self.options: ShardOptions = options
         self._on_report = on_report
         count = options.num_shards
@@ -113,11 +105,12 @@ class ShardActors:
         self.epochs: np.ndarray = np.zeros(count, dtype=np.int64)
         self.reports: list[ShardReport] = [ShardReport() for _ in range(count)]
         self.lost: Losses = Losses()
+        self.last_save: Sequence[Folder] | None = None
         self._nodes: Sequence[str] = ()
         self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
         self._since: list[float] = [0.0] * count  # when the first call in each of these became the first
         self._starting = [False] * count
-        self.failed_starts: list[int] = [0] * count
+        self._failed_starts = [0] * count  # in a row
         self._late_with: list[ray.ObjectRef[Any] | None] = [None] * count  # the last answer that was waited for in vain
 
     def __len__(self) -> int:
@@ -125,21 +118,17 @@ class ShardActors:
 
     @property
     def alive(self) -> list[bool]:
-        """Whether each shard can be drawn from: it has started and is not late."""
         return [not (starting or late) for starting, late in zip(self._starting, self._late_with, strict=True)]
 
-    def is_late(self, shard: int) -> bool:
-        """Returns whether a shard has not answered in time; one that is being started is not late."""
+    def is_late(self, shard: int) -> bool:  # one that is being started is not
         return self._late_with[shard] is not None
 
     @property
     def waited_for(self) -> list[int]:
-        """Shards that have not answered everything."""
         return [shard for shard, calls in enumerate(self._pending) if calls]
 
     @property
     def rows(self) -> Counter[str]:
-        """Rows stored in all shards, by module."""
         return sum((Counter(report.rows) for report in self.reports), Counter())
 
     @property
@@ -151,14 +140,7 @@ class ShardActors:
         return total
 
     def start(self, nodes: Sequence[str] = ()) -> None:
-        """Starts the actors and waits for them.
-
-        Args:
-            nodes: ids of those to place shards on, as far as there is room; any if there are none.
-
-        Raises:
-            RuntimeError: some have not started in time, or cannot be started.
-        """
+        """Starts the actors and waits for them; on nodes of these ids, if there are any, as far as there is room."""
         self._nodes = nodes
         self.handles = [None] * len(self)
         for shard in range(len(self)):
@@ -179,7 +161,6 @@ class ShardActors:
             )
 
     def wait_for_starts(self) -> bool:
-        """Waits for shards that are being started; returns whether all have."""
         deadline = time.monotonic() + min(START_TIMEOUT_S, self._time_left())
         while any(self._starting) and (left := deadline - time.monotonic()) > 0:
             first = [calls[0].answer for calls, starting in zip(self._pending, self._starting, strict=True) if starting]
@@ -188,11 +169,7 @@ class ShardActors:
         return not any(self._starting)
 
     def wait_for_any(self) -> None:
-        """Waits until one of the shards that are being started or are late has answered everything.
-
-        Raises:
-            TimeoutError: the caller waits no longer.
-        """
+        """Waits until one of the shards that are being started or are late has answered everything."""
         before = self.alive
         while not all(self.alive) and self.alive == before:
             last = [calls[-1].answer for calls, alive in zip(self._pending, before, strict=True) if not alive]
@@ -201,12 +178,12 @@ class ShardActors:
             self._wait(last, timeout=min(self._time_left(), _LOOK_S))
             self.settle({})
 
-    def check_all_answer(self) -> None:
-        """Refuses what needs every shard while one is late or being started.
-
-        Raises:
-            TimeoutError: it names them.
-        """
+    def start_lost(self) -> None:
+        """Starts shards again that were lost since they last answered, and waits for all."""
+        for shard in range(len(self)):
+            self.send(shard, "report")
+        self.settle()
+        self.wait_for_starts()
         missing = [shard for shard, alive in enumerate(self.alive) if not alive]
         if missing:
             raise TimeoutError(self.unanswered(missing))
@@ -239,15 +216,11 @@ class ShardActors:
         """Calls a method of a shard without waiting; calls of one shard run in order.
 
         Args:
-            shard: number.
-            method, arguments: of its class.
+            shard, method, arguments: what to call.
             limit_s: seconds that the method may take beyond those of other methods before the shard counts as hung.
             steps, td_errors: sent with the call, which are lost with the shard.
             then: called with the value of the answer by the :meth:`settle` that finds it.
             failed: called with the error that the method has raised, which that :meth:`settle` raises otherwise.
-
-        Returns:
-            Reference of the answer.
         """
         answer = getattr(self.handles[shard], method).remote(*arguments)
         if not self._pending[shard]:
@@ -276,12 +249,20 @@ class ShardActors:
         if others:
             ready.update(self._wait(others, num_returns=len(others), timeout=0)[0])
         errors = [error for shard in range(len(self)) for error in self._take_answers(shard, ready)]
-        rest = {shard: answers for shard, answers in enumerate(awaited) if self._is_waiting(shard, answers)}
+        # Some of these answers were not given, and the shard was not lost since.
+        rest = {shard: answers for shard, answers in enumerate(awaited) if self._waits_for(shard, answers)}
         if rest and not errors and self._time_left() <= 0:
             raise TimeoutError(self.unanswered(rest))
         for shard, answers in rest.items():
             if self.alive[shard]:
-                self._mark_late(shard, answers[-1])
+                self._late_with[shard] = answers[-1]
+                logger.warning(
+                    "shard %d has not answered for %g s (shard_timeout_s); draws go on without its %d rows until it "
+                    "does",
+                    shard,
+                    self.options.shard_timeout_s,
+                    self.reports[shard].num_rows,
+                )
         self._restart_hung()
         if errors:
             raise joined_errors(errors)
@@ -289,19 +270,12 @@ class ShardActors:
     def call(
         self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: (), *, limit_s: float = 0.0
     ) -> list[Any]:
-        """Calls a method of every shard and waits for all, see :meth:`send_all` and :meth:`values_of`."""
         return self.values_of(self.send_all(method, arguments, limit_s=limit_s))
 
     def send_all(
         self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: (), *, limit_s: float = 0.0
     ) -> CallOfAll:
-        """Calls a method of every shard without waiting.
-
-        Args:
-            method: name.
-            arguments: by number of the shard.
-            limit_s: seconds that it may take; ``shard_timeout_s`` by default.
-        """
+        """Calls a method of every shard without waiting; it may take ``limit_s``, by default ``shard_timeout_s``."""
         sent = self._new_call(method, arguments, limit_s)
         for shard in range(len(self)):
             self._send_of_all(sent, shard)
@@ -310,9 +284,7 @@ class ShardActors:
     def values_of(self, sent: CallOfAll, *, again: Callable[[int], None] | None = None) -> list[Any]:
         """Waits for the answers of all shards, except of those that were late before; returns their values.
 
-        Args:
-            sent: to wait for.
-            again: called with a shard that was lost and started again before the same call is sent to it.
+        Where a shard was lost and started again, ``again`` is called with it, and the same call is sent to it.
 
         Raises:
             TimeoutError: some have not answered in time; it names them. They do what they were sent once they answer.
@@ -322,7 +294,7 @@ class ShardActors:
         deadline = time.monotonic() + sent.limit_s
         while missing := [shard for shard in sent.answers if shard not in sent.values | sent.errors]:
             for shard in missing:
-                if not self._is_waiting(shard, [sent.answers[shard]]):
+                if not self._waits_for(shard, [sent.answers[shard]]):
                     if again is None:  # an error once the others have finished: what they write may be removed then
                         sent.errors[shard] = ShardLostError(f"shard {shard} was lost meanwhile, and is started again")
                         continue
@@ -343,12 +315,9 @@ class ShardActors:
         return [sent.values[shard] for shard in range(len(self))]
 
     def take_over(self, staged: CallOfAll) -> Callable[[], None]:
-        """Lets every shard use the save that it has read; returns a function that waits until all do.
+        """Lets every shard use the save that it has read in ``staged``; returns a function that waits until all do.
 
         Nothing is drawn from a shard until it does. One that is lost meanwhile reads its part of the save again.
-
-        Args:
-            staged: the answered call of a method that reads a part of a save without using it yet.
         """
         sent = self._new_call("take_over")
 
@@ -371,12 +340,10 @@ class ShardActors:
         return wait
 
     def totals(self, module_id: str) -> list[GroupTotals | None]:
-        """Returns the totals of a module in each shard, ``None`` where it cannot be drawn from."""
         pairs = zip(self.reports, self.alive, strict=True)
         return [report.totals.get(module_id) if alive else None for report, alive in pairs]
 
     def stop(self) -> None:
-        """Ends the processes."""
         for handle in self.handles:
             if handle is not None:  # which an error in a start leaves
                 ray.kill(handle)
@@ -401,29 +368,37 @@ class ShardActors:
 
     def _start(self, shard: int) -> None:
         self.epochs[shard] += 1
-        self.handles[shard] = self._actor(shard)
+        self.handles[shard] = self.new_actor(shard)
         self._pending[shard].clear()
         self._starting[shard], self._late_with[shard] = True, None
         self.send(shard, "report")
 
-    def _actor(self, shard: int) -> Any:
-        actor: Any = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
-        return actor.options(**placement_of(shard, self._nodes)).remote(*self._arguments(shard))
+    def new_actor(self, shard: int) -> Any:
+        actor: Any = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self.kind)
+        return actor.options(**placement_of(shard, self._nodes)).remote(*self.arguments_of(shard))
+
+    def arguments_of(self, shard: int) -> tuple[Any, ...]:
+        folder = None
+        if self.last_save is not None and self.epochs[shard] > 1 and self.options.restart_shards == "last_save":
+            folder = self.last_save[shard]
+            if self._failed_starts[shard]:  # as its files were deleted
+                logger.warning("shard %d could not be started with its save %s, and starts empty", shard, folder)
+                folder = None
+        return (*self._arguments(shard), self.options.shard_timeout_s / 2, folder)
 
     def _awaited(self, shard: int, until: Mapping[int, ray.ObjectRef[Any]] | None) -> list[ray.ObjectRef[Any]]:
-        """Returns the answers of a shard to wait for, as calls run in order: all up to the last one."""
+        # Calls run in order: all answers up to the last one.
         pending = [call.answer for call in self._pending[shard]]
         if until is None:
             return pending
         last = until.get(shard)
         return pending[: pending.index(last) + 1] if last in pending else []
 
-    def _is_waiting(self, shard: int, answers: Sequence[ray.ObjectRef[Any]]) -> bool:
-        """Returns whether a shard has not given some of these answers, and was not lost since."""
+    def _waits_for(self, shard: int, answers: Sequence[ray.ObjectRef[Any]]) -> bool:
         return any(call.answer in answers for call in self._pending[shard])
 
     def _take_answers(self, shard: int, ready: set[ray.ObjectRef[Any]]) -> list[Exception]:
-        """Takes the answers of a shard that have come, in order, and keeps the last report; returns errors."""
+        # Takes those that have come, in order; returns what the methods have raised.
         pending = self._pending[shard]
         errors: list[Exception] = []
         while pending and pending[0].answer in ready:
@@ -444,16 +419,12 @@ class ShardActors:
                 call.then(answer.value)
                 if self._starting[shard]:  # the counts of a save that it began with are among those lost
                     self.lost.counts.subtract(answer.report.counts)
-                self._keep_report(shard, answer.report)
-                self._starting[shard], self.failed_starts[shard] = False, 0
+                self.reports[shard] = answer.report
+                self._on_report(answer.report)
+                self._starting[shard], self._failed_starts[shard] = False, 0
         return errors
 
-    def _keep_report(self, shard: int, report: ShardReport) -> None:
-        self.reports[shard] = report
-        self._on_report(report)
-
     def _restart_hung(self) -> None:
-        """Starts shards again that have not answered for long."""
         for shard, calls in enumerate(self._pending):
             if not calls:
                 continue
@@ -472,8 +443,8 @@ class ShardActors:
         lost.rows += rows
         lost.td_errors += sum(call.td_errors for call in self._pending[shard])
         lost.counts.update(report.counts)
-        self.failed_starts[shard] += self._starting[shard]
-        if self.failed_starts[shard] >= _MOST_FAILED_STARTS:
+        self._failed_starts[shard] += self._starting[shard]
+        if self._failed_starts[shard] >= _MOST_FAILED_STARTS:
             raise RuntimeError(
                 f"shard {shard} could not be started in {_MOST_FAILED_STARTS} attempts. If it ran before, its rows are "
                 f"lost: restore a checkpoint once the cause is removed. The last error was: {error}"
@@ -482,18 +453,8 @@ class ShardActors:
         ray.kill(self.handles[shard])
         self._start(shard)
 
-    def _mark_late(self, shard: int, awaited: ray.ObjectRef[Any]) -> None:
-        self._late_with[shard] = awaited
-        logger.warning(
-            "shard %d has not answered for %g s (shard_timeout_s); draws go on without its %d rows until it does",
-            shard,
-            self.options.shard_timeout_s,
-            self.reports[shard].num_rows,
-        )
-
 
 def joined_errors(errors: Sequence[Exception]) -> Exception:
-    """Returns the first of several errors, with a note of each further one."""
     for other in errors[1:]:
         errors[0].add_note(f"Another shard has raised: {other}")
     return errors[0]

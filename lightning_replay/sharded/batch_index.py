@@ -20,10 +20,6 @@ def numbers_of(ids: RowIds, key: int) -> tuple[np.ndarray, np.ndarray]:
     often the shard was started modulo :data:`~lightning_replay.sharded.row_ids.NUM_EPOCHS`, and how often the slot was
     written.
 
-    Args:
-        ids: of n rows.
-        key: of the replay, below :data:`NUM_KEYS`.
-
     Example:
         >>> index, generation = numbers_of(RowIds.of_shard(1, 2, np.array([5]), np.array([3])), key=9)
         >>> index.tolist() == [2**40 + 5], row_ids_of(index, generation, key=9)[0].slot.tolist()
@@ -46,5 +42,4 @@ def _with_head(head: np.ndarray, tail: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _head(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Returns the upper bits of each row's first number, int64 ``[n]``."""
     return numbers.reshape(len(numbers), -1)[:, 0] >> bits

@@ -28,17 +28,14 @@ class Connection:
     The coordinator ends with the process that started it. Connections that are sent to another process find it by
     name; if Ray is not running there, it is connected to the cluster first.
 
-    Args:
-        name: of the coordinator.
-        wait_timeout_s: seconds after which :meth:`call` raises an error.
-        actor: its handle; ``None`` finds it.
-
     Attributes:
+        wait_timeout_s: seconds after which :meth:`call` raises an error.
         is_owner: whether this process has started the coordinator.
     """
 
     def __init__(self, name: str, wait_timeout_s: float, actor: Any = None) -> None:
-        self._name, self._wait_timeout_s = name, wait_timeout_s
+        self._name = name
+        self.wait_timeout_s: float = wait_timeout_s
         self._caller = uuid.uuid4().hex
         self._actor = actor
         self._address: str = ray.get_runtime_context().gcs_address
@@ -70,7 +67,6 @@ class Connection:
 
     @classmethod
     def find(cls, name: str, wait_timeout_s: float) -> Connection | None:
-        """Returns a connection to a coordinator that was started, ``None`` if there is none."""
         try:
             return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
         except ValueError:
@@ -79,16 +75,12 @@ class Connection:
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Calls a method until its result is another than :class:`~lightning_replay.sharded.coordinator.NotYet`.
 
-        Args:
-            method, arguments: of the coordinator.
-            timeout_s: seconds that this may take; ``wait_timeout_s`` by default.
-
         Raises:
-            TimeoutError: it has taken longer; it names the shards that have not answered.
+            TimeoutError: it has taken longer than ``timeout_s``; it names the shards that have not answered.
             RuntimeError: the replay was stopped, or its process was lost.
             Exception: what the method has raised.
         """
-        limit_s = self._wait_timeout_s if timeout_s is None else timeout_s
+        limit_s = self.wait_timeout_s if timeout_s is None else timeout_s
         deadline, pause = time.monotonic() + limit_s, _FIRST_PAUSE_S
         while isinstance(result := self._call(method, arguments, deadline - time.monotonic()), NotYet):
             if time.monotonic() > deadline:
@@ -118,7 +110,6 @@ class Connection:
             raise RuntimeError(self._stopped()) from error
 
     def stop(self) -> None:
-        """Ends the coordinator and its shards."""
         if self._has_stopped:
             return
         try:

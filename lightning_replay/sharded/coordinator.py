@@ -20,15 +20,13 @@ from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.batch_index import NUM_KEYS
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.rank_shares import RankShares
 from lightning_replay.sharded.rate_limiter import RateLimiter
 from lightning_replay.sharded.remote_rows import DrawnRows
 from lightning_replay.sharded.replay_options import ReplayOptions
-from lightning_replay.sharded.restarts import folder_to_start_with, start_lost_shards
 from lightning_replay.sharded.row_ids import RowIds
-from lightning_replay.sharded.row_routing import Layout, check_layout, layout_from, plain_layout
+from lightning_replay.sharded.row_routing import Layout, check_layout
 from lightning_replay.sharded.saved_replay import NAMES, SavedReplay, first_state
-from lightning_replay.sharded.saves import earlier_shards, write_shards
+from lightning_replay.sharded.saves import earlier_shards, stage_shards, write_shards
 from lightning_replay.sharded.shard import MODULE, ReplayShard
 from lightning_replay.sharded.stats import stats_of
 
@@ -38,12 +36,9 @@ _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes
 
 
 class NotYet(NamedTuple):
-    """The answer to a call that has to wait and is to be repeated.
+    """The answer to a call that has to wait and is to be repeated."""
 
-    Attributes:
-        reason, remedy: for the error if that takes too long.
-    """
-
+    # For the error if that takes too long.
     reason: str
     remedy: str
 
@@ -54,8 +49,9 @@ class Coordinator:
     Calls come through :meth:`call`, each in a thread. One at a time runs; while it waits for shards, the others do, so
     that one process that waits stops no other. Draws follow each other, and so do saves and loads.
 
-    Args:
-        options: of the replay.
+    Attributes:
+        shards: the actors.
+        draws: divides the draws.
     """
 
     def __init__(self, options: ReplayOptions) -> None:
@@ -63,28 +59,29 @@ class Coordinator:
         self._call = threading.local()  # of each thread: its caller, and when that one waits no longer
         self._kept: dict[str, Exception] = {}  # errors of feedback, by the caller who gave it
         self._has_started = False
-        self._options, self._key = options, secrets.randbelow(NUM_KEYS)
+        self.options: ReplayOptions = options
+        self._key = secrets.randbelow(NUM_KEYS)
         self._template = options.template()
         self._batch_size = self._template.batch_size
-        self._shards = ShardActors(
-            ReplayShard, self._arguments_of, options.shards, wait=self._wait, time_left=self._time_left
+        count, seed = options.shards.num_shards, options.of_recipe["seed"]
+        self.shards: ShardActors = ShardActors(
+            ReplayShard,
+            lambda shard: (options.recipe, options.of_recipe, shard, count),
+            options.shards,
+            wait=self._wait,
+            time_left=self._time_left,
         )
-        seed = options.of_recipe["seed"]
-        self._draws = DividedDraws(self._shards, lambda module: Divider(self._template.sampler, seed=seed))
+        self.draws: DividedDraws = DividedDraws(self.shards, lambda module: Divider(self._template.sampler, seed=seed))
         self._limiter = RateLimiter(**options.limits, batch_size=self._batch_size)
-        self._last_save: Sequence[Folder] | None = None
         self._layout: Layout | None = None
         self._num_writers = self._num_draws = self._num_inserted = self._unsettled = 0
         self._clocks: dict[str, int] = {}
-        self._shares = RankShares()
+        self._world_size = 1
+        self._requests: set[int] = set()  # ranks that wait for the next batch
+        self._shares: dict[int, DrawnRows] = {}  # of the last one, by rank, those that were not taken
 
     def call(self, caller: str, method: str, timeout_s: float, arguments: tuple[Any, ...]) -> Any:
-        """Calls a method of this object for another process.
-
-        Args:
-            caller: identifies the object there that calls.
-            method, arguments: what to call.
-            timeout_s: seconds that the caller waits for it.
+        """Calls a method of this object for another process, in which an object of its own id waits ``timeout_s``.
 
         Raises:
             TimeoutError: a shard has not answered within that time; it is named.
@@ -101,88 +98,62 @@ class Coordinator:
             return getattr(self, method)(*arguments)
 
     def start(self) -> None:
-        """Starts the shards.
-
-        Raises:
-            RuntimeError: they have not started in time.
-        """
-        self._shards.start()
+        self.shards.start()
         self._has_started = True
 
     def key_for(self, options: ReplayOptions) -> int:
-        """Returns the key of the replay, which its batches carry.
-
-        Args:
-            options: of a replay of the same name in another process.
-
-        Raises:
-            ValueError: it was built with other options.
-        """
-        options.check_same(self._options)
+        """Returns the key of the replay, which its batches carry; refuses other options than it was built with."""
+        options.check_same(self.options)
         return self._key
 
     def new_writer(self) -> int:
-        """Returns a number for a process that numbers trajectories; no other has it."""
+        # For a process that numbers trajectories; no other has it.
         self._num_writers += 1
         return self._num_writers - 1
 
     def enter_rank(self, rank: int, world_size: int) -> int:
-        """Registers a rank for shared draws, which discards shares not taken yet; returns its number as a writer."""
+        # Discards shares not taken yet; returns the rank's number as a writer.
         with self._alone(self._draw_lock):
-            self._shares.enter(world_size)
+            self._world_size = world_size
+            self._requests.clear()
+            self._shares.clear()
         return _FIRST_RANK + rank
 
     def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout) -> list[Any] | NotYet:
-        """Passes references to rows on to their shards.
+        """Passes references to rows on to their shards; returns references of their answers.
 
-        Args:
-            parts: shard, reference (in a list, so that Ray does not fetch it) and number of rows of each part.
-            layout: of the rows.
-
-        Returns:
-            References of the shards' answers.
-
-        Raises:
-            ValueError: other columns than before.
+        Each part is the shard, the reference (in a list, so that Ray does not fetch it), and the number of rows.
         """
         self._unsettled += 1
-        if self._unsettled > _UNSETTLED or any(self._shards.is_late(shard) for shard, _, _ in parts):
-            self._shards.settle({})
+        if self._unsettled > _UNSETTLED or any(self.shards.is_late(shard) for shard, _, _ in parts):
+            self.shards.settle({})
             self._unsettled = 0
         self._layout = check_layout(layout, self._layout)
-        if late := [shard for shard, _, _ in parts if self._shards.is_late(shard)]:
-            return NotYet(self._shards.unanswered(late), "Nothing was stored. Give the rows again later")
+        if late := [shard for shard, _, _ in parts if self.shards.is_late(shard)]:
+            return NotYet(self.shards.unanswered(late), "Nothing was stored. Give the rows again later")
         if not self._limiter.may_insert(self._num_inserted, pending=0):
             return NotYet(self._limiter.reached("inserted"), _REMEDY_FOR_RATIO)
         answers = []
         for shard, reference, rows in parts:
             self._limiter.insert(rows, size=self._num_inserted)
             self._num_inserted += rows
-            answers.append(self._shards.send(shard, "extend", reference, self._draws.largest(shard), steps=rows))
+            answers.append(self.shards.send(shard, "extend", reference, self.draws.largest(shard), steps=rows))
         return answers
 
     def look_at(self, shard: int) -> str:
         """Waits for a shard until the caller waits no longer, or the shard is late; returns what it has not done."""
         with suppress(TimeoutError):
             self._settle()
-        return self._shards.unanswered([shard])
+        return self.shards.unanswered([shard])
 
     def refused(self) -> None:
         """Accepts other columns again after a shard has refused the first rows."""
         self._settle()
-        if not sum(self._shards.rows.values()):
+        if not sum(self.shards.rows.values()):
             self._layout = None
 
     def draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        """Draws rows; the draws of a rate limiter are of its batch size.
-
-        Args:
-            batch_size: rows.
-            clocks: those that were set.
-
-        Raises:
-            RuntimeError: no shard holds rows.
-        """
+        # With a rate limiter, of its batch size.
         with self._alone(self._draw_lock):
             return self._draw(batch_size, clocks)
 
@@ -194,24 +165,22 @@ class Coordinator:
         return DrawnRows.of(batch)
 
     def draw_again(self, count: int) -> DrawnRows:
-        """Draws rows in place of those of a draw that were lost with their shard."""
+        # In place of rows of a draw that were lost with their shard.
         with self._alone(self._draw_lock):
             return DrawnRows.of(self._drawn(count, {}))
 
     def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        """Returns a rank's rows of the next batch, which is drawn once every rank has requested it.
-
-        Raises:
-            ValueError: another number of ranks than entered last.
-            RuntimeError: no shard holds rows.
-        """
+        """Returns a rank's rows of the next batch, which is drawn once every rank has requested it."""
         with self._alone(self._draw_lock):
-            return self._draw_share(rank, world_size, clocks)
-
-    def _draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        share = self._shares.take(rank)
-        if share is None:
-            if missing := self._shares.missing(rank, world_size):
+            if (share := self._shares.pop(rank, None)) is not None:
+                return share
+            if world_size != self._world_size:
+                raise ValueError(
+                    f"rank {rank} shares draws with {world_size} ranks, and {self._world_size} entered since; call "
+                    "for_rank in every rank before the first of them draws"
+                )
+            self._requests.add(rank)
+            if missing := sorted(set(range(world_size)) - self._requests):
                 return NotYet(
                     f"ranks {missing} of {world_size} have not requested the next batch",
                     "Every rank must make the same number of draws; look for one that has ended or hangs",
@@ -219,129 +188,102 @@ class Coordinator:
             drawn = self._draw(self._batch_size, clocks)
             if isinstance(drawn, NotYet):
                 return drawn
-            self._shares.divide(drawn)
-            share = self._shares.take(rank)
-        assert share is not None
-        return share
+            ends = np.linspace(0, len(drawn), world_size + 1).astype(int).tolist()
+            self._shares = {one: drawn.cut(*ends[one : one + 2]) for one in range(world_size)}
+            self._requests.clear()
+            return self._shares.pop(rank)
 
     def update(self, ids: RowIds, td_errors: np.ndarray, signals: Mapping[str, np.ndarray]) -> None:
-        """Sends TD errors and other signals to the shards of their rows; what these refuse, the caller's next call
-        raises."""
+        # What the shards refuse, the caller's next call raises.
         failed = functools.partial(self._kept.setdefault, self._call.caller)
-        self._draws.update(MODULE, ids, td_errors, signals, failed)
+        self.draws.update(MODULE, ids, td_errors, signals, failed)
 
     def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> None:
-        """Ends running episodes, see :meth:`ReplayShard.end_episodes`."""
         self._call_of_all("end_episodes", writer, trajectories)
 
     def num_rows(self) -> int:
-        """Returns the rows stored."""
         return sum(self._settle().rows.values())
 
     def num_inserted(self) -> int:
-        """Returns the rows given so far."""
         return self._num_inserted
 
     def progress(self, task: str, value: float) -> None:
-        """Passes the progress of a task to the scheduler of a curriculum."""
         self._template.progress(task, value)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
-        """Returns the next tasks of actors."""
         return self._template.actor_tasks(num_actors)
 
     def seed(self, seed: int) -> None:
-        """Restarts all draws from a seed."""
         self._template.seed(seed)
-        self._draws.divider(MODULE).reseed(seed)
-        self._options.of_recipe["seed"] = seed  # of shards that are started again, too
+        self.draws.divider(MODULE).reseed(seed)
+        self.options.of_recipe["seed"] = seed  # of shards that are started again, too
         self._call_of_all("seed", seed)
 
     def _call_of_all(self, method: str, *arguments: Any) -> None:
-        """Calls a method of every shard, also of one that is lost meanwhile and started again."""
-        sent = self._shards.send_all(method, lambda shard: arguments)
+        # Also of one that is lost meanwhile and started again.
+        sent = self.shards.send_all(method, lambda shard: arguments)
         try:
-            self._shards.values_of(sent, again=lambda shard: None)
+            self.shards.values_of(sent, again=lambda shard: None)
         except TimeoutError as error:
             raise TimeoutError(f"{error}. It does what it was sent ({method}) once it answers") from error
 
     def stats(self) -> dict[str, Any]:
-        """Returns what the shards hold and what was drawn."""
         limits = self._limiter.stats()
         counts = {"num_rows_inserted": self._num_inserted, "num_draws": self._num_draws}
-        return {**stats_of(self._shards, self._draws), **counts, "rate_limiter": limits}
+        return {**stats_of(self.shards, self.draws), **counts, "rate_limiter": limits}
 
     def save(self, folder: Folder, previous: Path | None) -> None:
         """Saves every shard and what decides the next draws, as they are when it begins."""
         with self._alone(self._save_lock):
-            self._save(folder, previous)
-
-    def _save(self, folder: Folder, previous: Path | None) -> None:
-        start_lost_shards(self._settle())
-        earlier = earlier_shards(previous, len(self._shards), lambda folder: SavedReplay.read(folder).shards)
-        fields = {"recipe": self._options.recipe, "capacities": self._options.capacities}
-        self._last_save = write_shards(
-            self._shards, folder, NAMES, self._state, lambda shard: (earlier[shard],), fields
-        )
+            self._settle().start_lost()
+            earlier = earlier_shards(previous, len(self.shards), lambda folder: SavedReplay.read(folder).shards)
+            fields = {"recipe": self.options.recipe, "capacities": self.options.capacities}
+            self.shards.last_save = write_shards(self.shards, folder, NAMES, self._state, fields, earlier)
 
     def load(self, folder: Folder) -> None:
-        """Replaces everything by a save of the same recipe and options; after an error nothing is changed.
-
-        Raises:
-            FileNotFoundError, DamagedFileError, ValueError: the save cannot be used here.
-        """
+        """Replaces everything by a save of the same recipe and options; after an error nothing is changed."""
         with self._alone(self._save_lock):
-            self._load(folder)
-
-    def _load(self, folder: Folder) -> None:
-        saved = SavedReplay.read(folder)
-        saved.check(folder, self._options.recipe, self._options.capacities)
-        start_lost_shards(self._shards)
-        staged, folders = saved.stage(self._shards, folder)
-        wait = self._shards.take_over(staged)
-        self._shards.epochs += 1  # TD errors of rows that were drawn before belong to none of these
-        self._restore(saved.state or first_state(staged))
-        self._last_save = folders
-        wait()
+            saved = SavedReplay.read(folder)
+            saved.check(folder, self.options.recipe, self.options.capacities)
+            self.shards.start_lost()
+            is_of_shards = saved.recipe is not None
+            staged, folders = stage_shards(self.shards, folder, saved.data, saved.shards, is_of_shards)
+            wait = self.shards.take_over(staged)
+            self.shards.epochs += 1  # TD errors of rows that were drawn before belong to none of these
+            self._restore(saved.state or first_state(staged))
+            self.shards.last_save = folders if is_of_shards else None
+            wait()
 
     def _state(self) -> dict[str, Any]:
-        """Returns what decides the next draws beside the shards: tensors and plain values."""
         return {
-            "draws": self._draws.state_dict(),
+            "draws": self.draws.state_dict(),
             "limiter": self._limiter.state_dict(),
-            "losses": self._shards.lost.state(),
+            "losses": self.shards.lost.state(),
             "counts": [self._num_writers, self._num_draws, self._num_inserted],
-            "layout": plain_layout(self._layout),
+            "layout": self._layout,
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._draws.load_state_dict(state["draws"])
+        self.draws.load_state_dict(state["draws"])
         self._limiter.load_state_dict(state["limiter"])
-        self._shards.lost.load(state["losses"])
+        self.shards.lost.load(state["losses"])
         num_writers, self._num_draws, self._num_inserted = state["counts"]
         self._num_writers = max(self._num_writers, num_writers)
-        self._layout, self._clocks = layout_from(state["layout"]), {}
+        self._layout, self._clocks = state["layout"], {}
+        self._requests.clear()
         self._shares.clear()
 
     def draw_stamp(self) -> bytes:
-        """Returns bytes that change with every draw."""
-        return repr((self._num_draws, self._draws.divider(MODULE).generator_state().sum().item())).encode()
+        return repr((self._num_draws, self.draws.divider(MODULE).generator_state().sum().item())).encode()
 
     def stop(self) -> None:
-        """Ends the shards."""
-        self._shards.stop()
-
-    def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        folder = folder_to_start_with(self._shards, shard, self._last_save)
-        options = self._options
-        fetch_timeout_s = options.shards.shard_timeout_s / 2  # a process that hangs makes no shard late
-        return options.recipe, options.of_recipe, shard, len(self._shards), fetch_timeout_s, folder
+        self.shards.stop()
 
     def _time_left(self) -> float:
         return float(self._call.deadline - time.monotonic())
 
     def _wait(self, references: list[Any], *, num_returns: int = 1, timeout: float) -> Any:
-        """Returns ``ray.wait``, during which other calls run."""
+        # Other calls run meanwhile.
         if timeout <= 0:
             return ray.wait(references, num_returns=num_returns, timeout=0)
         self._lock.release()
@@ -352,7 +294,6 @@ class Coordinator:
 
     @contextmanager
     def _alone(self, lock: threading.Lock) -> Iterator[None]:
-        """Context manager of one call at a time, while others go on."""
         if not lock.acquire(blocking=False):
             self._lock.release()
             try:
@@ -361,7 +302,7 @@ class Coordinator:
                 self._lock.acquire()
             if not is_alone:
                 raise TimeoutError(
-                    f"another process's draw or save has not ended: {self._shards.unanswered(self._shards.waited_for)}"
+                    f"another process's draw or save has not ended: {self.shards.unanswered(self.shards.waited_for)}"
                 )
         try:
             yield
@@ -369,19 +310,18 @@ class Coordinator:
             lock.release()
 
     def _settle(self) -> ShardActors:
-        self._shards.settle()
+        self.shards.settle()
         self._unsettled = 0
-        return self._shards
+        return self.shards
 
     def _drawn(self, batch_size: int, clocks: Mapping[str, int]) -> RemoteBatch:
         self._clocks |= clocks
-        if not self._shards.rows and not self._settle().rows and all(self._shards.alive):
+        if not self.shards.rows and not self._settle().rows and all(self.shards.alive):
             raise RuntimeError("the sharded replay is empty; call extend before sample")
-        batch = self._draws.draw(batch_size, lambda module, size: None, self._clocks_of)[MODULE]
+        batch = self.draws.draw(batch_size, lambda module, size: None, self._clocks_of)[MODULE]
         self._num_draws += 1
         return batch
 
     def _clocks_of(self, draws_before: int) -> dict[str, int]:
-        """Returns environment steps and updates of the next draw, or of one that others are returned before."""
         env_steps = self._clocks.get("env_steps", self._num_inserted)
         return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}

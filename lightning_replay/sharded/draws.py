@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lightning_replay.sharded.actors import ShardActors, joined_errors
+from lightning_replay.sharded.fetching import Block
 from lightning_replay.sharded.reports import RemotePart
 from lightning_replay.sharded.row_ids import RowIds
 
@@ -23,26 +24,23 @@ _MOST_EMPTY_DRAWS = 10  # in a row, in which every shard that was sent a part wa
 
 
 class RemoteBatch(NamedTuple):
-    """A batch whose rows are in the object store.
+    """A batch whose rows are in the object store."""
 
-    Attributes:
-        parts: of each shard that was sent a part and has answered, in order.
-        ids: of the rows, those of one part after those of the other.
-        columns: ``[B]`` each, which depend on all shards, such as ``priority_weight``; none without weights.
-    """
-
-    parts: list[RemotePart]
-    ids: RowIds
-    columns: dict[str, np.ndarray]
+    parts: list[RemotePart]  # of each shard that was sent a part and has answered, in order
+    ids: RowIds  # of the rows, those of one part after those of the other
+    columns: dict[str, np.ndarray]  # [B] each, which depend on all shards, such as priority_weight
 
     def __len__(self) -> int:
         return len(self.ids.shard)
 
     @property
+    def blocks(self) -> list[Block]:
+        return [Block(part.reference, 0, len(part.slot)) for part in self.parts]
+
+    @property
     def weights(self) -> np.ndarray:
         """Importance weights, float32 ``[B]``; 1 where the sampler makes none."""
-        weights = self.columns.get("priority_weight")
-        return np.ones(len(self), dtype=np.float32) if weights is None else weights
+        return self.columns.get("priority_weight", np.ones(len(self), dtype=np.float32))
 
 
 class _InFlight(NamedTuple):
@@ -63,16 +61,7 @@ class DividedDraws:
     between two calls of :meth:`draw`: shards have drawn their rows before they got the TD errors of the draws before.
     Draws in flight are no part of the state; a restored one begins without.
 
-    The actors have the methods ``draw(parts, clocks, *request)``, which returns a
-    :class:`~lightning_replay.sharded.reports.RemotePart` by module, and
-    ``update(module, slot, generation, td_errors)``.
-
-    Args:
-        actors: of the shards.
-        build: builds the divider of a module.
-
-    Attributes:
-        dividers: by module; built when its first draw comes.
+    ``build`` builds the divider of a module, when its first draw comes.
     """
 
     def __init__(self, actors: ShardActors, build: Callable[[str], Divider]) -> None:
@@ -82,11 +71,9 @@ class DividedDraws:
 
     @property
     def num_in_flight(self) -> int:
-        """Draws that were sent and not returned."""
         return len(self._in_flight)
 
     def divider(self, module_id: str) -> Divider:
-        """Returns the divider of a module."""
         if module_id not in self.dividers:
             self.dividers[module_id] = self._build(module_id)
         return self.dividers[module_id]
@@ -109,10 +96,6 @@ class DividedDraws:
             prepare: called with each module and the batch size before a draw is divided.
             clocks: returns ``env_steps`` and ``updates`` of a draw, given how many will be returned before it.
             request: further arguments of the actors' ``draw``.
-
-        Raises:
-            RuntimeError: no shard has rows.
-            TimeoutError: no shard that holds rows has answered while the caller waits.
         """
         if self._in_flight and self._in_flight[0].request != (batch_size, *request):
             self.discard()
@@ -131,15 +114,10 @@ class DividedDraws:
         raise RuntimeError(f"every shard that was to draw rows was lost or late, {_MOST_EMPTY_DRAWS} times in a row")
 
     def discard(self) -> None:
-        """Discards the draws in flight."""
         self._in_flight.clear()
 
     def _send(self, prepare: Callable[[str, int], None], clocks: Mapping[str, int], *request: Any) -> None:
-        """Divides a draw by what the shards last reported, and sends it to them.
-
-        Raises:
-            RuntimeError: there are too few rows.
-        """
+        # Divided by what the shards last reported; raises an error where there are too few rows.
         actors, batch_size = self._actors, request[0]
         divisions = {}
         for name in self._drawable():
@@ -160,7 +138,7 @@ class DividedDraws:
     def _send_ahead(
         self, prepare: Callable[[str, int], None], clocks: Callable[[int], Mapping[str, int]], *request: Any
     ) -> None:
-        """Sends draws until there are ``num_prefetch`` in flight, behind the one that is about to be returned."""
+        # Behind the draw that is about to be returned.
         while len(self._in_flight) < self._actors.options.num_prefetch and self._drawable():
             try:
                 self._send(prepare, clocks(len(self._in_flight) + 1), *request)
@@ -168,10 +146,8 @@ class DividedDraws:
                 return
 
     def _weighed(self, draw: _InFlight, clocks: Mapping[str, int]) -> dict[str, RemoteBatch]:
-        """Returns the batches of a draw, without the rows of shards that have not answered or were lost since.
-
-        The weights are those of its own number among the draws, however many were divided since.
-        """
+        # Without the rows of shards that have not answered or were lost since. The weights are those of the draw's own
+        # number, however many were divided since.
         current = self._actors.epochs == draw.epochs
         answers = {shard: draw.parts[shard] for shard in draw.answers if shard in draw.parts and current[shard]}
         batches = {}
@@ -186,7 +162,6 @@ class DividedDraws:
         return batches
 
     def _wait_for_rows(self) -> None:
-        """Waits for everything sent, and until a shard that holds rows has answered."""
         actors = self._actors
         actors.settle()
         while not self._drawable() and not all(actors.alive):
@@ -195,7 +170,7 @@ class DividedDraws:
             raise RuntimeError("cannot sample from an empty replay buffer; call add first")
 
     def _drawable(self) -> list[str]:
-        """Returns the modules that have rows in a shard that can be drawn from, in the same order in every run."""
+        # The modules that have rows in a shard that can be drawn from, in the same order in every run.
         pairs = zip(self._actors.reports, self._actors.alive, strict=True)
         return sorted({name for report, alive in pairs if alive for name, count in report.rows.items() if count})
 
@@ -209,19 +184,10 @@ class DividedDraws:
     ) -> None:
         """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows, without waiting.
 
-        Those of rows of a shard that was lost since are dropped and counted. Other signals, ``[B, ...]`` by name, are a
-        further argument of the actors' ``update``. Errors of the actors go to ``failed``, see
+        Those of rows of a shard that was lost since are dropped and counted. Errors of the actors go to ``failed``, see
         :meth:`~lightning_replay.sharded.actors.ShardActors.send`.
-
-        Raises:
-            ValueError: another number of TD errors than of rows, or NaN or infinite values; none was sent.
         """
-        if len(td_errors) != len(ids.shard) or not np.isfinite(td_errors).all():
-            raise ValueError(
-                f"td_error must hold one finite value for each of the {len(ids.shard)} rows of the batch; got shape "
-                f"{list(td_errors.shape)}, {np.count_nonzero(~np.isfinite(td_errors))} of them NaN or infinite. No "
-                "priority was changed"
-            )
+        check_td_errors(td_errors, len(ids.shard))
         current = ids.current(self._actors.epochs)
         self._actors.lost.td_errors += int(np.count_nonzero(~current))
         ids, td_errors = ids.take(current), td_errors[current]
@@ -245,11 +211,18 @@ class DividedDraws:
         }
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Returns what decides the next draws beside the shards themselves."""
         return {name: divider.state_dict() for name, divider in self.dividers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`, and discards draws in flight."""
         self.discard()
         for name, saved in state.items():
             self.divider(name).load_state_dict(saved)
+
+
+def check_td_errors(td_errors: np.ndarray, count: int) -> None:
+    if len(td_errors) != count or not np.isfinite(td_errors).all():
+        raise ValueError(
+            f"td_error must hold one finite value for each of the {count} rows of the batch; got shape "
+            f"{list(td_errors.shape)}, {np.count_nonzero(~np.isfinite(td_errors))} of them NaN or infinite. No "
+            "priority was changed"
+        )

@@ -23,10 +23,6 @@ _MANIFESTS = ".json"
 class Folder:
     """A folder on a file system of pyarrow; it may not exist, and can be sent to other processes.
 
-    Attributes:
-        filesystem: that it is on.
-        path: there.
-
     Example:
         >>> (Folder.at("/checkpoints/first") / "replay_buffer").local.as_posix()
         '/checkpoints/first/replay_buffer'
@@ -44,11 +40,7 @@ class Folder:
 
     @classmethod
     def of_user(cls, path: str | Path, filesystem: fs.FileSystem | None = None) -> Folder:
-        """Returns the folder at a path or URI that was given here, where a relative path is one of this process.
-
-        Raises:
-            TypeError: a ``filesystem`` of another kind.
-        """
+        """Returns the folder at a path or URI that was given here, where a relative path is one of this process."""
         check_kind("filesystem", filesystem, fs.FileSystem | None, "a file system of pyarrow, or None")
         is_local = filesystem is None and "://" not in str(path)
         return cls.at(os.path.abspath(path) if is_local else str(path), filesystem)
@@ -65,11 +57,9 @@ class Folder:
         return self.path if self.local is not None else f"{self.filesystem.type_name}:{self.path}"
 
     def exists(self) -> bool:
-        """Whether there is such a folder."""
         return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
 
     def remove(self) -> None:
-        """Removes the folder and what it holds, as far as possible."""
         with suppress(OSError):
             self.filesystem.delete_dir(self.path)
 
@@ -92,12 +82,7 @@ class Folder:
     def to_read(self, *, deep: bool = True) -> Iterator[Path]:
         """Context manager for reading: yields this folder, or a local copy; it does not exist where this does not.
 
-        Args:
-            deep: whether a copy has the folders inside, or the files alone.
-
-        Raises:
-            DamagedFileError, ValueError: what was raised in the body, with the name of this folder in place of the
-                copy's.
+        A copy that is not ``deep`` has the files alone. Errors have the name of this folder in place of the copy's.
         """
         from lightning_replay.saving import DamagedFileError
 

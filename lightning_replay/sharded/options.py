@@ -33,10 +33,6 @@ class ShardOptions:
         save_timeout_s: seconds that a save or a load may take.
         num_prefetch: draws in flight ahead of the Learners. Their rows wait in the object store, and are as old as the
             updates that have been made since.
-
-    Raises:
-        ValueError: another choice, or numbers out of range.
-        TypeError: values of another kind.
     """
 
     num_shards: int
@@ -61,17 +57,12 @@ SHARD_OPTIONS = tuple(field.name for field in dataclasses.fields(ShardOptions))
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[ShardOptions, dict[str, Any]]:
-    """Returns the options of shards, and those of the buffer in them."""
     given = {name: value for name, value in options.items() if name in SHARD_OPTIONS}
     return ShardOptions(**given), {name: value for name, value in options.items() if name not in SHARD_OPTIONS}
 
 
 def check_room(options: ShardOptions) -> None:
-    """Refuses shards that no node has room for, because Ray would wait for one for ever.
-
-    Raises:
-        ValueError: with the CPUs needed and those of the nodes.
-    """
+    """Refuses shards that no node has room for, because Ray would wait for one for ever."""
     needed = options.num_cpus_per_shard
     if needed == 0:
         return
@@ -87,16 +78,9 @@ def check_room(options: ShardOptions) -> None:
 
 
 def placement_of(shard: int, nodes: Sequence[str]) -> dict[str, Any]:
-    """Returns where Ray places a shard, as options of its actor.
-
-    In a placement group, as of a trial of Tune, it is one of its bundles, in which CPUs are reserved and no memory.
-
-    Args:
-        shard: number.
-        nodes: ids of those to place shards on, as far as there is room; none spreads them.
-    """
+    """Returns options of the actor of a shard: where Ray places it, on these nodes as far as there is room."""
     group = ray.util.get_current_placement_group()
-    if group is not None:
+    if group is not None:  # as of a trial of Tune: a shard has one of its bundles, which reserve CPUs and no memory
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
     strategy: Any = "SPREAD"
     if nodes:

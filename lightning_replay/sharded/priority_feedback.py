@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,21 +14,8 @@ from lightning_replay.parts import WriterHooks
 from lightning_replay.priority_updates import real_numbers, row_generations, row_numbers, td_error_of
 from lightning_replay.replay import SIGNALS
 from lightning_replay.sharded.batch_index import row_ids_of
+from lightning_replay.sharded.draws import check_td_errors
 from lightning_replay.sharded.row_ids import RowIds
-
-
-class Feedback(NamedTuple):
-    """TD errors and signals for B rows, and the identities of the rows.
-
-    Attributes:
-        ids: of the rows.
-        td_errors: float32 ``[B]``.
-        signals: ``[B, ...]`` by name.
-    """
-
-    ids: RowIds
-    td_errors: np.ndarray
-    signals: dict[str, np.ndarray]
 
 
 def checked_feedback(
@@ -38,18 +25,9 @@ def checked_feedback(
     signals: dict[str, Any],
     key: int,
     writer: WriterHooks,
-) -> Feedback:
+) -> tuple[RowIds, np.ndarray, dict[str, np.ndarray]]:
     """Returns the arguments of :meth:`ShardedReplay.update_priority
-    <lightning_replay.sharded.replay.ShardedReplay.update_priority>` as arrays.
-
-    Args:
-        index, td_error, generation, signals: its arguments.
-        key: of the replay.
-        writer: as those of the shards, which checks what it takes here: an error there would come too late.
-
-    Raises:
-        TypeError, ValueError: as that method.
-    """
+    <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
     if isinstance(index, TensorDictBase):
         batch, index, generation = index, index.get("index", None), index.get("generation", generation)
         if index is None:
@@ -65,18 +43,13 @@ def checked_feedback(
         raise TypeError(f"update_priority got the signal {name!r}; the signals are {', '.join(SIGNALS)}")
     if td_error is None:
         raise TypeError("update_priority got no td_error; give one for each row of the batch")
-    errors = real_numbers("td_error", td_error, "No priority was changed").detach().cpu().float().numpy()
-    if errors.size != len(index) or not np.isfinite(errors).all():
-        raise ValueError(
-            f"td_error must hold one finite value for each of the {len(index)} rows of the batch; got shape "
-            f"{list(errors.shape)}, {np.count_nonzero(~np.isfinite(errors))} of them NaN or infinite. No priority was "
-            "changed"
-        )
+    errors = real_numbers("td_error", td_error, "No priority was changed").detach().cpu().float().reshape(-1).numpy()
+    check_td_errors(errors, len(index))
     given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
     for name, value in given.items():
         if len(value) != len(index):
             raise ValueError(f"{name} has {len(value)} rows and the batch {len(index)}. No priority was changed")
-    if writer.needs_feedback:
+    if writer.needs_feedback:  # an error in the shard would come too late
         writer.read_feedback(len(index), torch.from_numpy(errors), signals)
     numbers = row_generations(generation).cpu().numpy()
     if len(numbers) != len(index):
@@ -87,4 +60,4 @@ def checked_feedback(
             f"{np.count_nonzero(~is_own)} of {len(index)} rows were not drawn from this sharded replay; give it the "
             "batches that its own sample() returned. No priority was changed"
         )
-    return Feedback(ids, errors.reshape(-1), given)
+    return ids, errors, given

@@ -75,34 +75,20 @@ class RateLimiter:
         return self._balance
 
     def may_sample(self, size: int) -> bool:
-        """Returns whether the next draw is permitted.
-
-        Args:
-            size: rows held.
-        """
+        """Returns whether the next draw is permitted, with ``size`` rows held."""
         if size < self.min_size_to_sample:
             return False
         return self.samples_per_insert is None or self._balance - self.batch_size >= -self.error_buffer
 
     def may_insert(self, size: int, pending: int) -> bool:
-        """Returns whether ``insert_size`` further rows may be requested.
-
-        Args:
-            size: rows held.
-            pending: rows requested that have not arrived.
-        """
+        """Returns whether ``insert_size`` further rows may be requested; ``pending`` ones have not arrived."""
         if self.samples_per_insert is None or size + pending < self.min_size_to_sample:
             return True
         owed = pending + self.insert_size - max(0, self.min_size_to_sample - size)
         return self._balance + self.samples_per_insert * owed <= self.error_buffer
 
     def insert(self, num_rows: int, size: int) -> None:
-        """Counts rows that arrived.
-
-        Args:
-            num_rows: that were added.
-            size: rows held before.
-        """
+        """Counts rows that arrived; ``size`` were held before."""
         filled = min(num_rows, max(0, self.min_size_to_sample - size))
         self._inserted += num_rows
         self._filled += filled
@@ -130,7 +116,7 @@ class RateLimiter:
         }
 
     def reached(self, what: str) -> str:
-        """Returns the reason why rows may not be ``what``, inserted or drawn, for an error."""
+        # The reason why rows may not be inserted or drawn, for an error.
         return (
             f"no more rows may be {what}: {self._inserted} were inserted and {self._sampled} drawn, with "
             f"samples_per_insert={self.samples_per_insert:g} and error_buffer={self.error_buffer:g}"

@@ -20,16 +20,11 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
     """Returns the options of the replay in one shard.
 
     Every capacity is divided by the number of shards and rounded up, also those of tables, which hold at least a
-    history. Files of ``memmap`` lie in a folder for each shard, on the shard's node.
-
-    Args:
-        options: of a recipe, for all shards together.
-        num_shards: S.
-        number: of the shard; ``None`` for the replay without rows by whose sampler draws are divided.
+    history. Files of ``memmap`` lie in a folder for each shard, on the shard's node. Without a ``number``, they are the
+    options of the replay without rows by whose sampler draws are divided.
 
     Raises:
         ValueError: more shards than rows.
-        TypeError: a ``memmap`` that is no path.
     """
     check_kind("memmap", options.get("memmap"), str | os.PathLike | None, "a directory, or None")
     parts = num_shards if number is not None else 1
@@ -51,7 +46,6 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
 
 
 def seed_of_shard(seed: int, number: int) -> int:
-    """Returns the seed of one shard, from that of all."""
     return (seed + (number + 1) * _BETWEEN_SEEDS) % 2**63
 
 

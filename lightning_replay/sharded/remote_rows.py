@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,67 +11,35 @@ from tensordict import TensorDict
 
 from lightning_replay.sharded.batch_index import numbers_of
 from lightning_replay.sharded.draws import RemoteBatch
-from lightning_replay.sharded.fetching import fetched
+from lightning_replay.sharded.fetching import Block, cut_blocks, fetched
 from lightning_replay.sharded.row_ids import RowIds
 from lightning_replay.sharded.row_routing import Columns
 
 if TYPE_CHECKING:
-    import ray
-
-
-class Block(NamedTuple):
-    """Rows of one object in the object store.
-
-    Attributes:
-        reference: of columns.
-        start, stop: which of their rows.
-    """
-
-    reference: ray.ObjectRef[Any]
-    start: int
-    stop: int
+    pass
 
 
 class DrawnRows(NamedTuple):
-    """Rows of a batch that one process fetches.
+    """Rows of a batch that one process fetches."""
 
-    Attributes:
-        blocks: where they are, in order.
-        ids: of n rows.
-        columns: ``[n]`` each, which depend on all shards, such as ``priority_weight``.
-    """
-
-    blocks: list[Block]
+    blocks: list[Block]  # where they are, in order
     ids: RowIds
-    columns: dict[str, np.ndarray]
+    columns: dict[str, np.ndarray]  # [n] each, which depend on all shards, such as priority_weight
 
     @classmethod
     def of(cls, batch: RemoteBatch) -> DrawnRows:
-        """Returns all rows of a batch."""
-        return cls([Block(part.reference, 0, len(part.slot)) for part in batch.parts], batch.ids, batch.columns)
+        return cls(batch.blocks, batch.ids, batch.columns)
 
     def __len__(self) -> int:
         return len(self.ids.shard)
 
     def cut(self, start: int, stop: int) -> DrawnRows:
-        """Returns the rows from ``start`` to ``stop``."""
-        blocks, first = [], 0
-        for reference, begin, end in self.blocks:
-            own_start, own_stop = max(start - first, 0), min(stop - first, end - begin)
-            if own_start < own_stop:
-                blocks.append(Block(reference, begin + own_start, begin + own_stop))
-            first += end - begin
         columns = {name: column[start:stop] for name, column in self.columns.items()}
-        return DrawnRows(blocks, self.ids.take(np.arange(start, stop)), columns)
+        return DrawnRows(cut_blocks(self.blocks, start, stop), self.ids.take(np.arange(start, stop)), columns)
 
 
 class FetchedRows:
-    """Rows of one or several draws, fetched from the object store and joined to a batch.
-
-    Args:
-        key: of the replay, which their ``generation`` has.
-        timeout_s: seconds after which rows count as lost that could not be fetched.
-    """
+    """Rows of one or several draws, fetched from the object store within ``timeout_s`` and joined to a batch."""
 
     def __init__(self, key: int, timeout_s: float) -> None:
         self._key, self._timeout_s = key, timeout_s
@@ -99,7 +67,6 @@ class FetchedRows:
         self._count += len(index)
 
     def batch(self) -> TensorDict:
-        """Returns the rows, TensorDict ``[B]``."""
         batch = TensorDict({}, batch_size=[self._count])
         for parts in (self._blocks, self._numbers):
             for key in parts[0]:

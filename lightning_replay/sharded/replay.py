@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay of any recipe divided over Ray actors, which several processes fill and draw from.
-
-Longer than other files because it has the whole interface of a replay, each method a call or two of the actors.
-"""
+"""A replay of any recipe divided over Ray actors, which several processes fill and draw from."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import os
 import time
@@ -27,8 +25,7 @@ from torch import Tensor
 
 from lightning_replay.declared import declared_writer
 from lightning_replay.divided_draws import Divider
-from lightning_replay.parts import WriterHooks
-from lightning_replay.replay import wrong_shape
+from lightning_replay.replay import Replay, wrong_shape
 from lightning_replay.sharded.batch_index import numbers_of
 from lightning_replay.sharded.connection import Connection
 from lightning_replay.sharded.folders import Folder
@@ -114,9 +111,13 @@ class ShardedReplay(TrainingReplay):
         **options: Any,
     ) -> None:
         check_kind("name", name, str | None, "a name, or None")
-        limits = {"samples_per_insert": samples_per_insert, "error_buffer": error_buffer}
+        limits: dict[str, Any] = {"samples_per_insert": samples_per_insert, "error_buffer": error_buffer}
         given = ReplayOptions.checked(recipe, {**options, "num_shards": num_shards}, limits)
-        self._read_template(given)
+        self._options = given
+        # Bad options are refused here, and not in an actor.
+        Divider(self._template.sampler)
+        self.batch_size: int = self._template.batch_size
+        RateLimiter(**limits, batch_size=self.batch_size)
         wait_timeout_s = checked_number("wait_timeout_s", wait_timeout_s, ABOVE_ZERO)
         if not ray.is_initialized():
             raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
@@ -128,7 +129,6 @@ class ShardedReplay(TrainingReplay):
         assert name is not None
         self.name: str = name
         self._connection = connection
-        self._wait_timeout_s, self._options = wait_timeout_s, given
         self._key = connection.call("key_for", given)
         self._rank: tuple[int, int] | None = None
         self._clocks: dict[str, int] = {}
@@ -137,51 +137,56 @@ class ShardedReplay(TrainingReplay):
         self._unanswered: _Sent | None = None  # the rows of a call that has timed out
         self._check = TransitionCheck(given.of_recipe.get("check_finite", True))
 
-    def _read_template(self, given: ReplayOptions) -> None:
-        """Reads what every process needs off a replay without rows; refuses bad options here, not in an actor."""
-        built = given.template()
-        Divider(built.sampler)
-        RateLimiter(**given.limits, batch_size=built.batch_size)
-        self._holds_batch_size = given.limits["samples_per_insert"] is not None
-        self._num_shards = given.shards.num_shards
-        tables = max(1, len(built.tasks))
-        self._capacity = given.capacities.get("capacity", given.capacities.get("capacity_per_task", 0) * tables)
-        self._tasks, self._returns, self._sampler_name = built.tasks, built.returns, built.sampler_name
-        self._takes_feedback = built.takes_feedback
-        self._writer: WriterHooks | None = declared_writer(built.writer)
-        self.is_prioritized: bool = built.is_prioritized
-        self.batch_size: int = built.batch_size
-        self.priority_key: str = built.priority_key
+    @functools.cached_property
+    def _template(self) -> Replay:
+        # A replay without rows, as those of the shards; not sent to other processes, as it has memory of its own.
+        return self._options.template()
+
+    @property
+    def wait_timeout_s(self) -> float:
+        """Seconds after which a call that waits raises ``TimeoutError``."""
+        return self._connection.wait_timeout_s
 
     @property
     def capacity(self) -> int:
         """Most transitions kept, in all shards together."""
-        return self._capacity
+        given = self._options.capacities
+        return given.get("capacity", given.get("capacity_per_task", 0) * max(1, len(self.tasks)))
 
     @property
     def sampler_name(self) -> str:
         """Name of the class of the samplers."""
-        return f"{self._sampler_name} of {self._num_shards} shards"
+        return f"{self._template.sampler_name} of {self._options.shards.num_shards} shards"
 
     @property
     def tasks(self) -> list[str]:
         """Names of the tasks of a curriculum, in the order of the column ``task``; none for other recipes."""
-        return self._tasks
+        return self._template.tasks
 
     @property
     def returns(self) -> list[tuple[int, float]]:
         """Length above 1 and discount of the returns that are formed."""
-        return self._returns
+        return self._template.returns
+
+    @property
+    def is_prioritized(self) -> bool:
+        """Whether rows are drawn by priority."""
+        return self._template.is_prioritized
+
+    @property
+    def priority_key(self) -> str:
+        """Column of a batch from which :meth:`update_tensordict_priority` reads TD errors."""
+        return self._template.priority_key
 
     @property
     def takes_feedback(self) -> bool:
         """Whether :meth:`update_priority` changes what is drawn or kept."""
-        return self._takes_feedback
+        return self._template.takes_feedback
 
     @property
     def awaits_priorities(self) -> bool:
         """Whether something takes feedback and this process has given none since its last draw."""
-        return self._takes_feedback and self._draws_since_update > 0
+        return self.takes_feedback and self._draws_since_update > 0
 
     @property
     def write_count(self) -> int:
@@ -217,7 +222,9 @@ class ShardedReplay(TrainingReplay):
             )
         shared = self._copied()
         shared._rank = (rank, world_size)
-        shared._router = RowRouter(self._num_shards, self._connection.call("enter_rank", rank, world_size))
+        shared._router = RowRouter(
+            self._options.shards.num_shards, self._connection.call("enter_rank", rank, world_size)
+        )
         return shared
 
     def client(self) -> ShardedReplay:
@@ -261,12 +268,12 @@ class ShardedReplay(TrainingReplay):
         if rows.ndim != 1:
             raise wrong_shape(rows)
         if not len(rows):  # all of them are padding
-            return torch.zeros(0, dtype=torch.int64)
+            return torch.zeros(0, dtype=torch.int64, device="cpu")
         columns = columns_of(rows)
         self._check(columns)
         before, self._unanswered = self._unanswered, None
         sent = before if before is not None and before.digest == _digest(columns) else self._send(columns)
-        deadline = time.monotonic() + self._wait_timeout_s
+        deadline = time.monotonic() + self.wait_timeout_s
         try:
             stored = {shard: self._answer(shard, answer, deadline) for shard, answer in sent.answers.items()}
         except (TimeoutError, KeyboardInterrupt):
@@ -285,12 +292,11 @@ class ShardedReplay(TrainingReplay):
 
     def _send(self, columns: Columns) -> _Sent:
         if self._router is None:
-            self._router = RowRouter(self._num_shards, self._connection.call("new_writer"))
+            self._router = RowRouter(self._options.shards.num_shards, self._connection.call("new_writer"))
         routed, router = self._router.route(columns)
-        references = [ray.put(one.columns) for one in routed]  # which live until the shards have answered
-        parts = [(one.shard, [ref], one.num_rows) for one, ref in zip(routed, references, strict=True)]
-        answers = self._connection.call("extend", parts, layout_of(routed[0].columns))
-        return _Sent({one.shard: answer for one, answer in zip(routed, answers, strict=True)}, references, router, b"")
+        parts = [(shard, [ray.put(own)], len(next(iter(own.values())))) for shard, own in routed.items()]
+        answers = self._connection.call("extend", parts, layout_of(next(iter(routed.values()))))
+        return _Sent(dict(zip(routed, answers, strict=True)), parts, router, b"")
 
     def _answer(self, shard: int, answer: ray.ObjectRef[Any], deadline: float) -> Any:
         """Returns the slots of rows that a shard has stored, or the error with which it has refused them."""
@@ -323,11 +329,11 @@ class ShardedReplay(TrainingReplay):
             ValueError: a ``batch_size`` that cannot be given here.
             TimeoutError: inserts are behind, other ranks have not requested the batch, or shards have not answered.
         """
-        deadline = time.monotonic() + self._wait_timeout_s
+        deadline = time.monotonic() + self.wait_timeout_s
         own = self.batch_size if self._rank is None else self.batch_size // self._rank[1]
         if batch_size is not None and batch_size != own:
             checked_count("batch_size", batch_size, of="transitions")
-            if self._rank is not None or self._holds_batch_size:
+            if self._rank is not None or self._options.limits["samples_per_insert"] is not None:
                 raise ValueError(
                     f"batch_size is {batch_size}; a rank, and a replay with samples_per_insert, draw the batches "
                     f"that the replay was built for, here {own} rows. Leave it out"
@@ -335,7 +341,7 @@ class ShardedReplay(TrainingReplay):
             own = batch_size
         method, *arguments = ("draw", own) if self._rank is None else ("draw_share", *self._rank)
         drawn: DrawnRows = self._connection.call(method, *arguments, self._clocks)
-        fetched = FetchedRows(self._key, min(self._options.shards.shard_timeout_s, self._wait_timeout_s))
+        fetched = FetchedRows(self._key, min(self._options.shards.shard_timeout_s, self.wait_timeout_s))
         fetched.fetch(drawn)
         for _ in range(_MOST_REDRAWS):
             if len(fetched) == own:
@@ -370,16 +376,15 @@ class ShardedReplay(TrainingReplay):
                 or rows of another replay. Nothing is changed. What a shard refuses beyond this, the next call of this
                 object raises before it does anything.
         """
-        if self._writer is None:  # which is not sent to other processes: its storage has memory of its own
-            self._writer = declared_writer(self._options.template().writer)
-        feedback = checked_feedback(index, td_error, generation, signals, self._key, self._writer)
+        writer = declared_writer(self._template.writer)
+        feedback = checked_feedback(index, td_error, generation, signals, self._key, writer)
         self._draws_since_update = 0
-        if self._takes_feedback:
+        if self.takes_feedback:
             self._connection.call("update", *feedback)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Sends the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
-        if self._takes_feedback:
+        if self.takes_feedback:
             td_error = data.get(self.priority_key, None)
             if td_error is None:
                 raise ValueError(
@@ -488,7 +493,8 @@ class ShardedReplay(TrainingReplay):
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy is another writer of trajectories, except that a rank stays what it is.
-        return vars(self) | {"_unanswered": None, "_writer": None} | ({"_router": None} if self._rank is None else {})
+        state = vars(self) | {"_unanswered": None} | ({"_router": None} if self._rank is None else {})
+        return {name: value for name, value in state.items() if name != "_template"}
 
     def _copied(self) -> ShardedReplay:
         copied = object.__new__(type(self))
@@ -498,23 +504,15 @@ class ShardedReplay(TrainingReplay):
 
 
 class _Sent(NamedTuple):
-    """Rows of one call that were sent to their shards.
+    """Rows of one call that were sent to their shards."""
 
-    Attributes:
-        answers: of each shard.
-        references: of the rows, which live as long as this.
-        router: for further rows.
-        digest: of the rows; empty before a call has timed out.
-    """
-
-    answers: dict[int, ray.ObjectRef[Any]]
-    references: list[ray.ObjectRef[Any]]
-    router: RowRouter
-    digest: bytes
+    answers: dict[int, ray.ObjectRef[Any]]  # of each shard
+    parts: list[tuple[int, list[ray.ObjectRef[Any]], int]]  # references of the rows, which live as long as this
+    router: RowRouter  # for further rows
+    digest: bytes  # of the rows; empty before a call has timed out
 
 
 def _digest(columns: Columns) -> bytes:
-    """Returns bytes by which the same rows are recognized."""
     found = hashlib.blake2b(repr(layout_of(columns)).encode(), digest_size=20)
     for key in sorted(columns):
         found.update(np.ascontiguousarray(columns[key]).tobytes())

@@ -40,12 +40,7 @@ class ReplayOptions:
 
     @classmethod
     def checked(cls, recipe: str, options: Mapping[str, Any], limits: dict[str, Any]) -> ReplayOptions:
-        """Returns the options in the arguments of a ``ShardedReplay``; a missing seed is drawn.
-
-        Raises:
-            ValueError: an unknown recipe, values out of range, or ``prefetch``.
-            TypeError: an unknown option, or values of another kind.
-        """
+        """Returns the options in the arguments of a ``ShardedReplay``; a missing seed is drawn."""
         shards, of_recipe = split_options(options)
         check_kind("recipe", recipe, str, "the name of a recipe, such as 'prioritized'")
         if of_recipe.get("prefetch"):
@@ -54,12 +49,11 @@ class ReplayOptions:
         listed = [*_OF_REPLAY, *limits, *SHARD_OPTIONS, *(name for name in names if name != "prefetch")]
         refuse_unknown(f"ShardedReplay({recipe!r})", [name for name in of_recipe if name not in names], listed)
         seed = checked_seed(of_recipe.get("seed"))
-        of_recipe["seed"] = int(torch.randint(2**31, ())) if seed is None else seed
+        of_recipe["seed"] = int(torch.randint(2**31, (), device="cpu")) if seed is None else seed
         return cls(recipe, of_recipe, shards, limits)
 
     @property
     def capacities(self) -> dict[str, int]:
-        """Capacities of all shards together, by option."""
         return {name: int(self.of_recipe[name]) for name in CAPACITIES if self.of_recipe.get(name) is not None}
 
     def template(self) -> Replay:
@@ -70,9 +64,6 @@ class ReplayOptions:
         """Refuses options that differ from those of the running replay of the same name.
 
         The seed, where shards run, and objects, such as schedules and tables, are not compared.
-
-        Raises:
-            ValueError: with the options that differ.
         """
         given, present = self._compared(), running._compared()
         names = [name for name in sorted({*given, *present}) if given.get(name) != present.get(name)]

@@ -3,23 +3,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 
+from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
-
-if TYPE_CHECKING:
-    from tensordict import TensorDictBase
-    from torch import Tensor
-
-    from lightning_replay.replay import Replay
+from lightning_replay.episodes.tracker import read_trajectory
+from lightning_replay.parts import ReplayTransform
+from lightning_replay.replay import Replay
+from lightning_replay.storage.packed import PackedStorage
 
 _ROWS_AT_ONCE = 4096
 
 
 class ReshardedRows:
-    """The rows that one of several new shards gets of saved replays; the others get the others.
+    """The rows of saved replays that one of several new shards gets.
 
     Each episode goes to the shard with the fewest rows so far. Call :meth:`add` with every saved replay, in the same
     order for every shard, then :meth:`store`. Rows keep their priorities and their order within an episode; of rows of
@@ -28,10 +28,6 @@ class ReshardedRows:
 
     Episodes keep the numbers of their trajectories. Where an earlier one has the same, they get negative numbers, which
     no process gives.
-
-    Args:
-        number: of the new shard.
-        num_shards: S.
     """
 
     def __init__(self, number: int, num_shards: int) -> None:
@@ -49,10 +45,6 @@ class ReshardedRows:
         Raises:
             ValueError: returns that were formed before they were stored, or rows that are kept by importance.
         """
-        import torch
-
-        from lightning_replay.declared import declared_sampler
-
         check_can_reshard(replay)
         slots = replay.oldest_first()
         if not len(slots):
@@ -71,25 +63,16 @@ class ReshardedRows:
             self._priorities.append(priority)
             self._largest = max(self._largest, replay.group_totals().largest_priority)
 
-    def renumber(self) -> int:
-        """Numbers the trajectories from 0 on; returns the next number."""
-        import torch
-
-        names = [rows["trajectory"].reshape(-1) for rows in self._rows]
-        if not names:
-            return 0
-        unique, numbers = torch.cat(names).unique(return_inverse=True)
-        for rows, part in zip(self._rows, numbers.split([len(one) for one in names]), strict=True):
-            rows.set("trajectory", part.reshape(rows["trajectory"].shape))
-        return len(unique)
+    @property
+    def next_trajectory(self) -> int:
+        """A number above those of all episodes, of other shards too."""
+        return max(self._names, default=-1) + 1
 
     def store(self, replay: Replay) -> TensorDictBase | None:
         """Stores the rows in a new replay, the oldest first; where there are more than it holds, the newest stay.
 
         Returns them all, TensorDict ``[N]``, ``None`` if there are none.
         """
-        import torch
-
         if not self._rows:
             return None
         order = torch.from_numpy(np.argsort(np.concatenate(self._places), kind="stable"))
@@ -107,7 +90,7 @@ class ReshardedRows:
         return rows
 
     def _named(self, episode: np.ndarray, given: np.ndarray) -> np.ndarray:
-        """Returns the trajectory of each row, int64 ``[N]``: a number that no other episode has."""
+        # The trajectory of each row, int64 [N]: a number that no other episode has.
         _, first, inverse = np.unique(episode, return_index=True, return_inverse=True)
         names = given[first]
         for place in np.argsort(first).tolist():
@@ -123,9 +106,7 @@ class ReshardedRows:
 def assigned(episode: np.ndarray, loads: list[int]) -> np.ndarray:
     """Returns the shard of each row, int64 ``[N]``: whole episodes, each to that with the fewest rows.
 
-    Args:
-        episode: number of each row's, int64 ``[N]``.
-        loads: rows of each shard so far, which are added to.
+    ``episode`` is the number of each row's, int64 ``[N]``; ``loads`` are the rows of each shard, which are added to.
 
     Example:
         >>> loads = [0, 3]
@@ -141,18 +122,11 @@ def assigned(episode: np.ndarray, loads: list[int]) -> np.ndarray:
 
 
 def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the episode of each row, int64 ``[N]``, and the number of its trajectory, 0 without one.
+    """Returns the episode of each row, int64 ``[N]``, oldest first, and the number of its trajectory, 0 without one.
 
     Episodes are numbered here; consecutive rows of a trajectory are of one, unless it ended between them or the replay
     does not link them.
-
-    Args:
-        replay: of the rows.
-        slots: int64 ``[N]``, oldest first.
     """
-    from lightning_replay.episodes.tracker import read_trajectory
-    from lightning_replay.storage.packed import PackedStorage
-
     storage, count = replay.storage, len(slots)
     assert isinstance(storage, PackedStorage), "recipes have no other"
     trajectory, done = read_trajectory(storage, slots), storage.column(("next", "done"), slots)
@@ -169,14 +143,7 @@ def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_can_reshard(replay: Replay) -> None:
-    """Refuses replays whose rows another number of shards would not keep as these do.
-
-    Raises:
-        ValueError: as :meth:`ReshardedRows.add`.
-    """
-    from lightning_replay.declared import declared_writer
-    from lightning_replay.parts import ReplayTransform
-
+    # Whose rows another number of shards would not keep as these do.
     transforms = [transform for transform in replay.transform if isinstance(transform, ReplayTransform)]
     delaying = [type(transform).__name__ for transform in transforms if transform.delays_rows]
     if delaying or declared_writer(replay.writer).may_refuse:

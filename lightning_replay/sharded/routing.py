@@ -15,10 +15,7 @@ class Router:
     have got as many steps, the first one from ``first`` on is taken: those that start together begin with different
     shards.
 
-    Args:
-        num_shards: S.
-        first: number of the first shard, modulo S.
-        remembered: running episodes at most; the one continued longest ago, whose end never came, is removed first.
+    At most ``remembered`` running episodes are; the one continued longest ago, whose end never came, is removed first.
 
     Example:
         >>> router = Router(num_shards=2)
@@ -34,19 +31,12 @@ class Router:
         self._running: dict[Hashable, int] = {}
 
     def copied(self) -> Self:
-        """Returns another one that chooses as this one would."""
         copied = copy.copy(self)
         copied.num_steps, copied._running = [*self.num_steps], dict(self._running)
         return copied
 
     def shard_of(self, episode_id: Hashable, num_steps: int, *, ended: bool) -> int:
-        """Returns the shard of a fragment.
-
-        Args:
-            episode_id: of the episode.
-            num_steps: of the fragment.
-            ended: whether it is the last one.
-        """
+        """Returns the shard of a fragment of so many steps, which may be the last one of its episode."""
         shard = self._running.pop(episode_id, None)
         if shard is None:
             shard = min(self._order, key=self.num_steps.__getitem__)

@@ -36,24 +36,17 @@ class RowIds(NamedTuple):
 
     @classmethod
     def of_shard(cls, shard: int, epoch: int, slot: np.ndarray, generation: np.ndarray) -> RowIds:
-        """Returns the identities of rows of one shard."""
         return cls(np.full(len(slot), shard), np.full(len(slot), epoch), slot, generation)
 
     @classmethod
     def joined(cls, parts: Sequence[RowIds]) -> RowIds:
-        """Returns the rows of one part after those of the other."""
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def take(self, places: np.ndarray) -> RowIds:
-        """Returns the rows at these places, int64 or bool."""
         return RowIds(*(column[places] for column in self))
 
     def current(self, epochs: np.ndarray) -> np.ndarray:
-        """Returns whether each row's shard is still in the epoch in which it was drawn, bool ``[n]``.
-
-        Args:
-            epochs: of every shard, int64 ``[S]``.
-        """
+        """Returns whether each row's shard is still in the epoch in which it was drawn, bool ``[n]``."""
         return (epochs[self.shard] - self.epoch) % NUM_EPOCHS == 0
 
     def by_shard(self) -> Iterator[tuple[int, np.ndarray]]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tensordict import TensorDictBase
@@ -13,8 +13,8 @@ from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.sharded.routing import Router
 
 Columns = dict[tuple[str, ...], np.ndarray]
-#: Names, dtypes and shapes of columns, in one order.
-Layout = tuple[tuple[tuple[str, ...], str, tuple[int, ...]], ...]
+#: Names, dtypes and shapes of columns, in one order, as they are saved.
+Layout = list[list[Any]]
 
 _BITS = 40  # of a number that a trajectory has in one process
 _KEYS = tuple((key,) if isinstance(key, str) else key for key in TRAJECTORY_KEYS)
@@ -30,16 +30,11 @@ def columns_of(rows: TensorDictBase) -> Columns:
 
 
 def layout_of(columns: Columns) -> Layout:
-    """Returns names, dtypes and shapes of columns."""
-    return tuple(sorted((key, str(column.dtype), column.shape[1:]) for key, column in columns.items()))
+    return sorted([[*key], str(column.dtype), [*column.shape[1:]]] for key, column in columns.items())
 
 
 def check_layout(layout: Layout, stored: Layout | None) -> Layout:
-    """Returns the layout of rows; refuses another than that of the stored ones.
-
-    Raises:
-        ValueError: it names the columns that differ.
-    """
+    """Returns the layout of rows; refuses another than that of the stored ones, and names the columns that differ."""
     if stored is not None and layout != stored:
         ours, given = ({".".join(key): [kind, *shape] for key, kind, shape in one} for one in (stored, layout))
         other = sorted(name for name in {*ours, *given} if ours.get(name) != given.get(name))
@@ -51,27 +46,12 @@ def check_layout(layout: Layout, stored: Layout | None) -> Layout:
     return layout
 
 
-def plain_layout(layout: Layout | None) -> list[list[Any]] | None:
-    """Returns a layout as plain values, to be saved."""
-    return None if layout is None else [[list(key), kind, list(shape)] for key, kind, shape in layout]
-
-
-def layout_from(plain: list[list[Any]] | None) -> Layout | None:
-    """Returns the layout in :func:`plain_layout`."""
-    return None if plain is None else tuple((tuple(key), kind, tuple(shape)) for key, kind, shape in plain)
-
-
 def is_of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
-    """Returns which of these trajectories a writer has numbered, bool ``[n]``."""
     return trajectories >> _BITS == writer
 
 
 def of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
-    """Returns the stored numbers of the trajectories of a writer: the first one's are their own.
-
-    Raises:
-        ValueError: a negative number, or one of more than 40 bits.
-    """
+    """Returns the stored numbers of the trajectories of a writer: the first one's are their own."""
     if writer and len(trajectories) and (trajectories.min() < 0 or trajectories.max() >> _BITS):
         raise ValueError(
             f"trajectories have the numbers {trajectories.min()} to {trajectories.max()}; where several processes fill "
@@ -81,52 +61,23 @@ def of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
     return trajectories.astype(np.int64) + (writer << _BITS)
 
 
-class RoutedRows(NamedTuple):
-    """Rows of one call that go to one shard.
-
-    Attributes:
-        shard: its number.
-        columns: of N rows, in order.
-    """
-
-    shard: int
-    columns: Columns
-
-    @property
-    def num_rows(self) -> int:
-        """N."""
-        return len(next(iter(self.columns.values())))
-
-
-class RowRouter:
+class RowRouter(Router):
     """Deals rows out to shards, whole trajectories to one, and numbers their trajectories.
 
     Trajectories are those of the column ``trajectory``, or of ``("collector", "traj_ids")`` of TorchRL's collectors.
     Several processes may give the same numbers, so that each adds its own to them. Rows without such a column are one
-    environment in order: they get ``trajectory``, a number for each of its episodes.
-
-    Args:
-        num_shards: S.
-        writer: number of this process among those that fill the replay.
+    environment in order: they get ``trajectory``, a number for each of its episodes. ``writer`` is the number of this
+    process.
     """
 
     def __init__(self, num_shards: int, writer: int) -> None:
+        super().__init__(num_shards, first=writer)
         self.writer = writer
-        self._router = Router(num_shards, first=writer)
         self._next_trajectory = 0
 
-    def route(self, columns: Mapping[tuple[str, ...], np.ndarray]) -> tuple[list[RoutedRows], RowRouter]:
-        """Returns the rows of each shard that gets some, and the router for further rows once these are stored.
-
-        Args:
-            columns: of N rows.
-
-        Raises:
-            ValueError: numbers of trajectories out of range.
-        """
-        after = RowRouter(len(self._router.num_steps), self.writer)
-        after._router, after._next_trajectory = self._router.copied(), self._next_trajectory
-        columns = dict(columns)
+    def route(self, columns: Mapping[tuple[str, ...], np.ndarray]) -> tuple[dict[int, Columns], RowRouter]:
+        """Returns the rows of each shard that gets some, and the router for further rows once these are stored."""
+        after, columns = self.copied(), dict(columns)
         count = len(next(iter(columns.values())))
         done = columns.get(_DONE)
         ended: np.ndarray = np.zeros(count, dtype=bool)
@@ -144,13 +95,11 @@ class RowRouter:
         shard = np.empty(count, dtype=np.int64)
         for trajectory in dict.fromkeys(given.tolist()):
             own = np.flatnonzero(given == trajectory)
-            shard[own] = after._router.shard_of(trajectory, len(own), ended=bool(ended[own[-1]]))
+            shard[own] = after.shard_of(trajectory, len(own), ended=bool(ended[own[-1]]))
         numbers = np.unique(shard).tolist()
         if len(numbers) == 1:
-            return [RoutedRows(numbers[0], columns)], after
-        return [
-            RoutedRows(number, {key: column[shard == number] for key, column in columns.items()}) for number in numbers
-        ], after
+            return {numbers[0]: columns}, after
+        return {number: {key: column[shard == number] for key, column in columns.items()} for number in numbers}, after
 
     def ended(self, trajectories: np.ndarray | None) -> np.ndarray | None:
         """Returns the stored numbers of trajectories that break off; ``None`` for all of this process."""

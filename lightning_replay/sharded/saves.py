@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lightning_replay.saving import DamagedFileError, read_state, write_state
 from lightning_replay.saving.directory import replaced_save
 from lightning_replay.saving.replays import SHARDS_VERSION
-from lightning_replay.sharded.actors import ShardActors, ShardLostError
+from lightning_replay.sharded.actors import CallOfAll, ShardActors, ShardLostError
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.served_folders import folders_of_shards
 
@@ -22,17 +22,11 @@ _DATA = "shards"
 
 
 class FileNames(NamedTuple):
-    """Names in a save of shards.
+    """Names in a save of shards."""
 
-    Attributes:
-        manifest: of all.
-        of_shard: the manifest in the folder of each shard.
-        state: the folder of what is saved beside the shards.
-    """
-
-    manifest: str
-    of_shard: str
-    state: str
+    manifest: str  # of all
+    of_shard: str  # the manifest in the folder of each shard
+    state: str  # the folder of what is saved beside the shards
 
 
 def write_shards(
@@ -40,8 +34,9 @@ def write_shards(
     folder: Folder,
     names: FileNames,
     state: Callable[[], Mapping[str, Any]],
-    arguments: Callable[[int], tuple[Any, ...]],
     fields: Mapping[str, Any],
+    earlier: Sequence[Folder | None],
+    *arguments: Any,
 ) -> list[Folder]:
     """Lets every shard write into a folder of its own, then writes the state and the manifest.
 
@@ -49,13 +44,11 @@ def write_shards(
     one it removes.
 
     Args:
-        shards: with the methods ``sees(path)`` and ``save(folder, *arguments)``, which returns the bytes of all files
-            and of those written.
-        folder: to write into.
-        names: of the files.
+        shards, folder, names: what to write, and where to.
         state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
-        arguments: of ``save``, by shard.
-        fields: of the manifest, beside ``format``, ``version``, ``num_shards`` and ``bytes``.
+        fields: of the manifest, beside those of every save.
+        earlier: the folder of each shard in a save whose unchanged files are linked.
+        arguments: further ones of the shards' ``save``.
 
     Returns:
         The shards' folders.
@@ -72,7 +65,7 @@ def write_shards(
         parts = [one / name for one, name in zip(seen, own, strict=True)]
         try:
             limit_s = shards.options.save_timeout_s
-            sent = shards.send_all("save", lambda shard: (parts[shard], *arguments(shard)), limit_s=limit_s)
+            sent = shards.send_all("save", lambda shard: (parts[shard], earlier[shard], *arguments), limit_s=limit_s)
             # Other processes may fill it and draw from it until all have written: each shard saves what it has now.
             saved_beside = state()
             sizes = shards.values_of(sent)
@@ -93,22 +86,32 @@ def write_shards(
     return parts
 
 
+def stage_shards(
+    shards: ShardActors, folder: Folder, data: str, names: Sequence[str], *fields: Any
+) -> tuple[CallOfAll, list[Folder] | None]:
+    """Lets every shard read a save without using it yet; of other shards than there are, episodes are dealt out anew.
+
+    Args:
+        shards, folder: which read, and the save.
+        data: the folder of its data in it.
+        names: of the shards' folders in it; a single one without a name is ``folder`` itself.
+        fields: further arguments of the shards' ``stage``.
+
+    Returns:
+        The answered call; and the folder of each shard, ``None`` where the save is of another number.
+    """
+    seen = folders_of_shards(shards, folder, data)
+    parts = [[one / name if name else one for name in names] for one in seen]
+    sent = shards.send_all("stage", lambda shard: (parts[shard], *fields), limit_s=shards.options.save_timeout_s)
+    shards.values_of(sent)
+    return sent, [part[shard] for shard, part in enumerate(parts)] if len(names) == len(parts) else None
+
+
 def names_of_shards(data: str, count: int) -> list[str]:
-    """Returns the folders of shards in a save, by the name of the folder of its data."""
     return [f"{data}/shard-{shard}" for shard in range(count)]
 
 
 def read_shards_state(folder: Folder, data: str, names: FileNames) -> dict[str, Any]:
-    """Returns the state in a save.
-
-    Args:
-        folder: of the save.
-        data: the folder of its data in it.
-        names: of the files.
-
-    Raises:
-        DamagedFileError: a file is missing or damaged.
-    """
     with (folder / data / names.state).to_read() as local:
         try:
             return read_state(local)
@@ -119,10 +122,7 @@ def read_shards_state(folder: Folder, data: str, names: FileNames) -> dict[str, 
 def earlier_shards(previous: Path | None, count: int, read: Callable[[Folder], Sequence[str]]) -> list[Folder | None]:
     """Returns the folders of an earlier save by shard, ``None`` where there is none of as many shards.
 
-    Args:
-        previous: its folder.
-        count: shards.
-        read: returns the names of the shards' folders in a save.
+    ``read`` returns the names of the shards' folders in a save.
     """
     if previous is not None:
         folder = Folder.at(previous)
@@ -136,7 +136,7 @@ def earlier_shards(previous: Path | None, count: int, read: Callable[[Folder], S
 
 
 def _check_written(folder: Folder, files: list[str]) -> None:
-    """Refuses file systems of which each node, or each process, has one of its own."""
+    # Refuses file systems of which each node, or each process, has one of its own.
     infos = folder.filesystem.get_file_info([(folder / file).path for file in files])
     unseen = [shard for shard, info in enumerate(infos) if not info.is_file]
     if unseen:

@@ -23,7 +23,7 @@ class FolderServer:
     """A Ray actor that reads and writes files of its node."""
 
     def files(self, folder: str) -> list[tuple[str, int]] | None:
-        """Returns the relative paths and sizes of all files in a folder; ``None`` where it does not exist."""
+        # Relative paths and sizes.
         root = Path(folder)
         if not root.is_dir():
             return None
@@ -31,13 +31,11 @@ class FolderServer:
         return [(file.relative_to(root).as_posix(), file.stat().st_size) for file in found]
 
     def read(self, file: str, start: int, count: int) -> bytes:
-        """Returns ``count`` bytes of a file from ``start`` on, as far as there are any."""
         with Path(file).open("rb") as stream:
             stream.seek(start)
             return stream.read(count)
 
     def append(self, file: str, piece: bytes) -> None:
-        """Writes a piece at the end of a file, created when missing, and waits until it is on the disk."""
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         with Path(file).open("ab") as stream:
             stream.write(piece)
@@ -47,21 +45,15 @@ class FolderServer:
 
 @dataclasses.dataclass(frozen=True)
 class ServedFolder(Folder):
-    """A folder of another node.
+    """A folder of another node."""
 
-    Attributes:
-        server: handle of a :class:`FolderServer` on that node.
-    """
-
-    server: Any
+    server: Any  #: handle of a :class:`FolderServer` on that node
 
     @property
     def local(self) -> None:
-        """Nothing: this node does not see the folder."""
         return None
 
     def exists(self) -> bool:
-        """Whether there is such a folder."""
         return _answer(self.server.files.remote(self.path)) is not None
 
     def _upload(self, source: Path) -> None:
@@ -84,24 +76,14 @@ class ServedFolder(Folder):
 
 
 def _answer(reference: ray.ObjectRef[Any]) -> Any:
-    """Returns the answer of a server, whose process may hang.
-
-    Raises:
-        TimeoutError: it does.
-    """
-    return ray.get(reference, timeout=_PIECE_TIMEOUT_S)
+    return ray.get(reference, timeout=_PIECE_TIMEOUT_S)  # as the server's process may hang
 
 
 def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Folder]:
-    """Returns a folder as each shard reaches it.
+    """Returns a folder of a save as each shard reaches it; ``data`` is one in it whose name is found nowhere else.
 
     It is the folder itself, except where it is local and a shard on another node does not see it: that shard's files
     pass through an actor on this node.
-
-    Args:
-        shards: of the replay.
-        folder: of a save.
-        data: a folder in it whose name is found nowhere else.
     """
     if folder.local is None:
         return [folder] * len(shards)

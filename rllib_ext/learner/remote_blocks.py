@@ -5,26 +5,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tree
 
-from lightning_replay.sharded.fetching import fetched
+from lightning_replay.sharded.fetching import Block, cut_blocks, fetched
 from rllib_ext.learner.blocks import FlaggedBlock
 
 if TYPE_CHECKING:
     import ray
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-
-class Span(NamedTuple):
-    """Rows ``start`` to ``stop`` of a :class:`~rllib_ext.learner.blocks.FlaggedBlock` in the object store."""
-
-    reference: ray.ObjectRef[Any]
-    start: int
-    stop: int
 
 
 class RemoteBlock:
@@ -34,7 +26,7 @@ class RemoteBlock:
 
     Args:
         name: as of a :class:`~rllib_ext.learner.blocks.TransitionBlock`.
-        spans: the rows, in order.
+        spans: where in a :class:`~rllib_ext.learner.blocks.FlaggedBlock` each row is, in order.
         weights: float32 ``[n]``, of each row.
         module_id: the module that learns from the rows, where there are several agents.
         timeout_s: seconds after which a Learner counts rows as lost that it could not fetch.
@@ -43,13 +35,13 @@ class RemoteBlock:
     def __init__(
         self,
         name: str,
-        spans: Sequence[Span],
+        spans: Sequence[Block],
         weights: np.ndarray,
         module_id: str | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self.id_: str = name
-        self.spans: list[Span] = list(spans)
+        self.spans: list[Block] = list(spans)
         self.weights: np.ndarray = weights
         self.module_id: str | None = module_id
         self.timeout_s: float = timeout_s
@@ -63,12 +55,7 @@ class RemoteBlock:
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> RemoteBlock:
         """Returns consecutive rows, for sharding over Learners; there is no lookback buffer."""
         start, stop, _ = slice_.indices(len(self))
-        spans, position = [], 0
-        for reference, first, last in self.spans:
-            low, high = max(start, position), min(stop, position + last - first)
-            if low < high:
-                spans.append(Span(reference, first + low - position, first + high - position))
-            position += last - first
+        spans = cut_blocks(self.spans, start, stop)
         return RemoteBlock(f"{self.id_}_{start}", spans, self.weights[start:stop], self.module_id, self.timeout_s)
 
     __getitem__ = slice

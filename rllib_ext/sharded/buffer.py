@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's part of a sharded replay: it stands where the replay buffer of an algorithm stands.
-
-Longer than other files because it has all methods that RLlib calls on a buffer.
-"""
+"""The driver's part of a sharded replay: it stands where the replay buffer of an algorithm stands."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,24 +14,25 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
 from lightning_replay.sharded.options import check_room, split_options
-from lightning_replay.sharded.restarts import folder_to_start_with, start_lost_shards
+from lightning_replay.sharded.routing import Router
 from lightning_replay.sharded.stats import stats_of
-from lightning_replay.validation import checked_count
+from lightning_replay.validation import checked_count, checked_seed
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.learner.batch_layouts import Piece
-from rllib_ext.learner.remote_blocks import RemoteBlock, Span
+from rllib_ext.learner.remote_blocks import RemoteBlock
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
-from rllib_ext.sharded.episode_routing import EpisodeReference, EpisodeRouter
+from rllib_ext.sharded.episode_routing import EpisodeReference, put_episodes
 from rllib_ext.sharded.metrics import ShardMetrics
-from rllib_ext.sharded.options import check_shard_layout
-from rllib_ext.sharded.shard import EpisodeShard
-from rllib_ext.sharded.templates import Templates
+from rllib_ext.sharded.options import check_shard_layout, options_of_shard
 
 if TYPE_CHECKING:
+    from lightning_replay.divided_draws import Divider
     from lightning_replay.replay import Replay
-    from lightning_replay.sharded.folders import Folder
+    from lightning_replay.sharded.reports import ShardReport
     from lightning_replay.sharded.row_ids import RowIds
+    from rllib_ext.buffer.building import Returns
+    from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.episodes.task_assignment import TaskAssignment
 
 
@@ -61,8 +60,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     Attributes:
         shards: the actors.
-        templates: replays without rows, as those of the shards.
         draws: divides the draws.
+        expected: by module, the rows of the last draw in the order in which their TD errors come.
 
     Raises:
         ValueError: an unknown recipe or option, more shards than rows, or shards that no node has room for.
@@ -81,21 +80,28 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         check_shard_layout(layout)
         self.recipe: str | None = recipe
         self.num_learners: int = checked_count("num_learners", num_learners, 0, of="Learners")
-        shard_options, of_buffer = split_options(options)
-        self.templates: Templates = Templates(recipe, of_buffer, shard_options.num_shards)
-        self.options: ModuleOptions = self.templates.options
-        self.shards: ShardActors = ShardActors(
-            EpisodeShard, self._arguments_of, shard_options, self.templates.pass_signals
-        )
-        self.draws: DividedDraws = DividedDraws(self.shards, self.templates.divider)
-        self.last_save: Sequence[Folder] | None = None
+        shard_options, self._given = split_options(options)
+        count = shard_options.num_shards
+        template = options_of_shard(self._given, count)
+        modules = template.pop("modules", None) or {}
+        self.options: ModuleOptions = ModuleOptions(recipe, "flagged", template, modules)
+        # Replays without rows, by whose samplers draws are divided. Bad options are refused here and not in an actor.
+        self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
+        options_of_shard(self._given, count, 0)  # of tables too
+        self._returns: Returns = (1, 0.99)
+        seed = checked_seed(self._given.get("seed"))
+        self._seed: int = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
+        from rllib_ext.sharded.shard import EpisodeShard  # imports torch
+
+        self.shards: ShardActors = ShardActors(EpisodeShard, self._arguments_of, shard_options, self._pass_signals)
+        self.draws: DividedDraws = DividedDraws(self.shards, self._divider)
         self.is_in_checkpoints: bool = False
         self.draws_per_report: int = 1
         self.assignment: TaskAssignment | None = None
-        self._router = EpisodeRouter(shard_options.num_shards)
-        self._metrics = ShardMetrics(self.templates)
+        self._router = Router(count)
+        self._metrics = ShardMetrics(self.template)
         self._num_draws = 0
-        self._expected: dict[str, RowIds] = {}
+        self.expected: dict[str, RowIds] = {}
         self._owner: Any = None
         self._has_stopped = False
 
@@ -127,7 +133,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
     @property
     def replay(self) -> Replay:
         """A replay as those of the shards, but without rows; of a curriculum, with the scheduler of all shards."""
-        return self.templates.of(DEFAULT_MODULE_ID).replay
+        return self.template(DEFAULT_MODULE_ID).replay
 
     def stop(self) -> None:
         """Ends the processes of the shards, and what they hold."""
@@ -139,12 +145,17 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     @property
     def num_env_steps_stored(self) -> int:
-        """Steps of the environment, as of one buffer."""
         return sum(report.env_steps_stored for report in self._settled().reports)
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`."""
-        self.templates.form_returns(n_step, gamma)
+        self._returns = (n_step, gamma)
+        self._templates |= self.options.form_returns(self._returns, self._templates)
+
+    def template(self, module_id: str) -> ModuleReplay:
+        if module_id not in self._templates:
+            self._templates[module_id] = self.options.build(module_id)
+        return self._templates[module_id]
 
     def add(self, episodes: Any, weight: float | None = None) -> None:
         """Sends episodes, or references to them, to their shards, without waiting until they are stored.
@@ -160,7 +171,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         others = [one for one in episodes if not isinstance(one, EpisodeReference)]
         self.options.group(others)  # refuses other objects
         by_shard: dict[int, list[EpisodeReference]] = {}
-        for one in [*given, *self._router.put(others)]:
+        for one in [*given, *put_episodes(self._router, others)]:
             by_shard.setdefault(one.shard, []).append(one)
         for shard, parts in by_shard.items():
             references, steps = [one.reference for one in parts], sum(one.num_steps for one in parts)
@@ -213,7 +224,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         timeout_s = self.shards.options.shard_timeout_s
         pieces = {name: [_piece(batch, timeout_s)] for name, batch in batches.items()}
         dealt, places = deal(pieces, self.num_learners)
-        self._expected = {name: batch.ids.take(places[name]) for name, batch in batches.items()}
+        self.expected = {name: batch.ids.take(places[name]) for name, batch in batches.items()}
         self._metrics.count_draw(batches)
         return [piece.episode for _, piece in dealt]
 
@@ -229,23 +240,22 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
             ValueError: another number of TD errors than of rows, NaN or infinite values, no draw to update, or a module
                 that has no replay.
         """
-        if module_id is None and len(self._expected) == 1:
-            module_id = next(iter(self._expected))
-        if module_id not in self._expected:
+        if module_id is None and len(self.expected) == 1:
+            module_id = next(iter(self.expected))
+        if module_id not in self.expected:
             raise ValueError(
                 f"update_priorities got TD errors of module {module_id!r}, and rows were drawn for "
-                f"{sorted(self._expected)} since the last update; sample first"
+                f"{sorted(self.expected)} since the last update; sample first"
             )
-        if self.templates.of(module_id).replay.takes_feedback:
-            self.draws.update(module_id, self._expected[module_id], np.asarray(priorities))
-            del self._expected[module_id]
+        if self.template(module_id).replay.takes_feedback:
+            self.draws.update(module_id, self.expected[module_id], np.asarray(priorities))
+            del self.expected[module_id]
 
     def get_metrics(self) -> dict[str, Any]:
         """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw."""
         return self._metrics.report(self.shards, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
-        """Returns the counters if something was drawn since they were last returned."""
         return self._metrics.remaining(self.shards)
 
     def stats(self) -> dict[str, Any]:
@@ -253,19 +263,15 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return stats_of(self.shards, self.draws)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the steps stored."""
         return len(self) if module_id is None else self._settled().rows[module_id]
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
-        """Returns the episodes added."""
         return self._settled().counts["episodes_added", module_id or ""]
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the steps added since the start."""
         return self._settled().counts["steps_added", module_id or ""]
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the steps drawn since the start."""
         return self._metrics.sampled["steps_sampled", module_id or ""]
 
     def get_state(self) -> dict[str, Any]:
@@ -285,7 +291,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.load_driver_state(state)
 
     def driver_state(self) -> dict[str, Any]:
-        """Returns the state of the driver, without draws in flight: tensors and plain values."""
         counts = {"num_draws": self._num_draws, "metrics": self._metrics.state(), "losses": self.shards.lost.state()}
         return {"dividers": self.draws.state_dict(), **counts}
 
@@ -295,36 +300,47 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self._num_draws = state["num_draws"]
         self._metrics.load(state["metrics"])
         self.shards.lost.load(state["losses"])
-        self._expected = {}
+        self.expected = {}
 
     def resume_at(self, num_draws: int) -> None:
         """Sets the number of draws made, by which schedules go, where a save has no state of the driver."""
         self.draws.discard()
-        self._num_draws, self._expected = num_draws, {}
+        self._num_draws, self.expected = num_draws, {}
 
     def _call_of_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
-        start_lost_shards(self.shards)
+        self.shards.start_lost()
         return self.shards.call(method, arguments, limit_s=self.shards.options.save_timeout_s)
 
     def _settled(self) -> ShardActors:
-        """Returns the shards after they have answered; without waiting while draws are in flight."""
+        # While draws are in flight nothing is waited for.
         self.shards.settle({} if self.draws.num_in_flight else None)
         return self.shards
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        folder = folder_to_start_with(self.shards, shard, self.last_save)
-        return (*self.templates.arguments_of(shard), self.shards.options.shard_timeout_s / 2, folder)
+        options = {**self._given, "seed": self._seed}
+        return self.recipe, options, shard, len(self.shards), self._returns
+
+    def _divider(self, module_id: str) -> Divider:
+        from lightning_replay.divided_draws import Divider
+
+        # Modules draw independently of each other, as in one buffer.
+        own = 0 if module_id == DEFAULT_MODULE_ID else zlib.crc32(module_id.encode())
+        return Divider(self.template(module_id).replay.sampler, seed=self._seed + own)
 
     def _set_min_sizes(self, module_id: str, batch_size: int) -> None:
-        self.templates.set_min_sizes(module_id, batch_size, self.shards.totals(module_id))
+        rows = [total.rows for total in self.shards.totals(module_id) if total is not None]
+        self.template(module_id).set_min_sizes(batch_size, np.sum(rows, axis=0))
+
+    def _pass_signals(self, report: ShardReport) -> None:
+        for name, signals in report.signals.items():
+            for task, signal in signals:
+                self.template(name).replay.progress(task, signal)
 
     def _clocks(self, draws_before: int) -> dict[str, int]:
-        """Returns environment steps and updates of the next draw, or of one that others are returned before."""
         return {"env_steps": self.shards.counts["steps_added", ""], "updates": self._num_draws + 1 + draws_before}
 
 
 def _piece(batch: RemoteBatch, timeout_s: float) -> Piece:
-    spans = [Span(part.reference, 0, len(part.slot)) for part in batch.parts]
     module_id = batch.parts[0].module_id
-    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id, timeout_s)
+    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", batch.blocks, batch.weights, module_id, timeout_s)
     return Piece(block, np.arange(len(batch)))

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_replay.sharded import saves
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.restarts import start_lost_shards
-from lightning_replay.sharded.served_folders import folders_of_shards
 from rllib_ext.buffer.files import MANIFEST as BUFFER_MANIFEST
 from rllib_ext.buffer.files import MANIFEST_OF_SHARDS as MANIFEST
 from rllib_ext.buffer.files import WarmUp, read_buffer_manifest, read_shards_manifest
@@ -38,32 +36,24 @@ class ShardedReplayPart(ReplayPart):
         return self._algorithm.local_replay_buffer
 
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
-        """Writes the shards."""
-        start_lost_shards(self._replay.shards)
+        self._replay.shards.start_lost()
         previous = self._last_save if self._incremental and folder.local is not None else None
-        self._replay.last_save = write_shards(self._replay, folder, state, files, previous)
+        self._replay.shards.last_save = write_shards(self._replay, folder, state, files, previous)
         self._last_save = folder.local or self._last_save
 
     def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
-        """Lets the shards read a checkpoint beside what they hold; of another number of shards, or of none, too."""
         manifest, names = read_manifest_of_shards(folder)
         check_files(manifest["algorithm"])
         data = Path(manifest["data"]).name
         state = saves.read_shards_state(folder, data, NAMES) if "num_shards" in manifest else None
-        replay = self._replay
-        start_lost_shards(replay.shards)
-        spaces = self._algorithm.spaces or {}
-        seen = folders_of_shards(replay.shards, folder, data)
-        parts = [[one / name if name else one for name in names] for one in seen]
-        limit_s = replay.shards.options.save_timeout_s
-        staged = replay.shards.send_all("stage", lambda shard: (parts[shard], spaces), limit_s=limit_s)
-        replay.shards.values_of(staged)
-        own = [part[shard] for shard, part in enumerate(parts)] if len(names) == len(parts) else None
+        shards = self._replay.shards
+        shards.start_lost()
+        staged, own = saves.stage_shards(shards, folder, data, names, self._algorithm.spaces or {})
         return functools.partial(self._use, state, staged, own, WarmUp(**manifest["warm_up"]))
 
     def _use(self, state: dict[str, Any] | None, staged: CallOfAll, own: list[Folder] | None, warm_up: WarmUp) -> None:
         wait = self._replay.shards.take_over(staged)
-        self._replay.last_save = own  # rows of other shards belong to none of these
+        self._replay.shards.last_save = own  # rows of other shards belong to none of these
         if state is None:
             self._replay.resume_at(max(staged.values.values()))
         else:
@@ -79,21 +69,13 @@ def write_shards(
     files: Mapping[str, Any],
     previous: Path | None = None,
 ) -> list[Folder]:
-    """Saves the shards and the driver's state, see :func:`~lightning_replay.sharded.saves.write_shards`.
+    """Saves the shards and the driver's state; returns the shards' folders.
 
-    Args:
-        replay, folder, warm_up: to write, and where to.
-        files: fingerprints of the checkpoint's other files.
-        previous: the folder of an earlier save, whose unchanged files are linked.
-
-    Returns:
-        The shards' folders.
+    ``files`` are fingerprints of the checkpoint's other files. Unchanged files of the save in ``previous`` are linked.
     """
     earlier = saves.earlier_shards(previous, len(replay.shards), lambda folder: read_manifest_of_shards(folder)[1])
     fields = {"warm_up": warm_up._asdict(), "algorithm": files}
-    parts = saves.write_shards(
-        replay.shards, folder, NAMES, replay.driver_state, lambda shard: (warm_up, earlier[shard]), fields
-    )
+    parts = saves.write_shards(replay.shards, folder, NAMES, replay.driver_state, fields, earlier, warm_up)
     if folder.local is not None:
         (folder.local / BUFFER_MANIFEST).unlink(missing_ok=True)  # of an earlier save here, which this one replaces
     return parts
@@ -103,10 +85,6 @@ def read_manifest_of_shards(folder: Folder) -> tuple[dict[str, Any], list[str]]:
     """Returns the manifest of a save, and the names of the shards' folders.
 
     A save of a buffer without shards is one of a single shard, whose folder has no name: it is ``folder`` itself.
-
-    Raises:
-        DamagedFileError: the manifest is missing or damaged.
-        ValueError: a newer format.
     """
     with folder.to_read(deep=False) as local:
         if not (local / MANIFEST).exists() and (local / BUFFER_MANIFEST).exists():

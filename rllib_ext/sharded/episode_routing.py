@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
@@ -14,48 +15,29 @@ from rllib_ext.rllib_compat import Attached
 NUM_SHARDS = "num_shards"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeReference:
     """Fragments of episodes of one shard in Ray's object store, in place of the fragments themselves.
 
     Not a tuple, as RLlib flattens what its EnvRunners return.
-
-    Args:
-        shard: which one they go to.
-        reference: of a list of episodes.
-        num_steps: theirs together.
     """
 
-    __slots__ = ("num_steps", "reference", "shard")
-
-    def __init__(self, shard: int, reference: ray.ObjectRef[Any], num_steps: int) -> None:
-        self.shard: int = shard
-        self.reference: ray.ObjectRef[Any] = reference
-        self.num_steps: int = num_steps
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EpisodeReference, (self.shard, self.reference, self.num_steps)
-
-    def __repr__(self) -> str:
-        return f"EpisodeReference({self.num_steps} steps for shard {self.shard})"
+    shard: int
+    reference: ray.ObjectRef[Any]  # of a list of episodes
+    num_steps: int  # theirs together
 
 
-class EpisodeRouter(Router):
-    """Puts episodes into the object store for the shards that a :class:`~lightning_replay.sharded.routing.Router`
-    chooses."""
-
-    def put(self, episodes: Sequence[Any]) -> list[EpisodeReference]:
-        """Puts episodes into the object store, one object for each shard that gets some."""
-        by_shard: dict[int, list[Any]] = {}
-        for episode in episodes:
-            if len(episode):
-                shard = self.shard_of(episode.id_, len(episode), ended=episode.is_done)
-                by_shard.setdefault(shard, []).append(episode)
-        return [
-            EpisodeReference(shard, ray.put(parts), sum(map(len, parts))) for shard, parts in sorted(by_shard.items())
-        ]
+def put_episodes(router: Router, episodes: Sequence[Any]) -> list[EpisodeReference]:
+    """Puts episodes into the object store, one object for each shard that gets some."""
+    by_shard: dict[int, list[Any]] = {}
+    for episode in episodes:
+        if len(episode):
+            shard = router.shard_of(episode.id_, len(episode), ended=episode.is_done)
+            by_shard.setdefault(shard, []).append(episode)
+    return [EpisodeReference(shard, ray.put(parts), sum(map(len, parts))) for shard, parts in sorted(by_shard.items())]
 
 
-_ROUTER = Attached[EpisodeRouter]("episode_router")  # of EnvRunners
+_ROUTER = Attached[Router]("episode_router")  # of EnvRunners
 
 
 def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: Any) -> None:
@@ -71,11 +53,10 @@ def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: 
     num_shards = num_shards_in(config.replay_buffer_config)
     if router is None or len(router.num_steps) != num_shards:
         first = max(env_runner.worker_index or 0, 1) - 1
-        router = EpisodeRouter(num_shards, first * config.num_envs_per_env_runner)
+        router = Router(num_shards, first * config.num_envs_per_env_runner)
         _ROUTER.set(env_runner, router)
-    samples[:] = router.put(samples)
+    samples[:] = put_episodes(router, samples)
 
 
 def num_shards_in(replay_buffer_config: Mapping[str, Any]) -> int:
-    """Returns the number of shards in a ``replay_buffer_config``, 0 of a buffer in the driver."""
     return int(replay_buffer_config.get(NUM_SHARDS) or 0)

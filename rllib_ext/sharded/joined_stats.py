@@ -25,9 +25,6 @@ def joined_stats(parts: Sequence[Stats]) -> dict[str, Any]:
     Counts and sizes are added up, and the largest is taken of largest ages; other numbers are means, weighted by the
     rows of each shard (of tables by what each figure is a share of). Ages count the rows of a shard.
 
-    Args:
-        parts: of each shard, :meth:`~rllib_ext.buffer.metrics.BufferMetrics.stats`.
-
     Example:
         >>> parts = [{"rows": 30, "evicted": 3, "age_mean": 4.0}, {"rows": 10, "evicted": 5, "age_mean": 8.0}]
         >>> joined_stats(parts)
@@ -37,7 +34,6 @@ def joined_stats(parts: Sequence[Stats]) -> dict[str, Any]:
 
 
 def _joined(parts: Sequence[Stats], shards: Sequence[Stats]) -> dict[str, Any]:
-    """Joins parts of the statistics of shards, such as those of one table."""
     joined: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         held = [(part[name], part, shard) for part, shard in zip(parts, shards, strict=True) if name in part]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.utils import metrics as keys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning_replay.sharded.actors import ShardActors
     from lightning_replay.sharded.draws import RemoteBatch
     from lightning_replay.sharded.reports import Counts
-    from rllib_ext.sharded.templates import Templates
+    from rllib_ext.buffer.module_replay import ModuleReplay
 
 _SAMPLED = "steps_sampled"
 
@@ -30,24 +30,18 @@ class ShardMetrics:
     values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.joined_stats.joined_stats` from
     those that each shard sends at every tenth of its draws.
 
-    Args:
-        templates: of the replays; their samplers have the schedules and schedulers of all shards.
-
-    Attributes:
-        sampled: rows drawn, by module, and of all under the module ``""``.
-        mean_n_step: steps per row of the last draw.
+    ``template`` returns the replay of a module without rows, whose sampler has the schedules of all shards.
     """
 
-    def __init__(self, templates: Templates) -> None:
-        self._templates = templates
-        self._stats: dict[str, dict[int, Mapping[str, Any]]] = {}
-        self.sampled: Counts = Counter()
-        self.mean_n_step: float = 1.0
+    def __init__(self, template: Callable[[str], ModuleReplay]) -> None:
+        self._template = template
+        self._stats: dict[str, dict[int, Mapping[str, Any]]] = {}  # by module and shard
+        self.sampled: Counts = Counter()  # rows, by module, and of all under the module ""
+        self._mean_n_step = 1.0  # of the last draw
         self._log = CounterLog()
         self._calls = self._reported = 0
 
     def count_draw(self, batches: Mapping[str, RemoteBatch]) -> None:
-        """Counts a draw."""
         steps = 0.0
         for name, batch in batches.items():
             self.sampled[_SAMPLED, name] += len(batch)
@@ -58,26 +52,23 @@ class ShardMetrics:
                 if part.stats is not None:
                     self._stats.setdefault(name, {})[int(batch.ids.shard[first])] = part.stats
                 first += len(part.slot)
-        self.mean_n_step = steps / len(batches)
+        self._mean_n_step = steps / len(batches)
 
     def report(self, shards: ShardActors, draws_per_report: int) -> dict[str, Any]:
-        """Returns the metrics where they are due, and nothing otherwise. Call it once per draw."""
+        # Where they are due, and nothing otherwise; called once per draw.
         self._calls += 1
         return self._reduce(shards) if self._calls - self._reported >= draws_per_report else {}
 
     def remaining(self, shards: ShardActors) -> dict[str, Any]:
-        """Returns the metrics if there was a draw since the last."""
         return self._reduce(shards) if self._calls > self._reported else {}
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values for :meth:`load`."""
         return {
             "sampled": [[*key, amount] for key, amount in self.sampled.items()],
             "logged": [[*key, amount] for key, amount in self._log.logged.items()],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state`."""
         self.sampled, self._log.logged = (
             Counter({(counter, module): amount for counter, module, amount in state[name]})
             for name in ("sampled", "logged")
@@ -89,7 +80,7 @@ class ShardMetrics:
         self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
         log = functools.partial(self._log.logger.log_value, reduce="item")
         self._log.items({name: self._joined(name, parts) for name, parts in self._stats.items()})
-        log(keys.ACTUAL_N_STEP, self.mean_n_step)
+        log(keys.ACTUAL_N_STEP, self._mean_n_step)
         rows = [report.num_rows for report in shards.reports]
         log(("shards", "num_alive"), sum(shards.alive))
         log(("shards", "rows_lost"), shards.lost.rows)
@@ -100,7 +91,7 @@ class ShardMetrics:
 
     def _joined(self, name: str, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         joined = joined_stats(list(parts.values()))
-        replay = self._templates.of(name).replay
+        replay = self._template(name).replay
         if replay.is_prioritized:
             joined["importance_exponent"] = declared_sampler(replay.sampler).base_sampler.beta
         if "tasks" in joined:

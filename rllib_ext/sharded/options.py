@@ -12,11 +12,6 @@ from rllib_ext.buffer.event_tables import built_tables
 
 
 def without_shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a buffer without shards.
-
-    Raises:
-        ValueError: an option of shards that is not ``None``.
-    """
     given = [name for name in SHARD_OPTIONS if options.get(name) is not None]
     if given:
         raise ValueError(f"{', '.join(given)} is for a replay of several shards. Add num_shards=4, or leave it out")
@@ -24,11 +19,6 @@ def without_shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_shard_layout(layout: str | None) -> None:
-    """Refuses layouts in which rows of shards cannot travel.
-
-    Raises:
-        ValueError: another layout than ``flagged``.
-    """
     if layout not in (None, "flagged"):
         raise ValueError(
             f"layout is {layout!r}, and Learners fetch the rows of shards in blocks, layout='flagged'. Leave layout "
@@ -37,16 +27,7 @@ def check_shard_layout(layout: str | None) -> None:
 
 
 def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:
-    """Returns the options of the buffer in one shard, also of single modules.
-
-    Args:
-        options: of the whole.
-        num_shards: S.
-        number: of the shard; ``None`` for the buffer without rows by which the driver divides draws.
-
-    Raises:
-        ValueError: more shards than rows.
-    """
+    """Returns the options of the buffer in one shard, or without rows, also of single modules."""
     own = {name: value for name, value in options.items() if name != "modules"}
     if own.get("tables") is not None and number is not None:
         own["tables"] = built_tables(own["tables"])

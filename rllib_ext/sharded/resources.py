@@ -21,7 +21,7 @@ class CountsShards:
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> PlacementGroupFactory:
-        """Returns the bundles of a trial; Tune calls it with the trial's values."""
+        # Called by Tune with the trial's values.
         request = super().default_resource_request(config)  # type: ignore[misc]
         of_trial = cls.get_default_config().update_from_dict(config)  # type: ignore[attr-defined]
         return PlacementGroupFactory([*request.bundles, *bundles_of_shards(of_trial)], strategy=request.strategy)
@@ -29,14 +29,13 @@ class CountsShards:
 
 @functools.cache
 def counting_shards(algorithm: type) -> Any:
-    """Returns a subclass of an algorithm's class that is a :class:`CountsShards`; the class itself if it is one."""
     if issubclass(algorithm, CountsShards):
         return algorithm
     return type(f"Sharded{algorithm.__name__}", (CountsShards, algorithm), {"__doc__": algorithm.__doc__})
 
 
 def bundles_of_shards(config: AlgorithmConfig) -> list[dict[str, float]]:
-    """Returns the CPUs of each shard; none for a buffer in the driver, or where shards reserve none."""
+    # Of each shard; none for a buffer in the driver, or where shards reserve none.
     settings = settings_of_buffer(config)
     if not num_shards_in(settings):
         return []
@@ -46,11 +45,7 @@ def bundles_of_shards(config: AlgorithmConfig) -> list[dict[str, float]]:
 
 
 def check_trial(config: AlgorithmConfig) -> None:
-    """Refuses a trial of Tune that has no CPUs for its shards: they would wait for ever.
-
-    Raises:
-        ValueError: with the CPUs that the trial has and needs.
-    """
+    """Refuses a trial of Tune that has no CPUs for its shards: they would wait for ever."""
     group = ray.util.get_current_placement_group()
     of_shards = bundles_of_shards(config)
     if group is None or not of_shards:

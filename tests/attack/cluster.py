@@ -59,7 +59,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def stored(shard: Any) -> np.ndarray:
     """The rows of a shard: state, next state and reward of each."""
-    replay = shard._buffer.replay
+    replay = shard.held.replay
     rows = replay.storage.get(slice(0, len(replay)))
     columns = (rows["observation"], rows["next", "observation"], rows["next", "reward"].reshape(-1, 1))
     return np.concatenate([column.numpy() for column in columns], axis=1)
@@ -173,7 +173,7 @@ class Run:
         """Kills a node with shards and without Learners, once another is there."""
         self.cluster.add_node(num_cpus=4)
         learners = {result.get() for result in self.algorithm.learner_group.foreach_learner(node_of)}
-        homes = self.replay.shards.call("node")
+        homes = ray.get([handle.__ray_call__.remote(node_of) for handle in self.replay.shards.handles])
         node = next(home for home in homes if home not in learners)
         self.cluster.remove_node(next(one for one in self.cluster.list_all_nodes() if one.node_id == node))
         return [shard for shard, home in enumerate(homes) if home == node]

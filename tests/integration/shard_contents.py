@@ -34,7 +34,7 @@ def on_shards(replay: ShardedEpisodeReplayBuffer, function: Callable[..., Any], 
 
 def stored(shard: Any) -> tuple[list[int], list[int], list[float]]:
     """Step number, trajectory and leaf of the tree of each row."""
-    replay = shard._buffer.replay
+    replay = shard.held.replay
     if not len(replay):
         return [], [], []
     slots = replay.oldest_first()
@@ -43,9 +43,22 @@ def stored(shard: Any) -> tuple[list[int], list[int], list[float]]:
     return rows["observation"][:, 0].int().tolist(), rows["trajectory"].tolist(), leaves.tolist()
 
 
+def trajectories(shard: Any) -> list[list[tuple[float, float]]]:
+    """Observation and priority of each row, by trajectories."""
+    replay = shard.held.replay
+    found: dict[int, list[tuple[float, float]]] = {}
+    if len(replay):
+        slots = replay.oldest_first()
+        rows, priority = replay.storage.get(slots), replay.sampler.priority_of(slots)
+        columns = (rows["trajectory"], rows["observation"][:, 0], priority)
+        for trajectory, observation, one in zip(*(column.tolist() for column in columns), strict=True):
+            found.setdefault(trajectory, []).append((observation, one))
+    return sorted(found.values())
+
+
 def watch(shard: Any) -> None:
     """Notes for each TD error whether it comes to the row whose observation it is."""
-    replay, shard.home = shard._buffer.replay, []
+    replay, shard.home = shard.held.replay, []
     update = replay.update_priority
 
     def compared(index: Any, td_error: Any, **rest: Any) -> None:

@@ -23,7 +23,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def priorities(shard: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Observation, action and retention priority of each row."""
-    replay = shard._buffer.replay
+    replay = shard.held.replay
     index = torch.arange(len(replay))
     rows = replay.storage.get(index)
     return rows["observation"], rows["action"], replay.writer.retention_priority(index)

@@ -23,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs
 
 from lightning_replay.sharded import ShardedReplay
+from lightning_replay.sharded.connection import NAMESPACE
 from tests.unit.sharded.local_replay import steps
 
 pytestmark = pytest.mark.slow
@@ -35,16 +36,17 @@ OPTIONS: dict[str, Any] = {"capacity": 1_000, "batch_size": 16, "num_cpus_per_sh
 def replay(shared_ray: None) -> Iterator[ShardedReplay]:
     options = {**OPTIONS, "shard_timeout_s": 1.5, "wait_timeout_s": 2.5, "n_steps": 3, "discount": 1.0}
     with ShardedReplay("prioritized", 2, **options) as replay:
-        replay._wait_timeout_s = 60.0  # until something hangs
+        replay._connection.wait_timeout_s = 60.0  # until something hangs
         yield replay
 
 
 def in_coordinator(replay: ShardedReplay, function: Callable[..., Any], *arguments: Any) -> Any:
-    return ray.get(replay._connection._handle().__ray_call__.remote(function, *arguments))
+    coordinator = ray.get_actor(replay.name, namespace=NAMESPACE)
+    return ray.get(coordinator.__ray_call__.remote(function, *arguments))
 
 
 def handles_of(replay: ShardedReplay) -> list[Any]:
-    return in_coordinator(replay, lambda coordinator: coordinator._shards.handles)
+    return in_coordinator(replay, lambda coordinator: coordinator.shards.handles)
 
 
 def filled(replay: ShardedReplay, shard: int) -> int:
@@ -80,10 +82,9 @@ def ended(call: Callable[[], Any], within_s: float = 30.0) -> Any:
 
 @contextmanager
 def waits(replay: ShardedReplay, seconds: float) -> Iterator[None]:
-    before = replay._wait_timeout_s, replay._connection._wait_timeout_s
-    replay._wait_timeout_s = replay._connection._wait_timeout_s = seconds
+    before, replay._connection.wait_timeout_s = replay.wait_timeout_s, seconds
     yield
-    replay._wait_timeout_s, replay._connection._wait_timeout_s = before
+    replay._connection.wait_timeout_s = before
 
 
 def test_no_call_waits_for_ever_for_a_shard_that_hangs(replay: ShardedReplay, tmp_path: Path) -> None:
@@ -192,17 +193,17 @@ def test_a_shard_that_dies_between_the_halves_of_a_load_reads_its_part_again(
     before = replay.stats()["td_errors_dropped"]
 
     def die_when_staged(coordinator: Any) -> None:
-        from lightning_replay.sharded.saved_replay import SavedReplay
+        from lightning_replay.sharded import coordinator as module
 
-        stage = SavedReplay.stage
+        stage = module.stage_shards
 
-        def staged(self: Any, shards: Any, folder: Any) -> Any:
-            SavedReplay.stage = stage
-            result = stage(self, shards, folder)
+        def staged(shards: Any, *arguments: Any) -> Any:
+            module.stage_shards = stage
+            result = stage(shards, *arguments)
             ray.kill(shards.handles[0])
             return result
 
-        SavedReplay.stage = staged
+        module.stage_shards = staged
 
     in_coordinator(replay, die_when_staged)
     replay.load(tmp_path)

@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lightning_replay.lit import InspectBuffer, ReplayCheckpoint, ReplayDataModule
 from lightning_replay.sharded import ShardedReplay
+from lightning_replay.sharded.connection import NAMESPACE
 from lightning_replay.sharded.remote_rows import DrawnRows, FetchedRows
 from tests.ranks import RecordingDQN, RecordingSAC
 from tests.unit.sharded.local_replay import steps
@@ -56,12 +57,16 @@ def empty_replay(replay: ShardedReplay, tmp_path_factory: pytest.TempPathFactory
     return replay
 
 
+def coordinator_of(replay: ShardedReplay) -> Any:
+    return ray.get_actor(replay.name, namespace=NAMESPACE)
+
+
 def handles_of(replay: ShardedReplay) -> list[Any]:
-    return ray.get(replay._connection._handle().__ray_call__.remote(lambda coordinator: coordinator._shards.handles))
+    return ray.get(coordinator_of(replay).__ray_call__.remote(lambda coordinator: coordinator.shards.handles))
 
 
 def fetched_of(replay: ShardedReplay, drawn: DrawnRows) -> FetchedRows:
-    fetched = FetchedRows(replay._key, 10)
+    fetched = FetchedRows(key=0, timeout_s=10)
     fetched.fetch(drawn)
     return fetched
 
@@ -105,7 +110,7 @@ def test_training_goes_on_when_a_shard_is_lost(replay: ShardedReplay, tmp_path: 
     replay.save(tmp_path)
     rows, epochs = (replay.stats()[name] for name in ("rows", "epochs"))
     batch = replay.sample(64)
-    drawn = replay._connection.call("draw", 64, {})
+    drawn = ray.get(coordinator_of(replay).call.remote("test", "draw", 60.0, (64, {})))
     ray.kill(handles_of(replay)[0])
     deadline = time.monotonic() + 60
     while len(fetched := fetched_of(replay, drawn)) == 64:  # until the rows have gone with their owner

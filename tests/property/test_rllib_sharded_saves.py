@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tempfile
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,8 @@ from pyarrow import fs
 from lightning_replay.sharded.folders import Folder
 from rllib_ext.buffer.files import WarmUp
 from rllib_ext.sharded.shard import EpisodeShard
+from tests.integration.shard_contents import trajectories
 from tests.unit.rllib.episodes import numbered
-
-Rows = list[list[tuple[float, float]]]
 
 
 def shard(number: int, count: int) -> EpisodeShard:
@@ -24,19 +24,8 @@ def shard(number: int, count: int) -> EpisodeShard:
     return EpisodeShard("prioritized", options, number, count, (1, 0.99), 60.0, None)
 
 
-def stored(shards: list[EpisodeShard]) -> list[Rows]:
-    """Observation and priority of each row in order, by trajectory, of each shard."""
-    found = []
-    for one in shards:
-        replay, trajectories = one._buffer.replay, {}
-        if len(replay):
-            slots = replay.oldest_first()
-            rows, priority = replay.storage.get(slots), replay.sampler.priority_of(slots)
-            columns = (rows["trajectory"], rows["observation"][:, 0], priority)
-            for trajectory, *row in zip(*(column.tolist() for column in columns), strict=True):
-                trajectories.setdefault(trajectory, []).append(tuple(row))
-        found.append(sorted(trajectories.values()))
-    return found
+def stored(shards: list[EpisodeShard]) -> list[Any]:
+    return list(map(trajectories, shards))
 
 
 @settings(max_examples=15)
@@ -53,9 +42,9 @@ def test_the_rows_of_all_shards_are_those_saved(
     shards = [shard(number, before) for number in range(before)]
     for number, length in enumerate(lengths):
         episode = numbered(f"e{number}", length, offset=100.0 * number, terminated=number % 3 > 0)
-        shards[places[number] % before]._buffer.add([episode])
+        shards[places[number] % before].held.add([episode])
     for one in shards:
-        replay, rows = one._buffer.replay, len(one._buffer)
+        replay, rows = one.held.replay, len(one.held)
         if rows:
             priorities = data.draw(st.lists(st.floats(0.0, 1e3, width=32), min_size=rows, max_size=rows))
             replay.update_priority(replay.oldest_first(), torch.tensor(priorities))
@@ -64,7 +53,7 @@ def test_the_rows_of_all_shards_are_those_saved(
         folder = Folder.at("save", fs.SubTreeFileSystem(directory, fs.LocalFileSystem()))
         folders = [folder / f"shard-{number}" for number in range(before)]
         for one, place in zip(shards, folders, strict=True):
-            one.save(place, WarmUp(1, 1), None)
+            one.save(place, None, WarmUp(1, 1))
         again = [shard(number, after) for number in range(after)]
         for one in again:
             one.stage(folders, {})

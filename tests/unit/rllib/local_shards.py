@@ -36,14 +36,14 @@ def start_locally(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets sharded replays start their shards here."""
 
     def local(actors: Any, shard: int) -> LocalShard:
-        return LocalShard(actors._kind(*actors._arguments(shard)))
+        return LocalShard(actors.kind(*actors.arguments_of(shard)))
 
-    monkeypatch.setattr(ShardActors, "_actor", local)
+    monkeypatch.setattr(ShardActors, "new_actor", local)
 
 
 def replays(replay: ShardedEpisodeReplayBuffer, module_id: str = "default_policy") -> list[Any]:
     """The replay of a module in each shard."""
-    return [handle.shard._buffer.modules[module_id].replay for handle in replay.shards.handles]
+    return [handle.shard.held.modules[module_id].replay for handle in replay.shards.handles]
 
 
 def read(blocks: list[Any]) -> list[Any]:

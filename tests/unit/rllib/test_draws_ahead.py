@@ -38,7 +38,7 @@ def clocks_of(replay: ShardedEpisodeReplayBuffer) -> list[int]:
 
 
 def ids(replay: ShardedEpisodeReplayBuffer) -> Any:
-    return replay._expected["default_policy"]
+    return replay.expected["default_policy"]
 
 
 OPTIONS = [(recipe, {}) for recipe in sorted(recipes.known())]
@@ -175,5 +175,5 @@ def test_td_errors_of_an_unknown_module_are_refused_without_a_replay_for_it() ->
         replay.sample(num_items=8)
         with pytest.raises(ValueError, match=r"TD errors of module 'other', and rows were drawn for \['default_pol"):
             replay.update_priorities(np.zeros(8), "other")
-        assert list(replay.templates._modules) == ["default_policy"]
+        assert list(replay.draws.dividers) == ["default_policy"]
         replay.update_priorities(np.zeros(8), "default_policy")

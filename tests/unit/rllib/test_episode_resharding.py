@@ -36,15 +36,14 @@ def fill(buffers: list[Any]) -> None:
         replay.update_priority(slots, replay.storage.get(slots)["observation"][:, 0] + 1.0)
 
 
-def contents(one: EpisodeShard) -> dict[int, list[float]]:
+def contents(one: EpisodeShard, *, compares_priorities: bool = True) -> dict[int, list[float]]:
     """Observations of each trajectory, oldest first, after a comparison of each row's priority."""
-    replay = one._buffer.replay
+    replay = one.held.replay
     slots = replay.oldest_first()
     rows = replay.storage.get(slots)
     observation = rows["observation"][:, 0]
-    priority = replay.sampler.priority_of(slots)
-    if priority is not None:
-        torch.testing.assert_close(priority, observation + 1.0, rtol=1e-4, atol=1e-4)
+    if compares_priorities:
+        torch.testing.assert_close(replay.sampler.priority_of(slots), observation + 1.0, rtol=1e-4, atol=1e-4)
     found: dict[int, list[float]] = {}
     for trajectory, value in zip(rows["trajectory"].tolist(), observation.tolist(), strict=True):
         found.setdefault(trajectory, []).append(value)
@@ -54,7 +53,7 @@ def contents(one: EpisodeShard) -> dict[int, list[float]]:
 def saved(shards: list[EpisodeShard], folder: Path) -> list[Folder]:
     folders = [Folder.at(folder / str(number)) for number in range(len(shards))]
     for one, path in zip(shards, folders, strict=True):
-        one.save(path, WARM_UP, None)
+        one.save(path, None, WARM_UP)
     return folders
 
 
@@ -75,7 +74,7 @@ EXPECTED = sorted([100.0 * number + t for t in range(length)] for number, length
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_whole_episodes_are_dealt_out_to_another_number_with_their_priorities(tmp_path: Path, count: int) -> None:
     shards = [shard(number, 3) for number in range(3)]
-    fill([one._buffer for one in shards])
+    fill([one.held for one in shards])
     again = restored(saved(shards, tmp_path), count)
     found = [contents(one) for one in again]
     assert sorted(rows for one in found for rows in one.values()) == EXPECTED
@@ -85,29 +84,9 @@ def test_whole_episodes_are_dealt_out_to_another_number_with_their_priorities(tm
     assert sum(report.rows[DEFAULT_MODULE_ID] for report in reports) == sum(LENGTHS)
     assert sum(report.counts["steps_added", ""] for report in reports) == sum(LENGTHS)
     assert sum(report.counts["episodes_added", ""] for report in reports) == len(LENGTHS)
-    new = again[0]._buffer
+    new = again[0].held
     new.add([numbered("e0", 2, offset=5000.0, terminated=True)])  # an id that was seen before the save
-    assert max(contents_without_priorities(again[0]).items())[1] == [5000.0, 5001.0]
-
-
-def contents_without_priorities(one: EpisodeShard) -> dict[int, list[float]]:
-    replay = one._buffer.replay
-    rows = replay.storage.get(replay.oldest_first())
-    found: dict[int, list[float]] = {}
-    for trajectory, value in zip(rows["trajectory"].tolist(), rows["observation"][:, 0].tolist(), strict=True):
-        found.setdefault(trajectory, []).append(value)
-    return found
-
-
-def test_as_many_shards_get_their_own_rows_in_their_own_slots(tmp_path: Path) -> None:
-    shards = [shard(number, 3) for number in range(3)]
-    fill([one._buffer for one in shards])
-    again = restored(saved(shards, tmp_path), 3)
-    for one, other in zip(shards, again, strict=True):
-        length = len(one._buffer)
-        first, second = (each._buffer.replay.storage.get(slice(0, length)) for each in (one, other))
-        assert (first == second).all()
-        assert contents(other) == contents(one)
+    assert max(contents(again[0], compares_priorities=False).items())[1] == [5000.0, 5001.0]
 
 
 def test_a_save_without_shards_is_dealt_out(tmp_path: Path) -> None:
@@ -119,31 +98,17 @@ def test_a_save_without_shards_is_dealt_out(tmp_path: Path) -> None:
     assert sorted(rows for one in again for rows in contents(one).values()) == EXPECTED
 
 
-def test_links_follow_the_rows_so_that_returns_are_those_of_the_episode(tmp_path: Path) -> None:
-    shards = [shard(number, 2, "uniform") for number in range(2)]
-    fill([one._buffer for one in shards])
-    for one in shards:
-        one._buffer.sample(num_items=1, n_step=3, gamma=1.0)
-    (again,) = restored(saved(shards, tmp_path), 1, "uniform")
-    (block,) = again._buffer.sample(num_items=200, n_step=3, gamma=1.0)
-    before = block.get_observations(slice(0, 200))[:, 0]
-    steps = block.get_extra_model_outputs("n_step", slice(0, 200))
-    assert (steps > 1).any()
-    assert (block.get_observations(slice(1, 201))[:, 0] == before + steps).all()
-    assert (block.get_rewards(slice(0, 200)) == steps * before + steps * (steps - 1) / 2).all()
-
-
 def test_rows_kept_by_importance_go_to_the_same_number_alone(tmp_path: Path) -> None:
     def built(number: int, count: int) -> EpisodeShard:
         return EpisodeShard("surprise_retention", {"capacity": 120, "seed": 0}, number, count, (3, 0.99), 60.0, None)
 
     shards = [built(number, 2) for number in range(2)]
     for one in shards:
-        one._buffer.add([numbered("e", 9, terminated=True)])
+        one.held.add([numbered("e", 9, terminated=True)])
     folders = saved(shards, tmp_path)
     with pytest.raises(ValueError, match="NStepTransitions formed before they were stored"):
         built(0, 3).stage(folders, {})
     again = built(1, 2)
     again.stage(folders, {})
     again.take_over()
-    assert len(again._buffer) == len(shards[1]._buffer) > 0
+    assert len(again.held) == len(shards[1].held) > 0

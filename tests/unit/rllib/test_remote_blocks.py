@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
-from rllib_ext.learner.remote_blocks import RemoteBlock, Span
+from lightning_replay.sharded.fetching import Block
+from rllib_ext.learner.remote_blocks import RemoteBlock
 
 
 def block(lengths: list[int]) -> RemoteBlock:
     """Parts ``a``, ``b``, ...; weights are the places of the rows."""
-    spans: list[Any] = [Span(chr(97 + part), 10, 10 + length) for part, length in enumerate(lengths)]  # type: ignore[arg-type]
+    spans: list[Any] = [Block(chr(97 + part), 10, 10 + length) for part, length in enumerate(lengths)]  # type: ignore[arg-type]
     return RemoteBlock("rows_of_batch", spans, np.arange(sum(lengths), dtype=np.float32), "m")
 
 

@@ -101,7 +101,7 @@ def test_shards_without_room_are_refused_before_ray_waits(shared_ray: None) -> N
 class Broken:
     """A shard that cannot be built."""
 
-    def __init__(self) -> None:
+    def __init__(self, *arguments: Any) -> None:
         raise OSError("no space left on device")
 
     def report(self) -> None:
@@ -131,10 +131,10 @@ def test_nothing_starts_before_it_is_needed_and_the_driver_keeps_its_replay() ->
         replay.update_priorities(np.zeros(3), "default_policy")
     with pytest.raises(RuntimeError, match=r"not prepared for it.*rllib_ext.configure\(config\) last"):
         replay.sample(num_items=4, sample_episodes=True)  # as RLlib's algorithms call it
-    owner, other = object(), object()
-    replay._owner = owner
+    replay.shards.handles = [None, None]  # as if they had started
+    replay.start(object())
     with pytest.raises(ValueError, match="belongs to another algorithm"):
-        replay.start(other)
+        replay.start(object())
 
 
 def test_a_replay_that_ended_with_its_algorithm_does_not_start_again() -> None:
@@ -143,7 +143,3 @@ def test_a_replay_that_ended_with_its_algorithm_does_not_start_again() -> None:
     with pytest.raises(RuntimeError, match="has ended with its algorithm"):
         replay.sample(num_items=4)
     assert len(replay) == 0 and replay.shards.handles == []
-
-
-def test_the_options_of_shards_have_the_documented_defaults() -> None:
-    assert ShardOptions(4) == ShardOptions(4, 1, "spread", "empty", 60.0, 1800.0, 0)

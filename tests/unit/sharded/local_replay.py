@@ -15,12 +15,15 @@ from lightning_replay.sharded.connection import Connection
 from lightning_replay.sharded.coordinator import Coordinator
 from tests.unit.rllib.local_shards import start_locally
 
+COORDINATORS: dict[str, Coordinator] = {}  # by name of the replay
+
 
 class LocalConnection(Connection):
     """Calls the coordinator here, with arguments that are copied as they would be on their way."""
 
-    def __init__(self, wait_timeout_s: float, coordinator: Coordinator) -> None:
-        self._wait_timeout_s, self.coordinator = wait_timeout_s, coordinator
+    def __init__(self, name: str, wait_timeout_s: float, coordinator: Coordinator) -> None:
+        self.wait_timeout_s, self.coordinator = wait_timeout_s, coordinator
+        COORDINATORS[name] = coordinator
 
     def _call(self, method: str, arguments: tuple[Any, ...], left_s: float) -> Any:
         return self.coordinator.call("here", method, max(left_s, 0.0), arguments)
@@ -41,7 +44,7 @@ def started_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start(name: str, wait_timeout_s: float, *arguments: Any) -> LocalConnection:
         coordinator = Coordinator(*copy.deepcopy(arguments))
-        connection = LocalConnection(wait_timeout_s, coordinator)
+        connection = LocalConnection(name, wait_timeout_s, coordinator)
         connection.call("start", timeout_s=60)
         return connection
 
@@ -49,13 +52,12 @@ def started_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def coordinator_of(replay: ShardedReplay) -> Coordinator:
-    connection: Any = replay._connection
-    return connection.coordinator
+    return COORDINATORS[replay.name]
 
 
 def shards_of(replay: ShardedReplay) -> list[Any]:
     """The replay in each shard."""
-    return [handle.shard._replay for handle in coordinator_of(replay)._shards.handles]
+    return [handle.shard.held for handle in coordinator_of(replay).shards.handles]
 
 
 def built(recipe: str = "prioritized", num_shards: int = 2, **options: Any) -> ShardedReplay:

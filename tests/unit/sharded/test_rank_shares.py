@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_replay.sharded import ShardedReplay
+from lightning_replay.sharded.coordinator import NotYet
 from tests.unit.sharded.local_replay import built, coordinator_of, filled, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_replays")]  # Ray starts once
@@ -17,9 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_replays")]  # Ray
 def test_ranks_get_disjoint_parts_of_one_draw() -> None:
     replay = filled(batch_size=10)
     replay.update_priority(batch := replay.sample(), torch.arange(10.0) + batch["action"])
-    twin = copy.deepcopy(coordinator_of(replay)._draws.divider("replay").state_dict())
+    twin = copy.deepcopy(coordinator_of(replay).draws.divider("replay").state_dict())
     whole = replay.sample()
-    coordinator_of(replay)._draws.divider("replay").load_state_dict(twin)
+    coordinator_of(replay).draws.divider("replay").load_state_dict(twin)
     ranks = [replay.for_rank(rank, 2) for rank in range(2)]
     with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2 have not requested the next batch.*Every rank must"):
         ranks[0].sample()
@@ -52,7 +53,7 @@ def test_a_curriculum_draws_one_task_for_all_ranks_and_takes_progress() -> None:
     tasks = []
     for _ in range(20):
         shares = [None, None]
-        coordinator_of(replay)._shares.missing(0, 2)  # rank 0 has requested its share
+        assert isinstance(coordinator_of(replay).call("0", "draw_share", 1.0, (0, 2, {})), NotYet)
         shares[1] = ranks[1].sample()
         shares[0] = ranks[0].sample()
         (task,) = set(torch.cat([one["task"] for one in shares]).tolist())

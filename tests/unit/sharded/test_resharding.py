@@ -124,7 +124,7 @@ def test_clocks_draws_and_the_limiter_continue(tmp_path: Path) -> None:
     replay.sample()
     for one in shards_of(replay):  # new rows get the largest priority that was ever given
         one.update_priority(one.oldest_first(), torch.ones(len(one)))
-    coordinator_of(replay)._shards.lost.rows = 3
+    coordinator_of(replay).shards.lost.rows = 3
     replay.save(tmp_path.as_uri())
     before = replay.stats()
     other = built(3, **options)
@@ -246,4 +246,4 @@ def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
         kept.load(tmp_path / "surprise_retention-120")
     for one, rows in zip(shards_of(replay), stored, strict=True):
         assert (one.storage.get(one.oldest_first()) == rows).all()
-    assert replay.sample().shape == (8,) and coordinator_of(replay)._shards.epochs.tolist() == [1, 1, 1]
+    assert replay.sample().shape == (8,) and coordinator_of(replay).shards.epochs.tolist() == [1, 1, 1]

@@ -165,7 +165,7 @@ def test_signals_that_a_shard_would_refuse_are_refused_here() -> None:
 
 def test_td_errors_reach_their_rows_after_a_shard_was_started_thousands_of_times() -> None:
     replay = filled(priority_exponent=1.0)
-    coordinator_of(replay)._shards.epochs += 5_000
+    coordinator_of(replay).shards.epochs += 5_000
     replay.update_priority(replay.sample(), torch.full((8,), 9.0))
     assert replay.stats()["td_errors_dropped"] == 0 and sum(replay.stats()["mass"]) > 41
 
