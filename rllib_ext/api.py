@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +13,7 @@ from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.validation import checked_flag
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.checks import check_algorithm, check_config, trial_buffer
-from rllib_ext.hooks import add_results, set_hooks
+from rllib_ext.hooks import Hook, add_results, set_hooks
 from rllib_ext.levels.checks import check_evaluated
 from rllib_ext.preparation import prepare_levels, prepare_replay
 from rllib_ext.search_spaces import accepted, samples_of
@@ -198,18 +196,8 @@ def configure(
         hooks = prepare_levels(config, levels, held_out, flush=flush, generalization_gap=generalization_gap, **options)
         if held_out_levels is not None:
             check_evaluated(config)
-    set_hooks(config, hooks | {"on_train_result": functools.partial(add_results)})
+    set_hooks(config, hooks | {"on_train_result": Hook(add_results)})
     return config
-
-
-def configure_levels(config: C, levels: LevelSelector | Mapping[str, Any], **options: Any) -> C:
-    """Former name of :func:`configure` with ``levels``."""
-    warnings.warn(
-        "configure_levels(config, levels, ...) is deprecated: call configure(config, levels=levels, ...)",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return configure(config, levels=levels, **options)
 
 
 def _refuse_given(given: Mapping[str, Any], names: Iterable[str], purpose: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -26,22 +26,22 @@ _LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a 
 _LEAST_EPISODES = 1024  # of one environment that may wait for their scores
 
 
-def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Callable[..., None]]) -> None:
+class Hook(functools.partial[None]):
+    """A callback of this package, in distinction to those of the user."""
+
+
+def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Hook]) -> None:
     """Replaces the callbacks of an earlier call; those of the user stay, and run first.
 
     Args:
         config: changed in place.
-        hooks: by event, :class:`functools.partial` objects of functions of this package.
+        hooks: by event.
     """
     for event in EVENTS:
         present = callbacks_on(config, event)
-        kept = [one for one in present if not _is_ours(one)]
+        kept = [one for one in present if not isinstance(one, Hook)]
         if event in hooks or kept != present:
             config.callbacks(**{event: [*kept, *([hooks[event]] if event in hooks else [])]})
-
-
-def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, functools.partial) and hook.func.__module__.startswith("rllib_ext.")
 
 
 def install(
@@ -232,8 +232,3 @@ def _log_gradient_steps(learner: Any) -> None:
         learner.metrics.log_value((ALL_MODULES, NUM_UPDATES_LIFETIME), 1, reduce="lifetime_sum")
 
     learner.apply_gradients = counted
-
-
-# Their names in configs that earlier versions pickled.
-tell_recreated: Callable[..., None] = sync_recreated
-add_clocks: Callable[..., None] = add_results
