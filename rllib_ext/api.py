@@ -56,7 +56,7 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     Raises:
         ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
             are refused.
-        TypeError: a class of another kind than its option takes.
+        TypeError: a class of another kind than its option takes, or arguments that the class does not have.
 
     Example:
         >>> config = replay_config("prioritized", capacity=50_000, priority_exponent=0.6)

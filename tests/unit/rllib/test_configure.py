@@ -13,9 +13,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
-from lightning_replay.levels import UniformLevels
 from rllib_ext.hooks import EVENTS
-from rllib_ext.levels import building
 
 OF_TRANSITIONS = {"on_algorithm_init", "on_environment_created", "on_train_result"}
 
@@ -58,15 +56,6 @@ def test_both_neither_and_options_of_the_other_kind_are_refused(config: Any, opt
     with pytest.raises(ValueError, match=message):
         rllib_ext.configure(given, **options)
     assert not hooks(given)
-
-
-def test_levels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    builds = []
-    monkeypatch.setattr(building, "call", lambda kind, arguments, name: builds.append(kind) or kind(**arguments))
-    rllib_ext.configure(
-        ppo(), levels={"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 5}}
-    )
-    assert builds == [UniformLevels]
 
 
 def test_hooks_of_an_earlier_call_are_replaced_and_those_of_the_user_stay() -> None:

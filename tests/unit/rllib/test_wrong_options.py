@@ -52,7 +52,7 @@ def test_is_refused_by_name(wrong) -> None:
         (PER | {"info_keys": "goal"}, TypeError, "info_keys is 'goal'; it must be a sequence"),
         (PER | {"alpha": 0.6}, ValueError, "recipe 'prioritized' has no option 'alpha'; it is named priority_exponent"),
         (PER | {"priority_exponents": 1}, ValueError, "has no option 'priority_exponents'. Did you mean 'priority_exp"),
-        (PARTS | {"sampler": {"class_path": PARTS["sampler"], "init_args": {"beta": 1}}}, ValueError, "importance_exp"),
+        (PARTS | {"sampler": {"class_path": PARTS["sampler"], "init_args": {"beta": 1}}}, TypeError, "importance_exp"),
         (
             PARTS | {"sampler": {"class_path": PARTS["sampler"], "init_args": {"importance_exponent": 7}}},
             ValueError,
