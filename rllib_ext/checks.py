@@ -130,7 +130,7 @@ def _check_shard_capacity(config: AlgorithmConfig) -> None:
     number, steps = num_shards_in(config.replay_buffer_config), config.get_rollout_fragment_length()
     if number and config.batch_mode == "truncate_episodes":
         least = trial_buffer(**replay_options(config)).modules
-        rows = min(module.intake.max_rows for module in least.values())
+        rows = min(module.max_rows for module in least.values())
         if rows < steps:
             raise ValueError(
                 f"num_shards is {number}, which leaves {rows} rows to a shard, and an EnvRunner sends {steps} steps of "

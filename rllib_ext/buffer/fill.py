@@ -74,7 +74,7 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     episodes = episodes_of(
         replay,
         *algorithm.spaces[name],
-        most=special.get("capacity") or module.intake.max_rows,
+        most=special.get("capacity") or module.max_rows,
         normalized=config.normalize_actions,
         infos={key: ("next", key) for key in information.keys} | ({TASK: (TASK,)} if information.tasks else {}),
     )

@@ -149,9 +149,10 @@ class BufferMetrics:
         self._stats: dict[str, dict[str, Any]] = {}
         self._stats_read: dict[str, int] = {}  # in which call
 
-    def count(self, counter: str, amount: int, module_id: str = DEFAULT_MODULE_ID) -> None:
-        """Adds to a counter of a module."""
-        self._counts[counter, module_id] += amount
+    def count(self, owner: str, **amounts: int) -> None:
+        """Adds to counters of a module, or of an agent."""
+        for counter, amount in amounts.items():
+            self._counts[counter, owner] += amount
 
     def count_fragments(self, episodes: Sequence[Any], stored: Container[str]) -> None:
         """Adds steps of environments of several agents, and those of each agent whose module is ``stored``."""
@@ -164,7 +165,7 @@ class BufferMetrics:
                 continue  # sent twice
             for part in episode.agent_episodes.values():
                 if part.module_id in stored:
-                    self.count(AGENT_STEPS_ADDED, len(part), str(part.agent_id))
+                    self.count(str(part.agent_id), agent_steps_added=len(part))
 
     def total(self, counter: str, module_id: str | None = None) -> int:
         """Returns the sum over the whole run, of a module or of all."""
@@ -252,7 +253,7 @@ class BufferMetrics:
             stats["importance_exponent"] = sampler.base_sampler.beta
         if module.replay.tables is not None:
             stats["rows_drawn"] = int(sum(sampler.rows_drawn))
-        progress = module.intake.task_progress
+        progress = module.task_progress
         if progress is not None:
             stats["tasks"] = {
                 task: {"probability": probability, "num_episodes_lifetime": progress.episodes[task]}

@@ -84,7 +84,7 @@ class ModuleOptions:
             module_id if several_agents else None,
             information=Information(info_keys or (), replay.tasks or None),
             progress=build_progress(progress, replay),
-            min_sizes=MinSizes(replay, options),
+            min_sizes=None if replay.tables is None else MinSizes(replay, options),
             measure=self.measure,
         )
 

@@ -86,7 +86,7 @@ class EpisodeShard:
         for name, priority in largest.items():
             if name in self._buffer.modules:
                 self._buffer.modules[name].replay.raise_largest_priority(priority)
-        most = min((module.intake.max_rows for module in self._buffer.modules.values()), default=0)
+        most = min((module.max_rows for module in self._buffer.modules.values()), default=0)
         at_once = len(episodes) if sum(map(len, episodes)) <= most else 1  # what comes may be more than a shard holds
         for start in range(0, len(episodes), max(at_once, 1)):
             self._buffer.add(episodes[start : start + at_once])
@@ -197,7 +197,7 @@ class EpisodeShard:
 
     def _answer(self, value: Any = None) -> Answer:
         modules = self._buffer.modules
-        progress = {name: module.intake.task_progress for name, module in modules.items()}
+        progress = {name: module.task_progress for name, module in modules.items()}
         report = ShardReport(
             totals={name: module.replay.group_totals() for name, module in modules.items()},
             rows={name: len(module) for name, module in modules.items()},
