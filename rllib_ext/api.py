@@ -166,10 +166,9 @@ def configure(
         ModuleNotFoundError: a package that the environment needs is not installed.
         ValueError: an algorithm without this kind of replay; options of the other kind; the old API stack; too few CPUs
             (Ray would wait for ever). Of transitions: an environment that cannot be made, another
-            ``replay_buffer_config``, a capacity below the steps of one round or of a batch, histories for fewer
-            episodes than environments run, ``n_step`` an interval where rows are kept by importance. Of levels: several
-            agents, refused values of the level buffer, an environment that ignores its level, or held-out levels that
-            are trained on.
+            ``replay_buffer_config``, a capacity below the steps of one round or of a batch, or histories for fewer
+            episodes than environments run. Of levels: several agents, refused values of the level buffer, an
+            environment that ignores its level, or held-out levels that are trained on.
         TypeError: an object that is no config, or no level buffer.
 
     Example:

@@ -165,5 +165,4 @@ def _warn_of_local_registration(config: AlgorithmConfig) -> None:
 
 
 def _is_registered(name: str) -> bool:
-    """Returns whether ``ray.tune.register_env`` was called with this name."""
     return bool(_global_registry.contains(ENV_CREATOR, name))

@@ -222,7 +222,6 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
 
 
 def _log_gradient_steps(learner: Any) -> None:
-    """Logs the gradient steps of a Learner, of which RLlib keeps no count."""
     if learner._learner_index:
         return  # Learners step together, and RLlib adds up what they log
     apply_gradients = learner.apply_gradients

@@ -14,7 +14,6 @@ from rllib_ext.checks import (
     check_buffer,
     check_cpus,
     check_curriculum,
-    check_returns,
     replay_options,
     trial_buffer,
     with_max_trajectories,
@@ -53,7 +52,6 @@ def prepare_replay(
         check_buffer(sample)
         if require_cpus:
             check_cpus(sample, in_tune=in_tune)
-        check_returns(sample)
         if check_environments and (sample.env, sample.env_config) not in played:
             check_environment(sample, next(iter(sample.replay_buffer_config.get("tasks") or ()), None))
             played.append((sample.env, sample.env_config))

@@ -105,22 +105,18 @@ class Attached(Generic[T]):
         self._name = name
 
     def of(self, owner: Any) -> T | None:
-        """Returns the value; ``None`` if none was set."""
         value: T | None = vars(owner).get(self._name)
         return value
 
     def set(self, owner: Any, value: T) -> None:
-        """Attaches a value."""
         setattr(owner, self._name, value)
 
 
 def num_actors(config: AlgorithmConfig) -> int:
-    """Returns the number of environments of an algorithm that collect."""
     return max(config.num_env_runners, 1) * config.num_envs_per_env_runner
 
 
 def algorithm_name(config: AlgorithmConfig) -> str:
-    """Returns the name of the class of a config's algorithm."""
     return getattr(config.algo_class, "__name__", str(config.algo_class))
 
 
@@ -135,7 +131,6 @@ def settings_of_buffer(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
-    """Returns the functions that a config has for an event."""
     given = getattr(config, f"callbacks_{event}")
     if given is None:
         return []

@@ -131,7 +131,6 @@ class Collection:
                 healthy.remove(number)  # it has as many as it may have
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Expects no answers of EnvRunners that were restarted."""
         for number in numbers:
             self._requested.pop(number, None)
 

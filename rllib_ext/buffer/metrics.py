@@ -80,7 +80,6 @@ class CounterLog:
         log("num_duplicate_env_steps_lifetime", counts[DUPLICATE_STEPS, ""], reduce="item")
 
     def items(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
-        """Logs current values of each module, see :meth:`BufferMetrics.stats`."""
         log = functools.partial(self.logger.log_value, reduce="item")
         every = list(stats.values())
         log(keys.ACTUAL_N_STEP, sum(one["mean_n_step"] for one in every) / max(len(every), 1))
@@ -150,7 +149,6 @@ class BufferMetrics:
         self._stats_read: dict[str, int] = {}  # in which call
 
     def count(self, owner: str, **amounts: int) -> None:
-        """Adds to counters of a module, or of an agent."""
         for counter, amount in amounts.items():
             self._counts[counter, owner] += amount
 
@@ -168,7 +166,6 @@ class BufferMetrics:
                     self.count(str(part.agent_id), agent_steps_added=len(part))
 
     def total(self, counter: str, module_id: str | None = None) -> int:
-        """Returns the sum over the whole run, of a module or of all."""
         return sum(
             amount for (name, module), amount in self._counts.items() if name == counter and module_id in (None, module)
         )
@@ -179,7 +176,6 @@ class BufferMetrics:
         return self.reduce(modules) if self._calls - self._reported >= draws_per_report else {}
 
     def remaining(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
-        """Returns :meth:`reduce` if there was a draw since the last."""
         return self.reduce(modules) if self._calls > self._reported else {}
 
     def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
@@ -203,7 +199,6 @@ class BufferMetrics:
         return Counter({**self._counts, **{(counter, ""): self._sum(counter, stored) for counter in _SUMS}, **found})
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values for :meth:`load`."""
         return {
             "counts": [[*key, amount] for key, amount in self._counts.items()],
             "logged": [[*key, amount] for key, amount in self._log.logged.items()],
@@ -220,14 +215,12 @@ class BufferMetrics:
         self._stats.clear()
 
     def env_steps_stored(self, modules: Mapping[str, ModuleReplay]) -> int:
-        """Returns steps of the environment in the buffer, see the class."""
         if not self._environment.episodes:
             return sum(map(len, modules.values()))
         kept = (len(module) / max(self.total("steps_added", name), 1) for name, module in modules.items())
         return round(self._environment.steps * max(kept, default=0.0))
 
     def _sum(self, counter: str, env_steps_stored: int) -> int:
-        """Returns the sum over the whole run, in steps and episodes of the environment."""
         environment = self._environment
         if not environment.episodes or counter == "steps_sampled":
             return self.total(counter)

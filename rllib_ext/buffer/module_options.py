@@ -51,11 +51,9 @@ class ModuleOptions:
         self._options, self._special = options, special
 
     def stores(self, module_id: str) -> bool:
-        """Returns whether steps of this module are stored."""
         return self._special.get(module_id, {}) is not None
 
     def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
-        """Returns recipe and options of a module."""
         special = self._special.get(module_id) or {}
         options = {**self._options, **special}
         # None removes an option of all modules, as another recipe may not have it.

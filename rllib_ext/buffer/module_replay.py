@@ -358,7 +358,6 @@ class ModuleReplay:
             writer.set_initial_surprise(surprise_of)
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values beside the replay's own state."""
         return {
             "converter": self.converter.state(),
             "draws": self._num_draws,

@@ -146,7 +146,6 @@ class EpisodeConverter:
         return rows
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values for :meth:`load_state`."""
         return {
             "fragments": self.fragments.state(),
             "columns": {name: columns.state() for name, columns in self.columns.items()},

@@ -61,13 +61,11 @@ class FragmentTracker:
         self._known.clear()
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values for :meth:`load_state`."""
         return {
             "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories],
             "known": [[episode_id, *known] for episode_id, known in self._known.items()],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`."""
         self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories = state["counts"]
         self._known = OrderedDict((name, (trajectory, step)) for name, trajectory, step in state["known"])

@@ -68,12 +68,10 @@ class TaskAssignment:
         self.send()
 
     def update(self) -> None:
-        """Sends the tasks if the scheduler has assigned others."""
         if assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config) != self._sent:
             self.send()
 
     def send(self) -> None:
-        """Sends the tasks to every EnvRunner."""
         self._sent = assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config)
         # Without waiting: an actor runs its calls in order, so it has the tasks before it samples again.
         assign = functools.partial(set_tasks, names=self._sent)
@@ -106,5 +104,4 @@ def find_problem(env_runner: Any, tasks: Sequence[str]) -> str | None:
 
 
 def set_tasks(env_runner: Any, names: Sequence[str]) -> None:
-    """Sets the tasks that the environments of an EnvRunner play from their next episode on."""
     _TASKS.set(env_runner, list(names))

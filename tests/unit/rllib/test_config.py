@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
 from lightning_replay import recipes
-from lightning_replay.schedules import Linear
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 
 from .episodes import numbered, sampled
@@ -35,22 +33,6 @@ def test_every_recipe_is_known(recipe: str) -> None:
     }
 
 
-def test_options_are_those_of_the_recipe() -> None:
-    config = rllib_ext.replay_config(
-        "prioritized", capacity=50, importance_exponent=Linear(0.4, 1.0, 100), layout="rows"
-    )
-    options = copy.deepcopy(config)
-    assert options.pop("type") is RecipeEpisodeReplayBuffer
-    buffer = RecipeEpisodeReplayBuffer(**options)
-    buffer.add(numbered("a", 5))
-    assert len(buffer.sample(num_items=3)) == 3
-
-
-def test_an_unknown_recipe_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"no recipe 'prioritised'; known are continuous_transition, .*uniform"):
-        rllib_ext.replay_config("prioritised", capacity=100)
-
-
 def test_unknown_options_are_refused_by_name() -> None:
     message = (
         "recipe 'uniform' has no option 'alpha', 'beta'; accepted are capacity, device, memmap, frame_stack, "
@@ -67,30 +49,6 @@ def test_unknown_options_are_refused_by_name() -> None:
 def test_what_is_set_in_rllib_is_not_an_option(option: str, remedy: str) -> None:
     with pytest.raises(ValueError, match=rf"{option} is not an option of replay_config.*{remedy}"):
         rllib_ext.replay_config("uniform", capacity=100, **{option: 3})
-
-
-@pytest.mark.parametrize(
-    ("recipe", "options", "message"),
-    [
-        ("uniform", {}, "recipe 'uniform' needs capacity"),
-        ("uniform", {"capacity": 0}, "capacity"),
-        ("uniform", {"capacity": -5}, "capacity"),
-        ("uniform", {"capacity": 10, "layout": "columns"}, "layout is 'columns'; it must be one of 'flagged'"),
-        ("uniform", {"capacity": 10, "num_learners": -1}, "num_learners is -1"),
-        ("prioritized", {"capacity": 10, "priority_exponent": -1.0}, "priority_exponent"),
-        ("neighborhood_mixup", {"capacity": 10, "num_neighbors": 0}, "num_neighbors"),
-        ("neighborhood_mixup", {"capacity": 10, "mixup_concentration": 0.0}, "mixup_concentration"),
-    ],
-)
-def test_bad_values_are_refused_when_the_config_is_written(recipe: str, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rllib_ext.replay_config(recipe, **options)
-
-
-def test_discrete_actions_given_to_neighborhood_mixup_are_refused_at_the_first_rows() -> None:
-    buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", capacity=100)
-    with pytest.raises(ValueError, match=r"discrete|same_action"):
-        buffer.add(numbered("a", 5))
 
 
 def test_noise_is_put_where_the_config_says() -> None:
@@ -181,15 +139,3 @@ def test_parts_by_class_path_with_arguments() -> None:
 def test_parts_that_cannot_be_built_are_refused(options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         rllib_ext.replay_config(**{"capacity": 50, **options})
-
-
-@pytest.mark.parametrize(
-    ("config", "error", "message"),
-    [
-        (PPOConfig(), ValueError, r"PPO has no replay buffer .* rllib_ext.configure\(config, levels=...\)"),
-        ({"a": 1}, TypeError, r"config is \{'a': 1\}; DQNConfig\(\)"),
-    ],
-)
-def test_configs_without_a_replay_buffer_are_told_where_to_go(config: Any, error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        rllib_ext.configure(config)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from tensordict import TensorDict
 
 import rllib_ext
@@ -103,12 +102,6 @@ def test_tables_that_cannot_be_built_are_refused_when_the_config_is_written(tabl
         buffer(
             tables=[{"name": "goal", "history_length": 5 if "condition" in table else 200, "capacity": 1000, **table}]
         )
-
-
-@pytest.mark.parametrize("tables", [{"name": "goal"}, "goal", [3], None])
-def test_what_is_no_list_of_tables_is_refused(tables: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"tables|needs"):
-        buffer(tables=tables)
 
 
 def test_tables_hold_what_a_plain_replay_holds_of_the_same_steps() -> None:
@@ -241,19 +234,3 @@ def test_a_saved_buffer_closes_open_histories_and_draws_the_same() -> None:
     assert rewards(again.replay, "end") == [2, 3, 4, 4]
     first.add(numbered("a", 3, start=4))
     assert rewards(first.replay, "end") == [2, 3, 4, 2, 3, 4]
-
-
-def test_figures_of_tables() -> None:
-    tables = [{"name": "end", "condition": at_least(4.0), "history_length": 2, "capacity": 4, "share": 0.25}]
-    counted = buffer(tables=tables, default_share=0.75)
-    counted.add([numbered("a", 6, terminated=True), numbered("b", 5, offset=3)])
-    for _ in range(3):
-        counted.sample(num_items=8)
-    logger = MetricsLogger(root=True)
-    logger.aggregate([counted.get_metrics()], key="replay_buffer")
-    tables = logger.peek(("replay_buffer", "tables"))
-    assert tables["default"]["share_drawn"] == 0.75 and tables["end"]["share_drawn"] == 0.25
-    # a sends 3 4 5, b sends 3 4 5 6 7: all but the newest four have left
-    assert tables["end"]["fill"] == 1.0 and tables["end"]["evicted"] == 4 and tables["end"]["age_max"] == 3
-    assert tables["default"]["size"] == 11 and tables["default"]["fill"] == 0.11 and tables["default"]["evicted"] == 0
-    assert tables["end"]["event_share"] == 6 / 11

@@ -134,7 +134,7 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"algorithm": None}, "the file has no key 'algorithm'"),
+        ({"algorithm": None}, "algorithm is None; accepted are DQN, "),
         ({"replay": None}, "the file has no key 'replay'; algorithm, environment, replay and stop are needed"),
         ({"algorithm": "A2C"}, "algorithm is 'A2C'; accepted are DQN, ApexDQN, SAC, TQC, PPO, APPO, IMPALA"),
         (
@@ -207,11 +207,6 @@ def test_numbers_as_people_write_them() -> None:
 def test_the_first_limit_reached_ends_training(stop: Stop, is_reached: bool) -> None:
     runners = {"num_env_steps_sampled_lifetime": 100, "episode_return_mean": 7.5}
     assert stop.is_reached({"env_runners": runners, "training_iteration": 4}) is is_reached
-
-
-def test_a_return_is_not_reached_before_the_first_episode_ends() -> None:
-    result = {"env_runners": {"num_env_steps_sampled_lifetime": 100}, "training_iteration": 4}
-    assert not Stop(episode_return=-1e9).is_reached(result)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -321,16 +316,6 @@ def test_errors_of_the_command_are_one_line(shared_ray: None, tmp_path: Path) ->
     ):
         with pytest.raises(SystemExit, match=message):
             main(arguments)
-
-
-def test_env_config_that_holds_no_arguments_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "word.yaml"
-    file.write_text(
-        "algorithm: DQN\nenvironment: {env: CartPole-v1, env_config: word}\n"
-        "replay: {recipe: uniform, capacity: 1000}\nstop: {env_steps: 100}\n"
-    )
-    with pytest.raises(TypeError, match=r"env_config is 'word'; it must be arguments by name"):
-        rllib_ext.load_config(file)
 
 
 def test_the_command_refuses_numbers_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:

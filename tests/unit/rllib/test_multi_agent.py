@@ -165,24 +165,6 @@ def test_a_last_step_without_observation_is_lost_where_rllib_cut_before_it() -> 
     assert played.never_completed == [Row(1, 1, 4.0 + 8 + 16, 1, True, False)]
 
 
-def test_a_lost_fragment_ends_the_returns_before_it() -> None:
-    #  fragment       0       1 lost      2
-    #  a            o o o  |  o o o  |  o o x     the return from step 2 stops there
-    #  b            o o .  |  . . .  |  . o x     acts at 2, is answered at 8: nothing of b's was lost
-    played = play(["a", "b"], agents_do({"a": "oooooooox", "b": "oo.....ox"}), fragment=3)
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
-    buffer.add(played.fragments[0])
-    buffer.add(played.fragments[2])
-    drawn = buffer.sample(num_items=100, n_step=2, gamma=1.0)
-    returns = dict(zip(drawn_numbers(drawn).tolist(), column(drawn, "get_rewards").tolist(), strict=True))
-    waited = sum(2**step for step in range(3, 9))  # b from step 2 to step 8
-    assert returns == {
-        **{0: 2 + 4, 1: 4 + 8, 2: 8, 6: 128 + 256, 7: 256 + 512, 8: 512},
-        **{1000: 2 + 4, 1001: 4 + waited, 1002: waited + 512, 1008: 512},
-    }
-    assert buffer.get_metrics()["num_fragment_gaps_lifetime"].peek() == 1
-
-
 def test_agents_that_are_all_truncated_are_not_terminated() -> None:
     played = play(["a", "b"], agents_do({"a": "ot", "b": "ot", "c": ".."}), fragment=5)
     parts = played.fragments[0].agent_episodes
@@ -231,16 +213,6 @@ def test_an_agent_that_dies_in_the_last_step_of_all_is_terminated(
     terminated = whose[last & following["terminated"][:, 0]].tolist()
     assert "".join(sorted("?ab"[agent] for agent in terminated)) == died
     assert following["done"][:, 0].tolist() == last.tolist()
-
-
-def test_flags_of_single_agents_stay_as_they_are() -> None:
-    for ends in ((True, False), (False, True), (True, True)):
-        buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100)
-        episode = SingleAgentEpisode(observations=[0.0, 1.0], actions=[0], rewards=[1.0], len_lookback_buffer=0)
-        episode.add_env_step(2.0, 0, 1.0, terminated=ends[0], truncated=ends[1])
-        buffer.add([episode])
-        last = buffer.replay[1]["next"]
-        assert (bool(last["terminated"]), bool(last["truncated"])) == ends
 
 
 def default_for_a(agent: str, *args: Any, **rest: Any) -> str:

@@ -21,7 +21,6 @@ from torchrl.data.replay_buffers import TensorDictMaxValueWriter
 import rllib_ext
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.transforms import NStepTransitions
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.fill import episodes_of
 
@@ -92,22 +91,6 @@ def test_rows_become_episodes_the_one_with_the_oldest_row_first() -> None:
         ([40, 41], [1], False, False),
         ([45, 46], [0], False, False),
     ]
-
-
-def test_another_trajectory_is_another_episode_even_where_it_would_go_on() -> None:
-    rows = rows_of([(0, 1, GO), (0, 2, GO), (1, 3, GO)])
-    assert [described(episode)[0] for episode in converted(replay_of(rows))] == [[1, 2, 3], [3, 4]]
-
-
-def test_only_the_newest_rows_are_taken() -> None:
-    episodes = converted(replay_of(rows_of(STEPS)), most=5)
-    assert [described(episode)[0] for episode in episodes] == [[12, 13], [30, 31, 32], [40, 41], [45, 46]]
-
-
-def test_a_full_ring_is_read_from_its_oldest_row_on() -> None:
-    replay = replay_of(rows_of([(0, number, GO) for number in range(7)]), capacity=5)
-    replay.extend(rows_of([(0, number, GO) for number in range(7, 10)]))
-    assert [described(episode)[0] for episode in converted(replay)] == [[5, 6, 7, 8, 9, 10]]
 
 
 def test_rows_without_a_trajectory_are_one_stream() -> None:
@@ -229,12 +212,6 @@ def test_rows_that_do_not_fit_are_refused(columns: dict[Any, Any], settings: dic
         rows = rows.exclude(key) if value is None else rows.set(key, value)
     with pytest.raises(ValueError, match=message):
         converted(replay_of(rows), **settings)
-
-
-def test_rows_of_one_step_that_were_formed_by_the_transform_are_taken() -> None:
-    replay = Replay(storage=PackedStorage(10), transform=NStepTransitions(1, 0.9), batch_size=1)
-    replay.extend(rows_of(STEPS[:3]))
-    assert sum(map(len, converted(replay))) == 3
 
 
 def test_replays_without_rows_or_order_are_refused() -> None:

@@ -61,18 +61,6 @@ def test_episodes_with_a_hole_or_without_a_beginning_do_not_count() -> None:
     assert signals(taught) == {} and len(taught) == 14
 
 
-def test_episodes_of_lost_runners_are_forgotten() -> None:
-    taught = curriculum(capacity_per_task=10_000)
-    progress = taught.modules["default_policy"].task_progress
-    assert progress is not None
-    progress._remembered = 10
-    for number in range(50):
-        taught.add(of("far", f"lost {number}", 2))
-    assert len(progress.state()["running"]) == 10
-    taught.add(of("far", "lost 49", 3, start=2, terminated=True))
-    assert signals(taught) == {"far": 0.1}
-
-
 def test_signals_reach_the_scheduler_once_each() -> None:
     taught = curriculum()
     taught.add([of(task, task, 20) for task in TASKS])
@@ -190,8 +178,3 @@ def test_figures_of_tasks() -> None:
 def test_bad_curricula_are_refused_when_the_config_is_written(recipe: str, options: dict, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         rllib_ext.replay_config(recipe, **options)
-
-
-def test_progress_that_is_none_is_refused() -> None:
-    with pytest.raises(TypeError, match="progress is 3; a class of"):
-        curriculum(progress=3)
