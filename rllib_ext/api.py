@@ -176,7 +176,7 @@ def configure(
         >>> config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0, num_envs_per_env_runner=2)
         >>> config = configure(config, levels={"levels": 200, "staleness_weight": 0.3}, held_out_levels=50)
         >>> config.callbacks_on_algorithm_init[0].func.__name__
-        'install'
+        'install_levels'
     """
     given = {**locals()}
     check_config(config)

@@ -45,7 +45,7 @@ def built(
         for key, item in arguments.items()
     }
     # The constructor's signature: TorchRL's samplers have a __new__ that hides it.
-    accepted = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    accepted = inspect.signature(cls.__init__).parameters
     return cls(**{key: item for key, item in (defaults or {}).items() if key in accepted} | given)
 
 

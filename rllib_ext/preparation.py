@@ -20,7 +20,7 @@ from rllib_ext.checks import (
 )
 from rllib_ext.environments import check_environment, copy_results
 from rllib_ext.episodes.task_assignment import assigned, begin_episode
-from rllib_ext.hooks import Hook, install, sync_recreated
+from rllib_ext.hooks import Hook, install_levels, install_replay, sync_recreated
 from rllib_ext.learner.done_flags_connector import flags_connector
 from rllib_ext.levels import evaluation, playing
 from rllib_ext.levels.building import checked_levels
@@ -65,7 +65,7 @@ def prepare_replay(
     tasks = _tasks(samples)
     assigns = assign_tasks and bool(tasks) and not config.is_multi_agent
     hooks: dict[str, Hook] = {
-        "on_algorithm_init": Hook(install, restore=restore, incremental=incremental, assign_tasks=assigns),
+        "on_algorithm_init": Hook(install_replay, restore=restore, incremental=incremental, assign_tasks=assigns),
         "on_environment_created": Hook(copy_results),
     }
     if any(num_shards_in(sample.replay_buffer_config) for sample in samples):
@@ -110,7 +110,7 @@ def prepare_levels(
     check_discount(*sources[0])
     hooks: dict[str, Hook] = {
         "on_algorithm_init": Hook(
-            install,
+            install_levels,
             packed=None if built_by_trials else cloudpickle.dumps(sources[0][1]),
             flush=flush,
             held_out=held_out if in_tune else None,

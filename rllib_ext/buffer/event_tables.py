@@ -92,4 +92,4 @@ def _event(value: Any, name: str) -> Event:
         return value
     if not isinstance(value, Mapping) or "class_path" in value:
         return Event(built_condition(value, name))
-    return Event(**value | {"condition": built_condition(value.get("condition"), f"{name}.condition")})
+    return Event(**{**value, "condition": built_condition(value.get("condition"), f"{name}.condition")})

@@ -40,7 +40,10 @@ class DrawnRows:
             return batch.get(key).cpu().numpy()
 
         self._module_id = module_id
-        rewards, *self._ends = (leaf("next", name).reshape(-1) for name in ("reward", "terminated", "truncated"))
+        rewards, terminated, truncated = (
+            leaf("next", name).reshape(-1) for name in ("reward", "terminated", "truncated")
+        )
+        self._ends = terminated, truncated
         self._columns = [
             observation.unflatten([leaf(*part.key) for part in observation.leaves]),
             observation.unflatten([leaf("next", *part.key) for part in observation.leaves]),
@@ -96,8 +99,9 @@ class DrawnRows:
 
     def _block(self, name: str, places: np.ndarray) -> Piece:
         outputs = {key: column[places] for key, column in self._outputs.items()}
-        ends = (bool(flags[places[-1]]) for flags in self._ends)
-        block = TransitionBlock(self._name(name), self._columns_of(places), outputs, *ends, self._module_id)
+        terminated, truncated = (bool(flags[places[-1]]) for flags in self._ends)
+        columns = self._columns_of(places)
+        block = TransitionBlock(self._name(name), columns, outputs, terminated, truncated, self._module_id)
         return Piece(block, places)
 
     def _columns_of(self, rows: Any) -> list[Any]:

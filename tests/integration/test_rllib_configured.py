@@ -24,7 +24,7 @@ from ray.rllib.connectors.env_to_module.frame_stacking import FrameStackingEnvTo
 from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 
 import rllib_ext
-from rllib_ext.hooks import install
+from rllib_ext.hooks import install_replay
 from rllib_ext.rllib_compat import values
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_columns, watch_td_errors
@@ -177,7 +177,7 @@ def test_the_users_hooks_stay_and_configuring_twice_is_configuring_once() -> Non
     config = rllib_ext.configure(rllib_ext.configure(config, restore=False))
     assert config.callbacks_class is UserCallback
     hooks = config.callbacks_on_algorithm_init
-    assert len(hooks) == 2 and isinstance(hooks[1], functools.partial) and hooks[1].func is install
+    assert len(hooks) == 2 and isinstance(hooks[1], functools.partial) and hooks[1].func is install_replay
     assert hooks[1].keywords == {"restore": True, "incremental": True, "assign_tasks": False}
     algorithm = config.build_algo()
     algorithm.stop()
