@@ -127,11 +127,7 @@ def prepare_levels(
 
 
 def _tasks(samples: list[AlgorithmConfig]) -> list[str]:
-    """Returns the tasks of the curriculum, none for other buffers.
-
-    Raises:
-        ValueError: trials would have different tasks.
-    """
+    """Returns the tasks of the curriculum, none for other buffers."""
     found = [list(sample.replay_buffer_config.get("tasks") or ()) for sample in samples]
     other = next((tasks for tasks in found if tasks != found[0]), None)
     if other is not None:

@@ -177,11 +177,7 @@ def values(results: Any) -> list[Any]:
 
 
 def call_one_learner(learner_group: Any, function: Callable[..., T], **options: Any) -> T:
-    """Calls a function of a Learner on one of them, as all have the same weights.
-
-    Raises:
-        RuntimeError: every Learner was lost.
-    """
+    """Calls a function of a Learner on one of them, as all have the same weights."""
     if learner_group.is_local:
         return function(learner_group._learner, **options)
     first = learner_group._worker_manager.healthy_actor_ids()[:1]

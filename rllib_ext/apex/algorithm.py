@@ -205,7 +205,9 @@ class ApexDQN(DQN):
         self._learned: set[str] = set()
         timeout_s = math.inf if self.config.sample_timeout_s is None else self.config.sample_timeout_s
         exploration = {"epsilon": self.config.epsilon, "exponent": self.config.epsilon_exponent}
-        self._collection = Collection(self.env_runner_group, self.config.rows_per_request, timeout_s, exploration)
+        self.collection: Collection = Collection(
+            self.env_runner_group, self.config.rows_per_request, timeout_s, exploration
+        )
         found = self.env_runner_group.foreach_env_runner(lambda runner: set_epsilons(runner, **exploration))
         others = [name for names in found for name in names]
         if others and not self.config.is_multi_agent:
@@ -221,7 +223,7 @@ class ApexDQN(DQN):
             return []
         restored: list[int] = super().restore_env_runners(env_runner_group)
         if restored and is_ours:
-            self._collection.forget(restored)
+            self.collection.forget(restored)
         return restored
 
     def training_step(self) -> None:
@@ -238,7 +240,7 @@ class ApexDQN(DQN):
                     limiter.insert(one.num_env_steps, size)
         size = env_steps_in(buffer)  # once, because a buffer in several actors waits for their answers
         if self.env_runner_group.num_remote_env_runners():
-            self._collection.request(lambda pending: limiter.may_insert(size, pending))
+            self.collection.request(lambda pending: limiter.may_insert(size, pending))
         if limiter.may_sample(size):
             self._update_learners()
             limiter.sample()
@@ -250,7 +252,7 @@ class ApexDQN(DQN):
 
     def _collect(self, *, may_sample: bool) -> list[Collected]:
         if self.env_runner_group.num_remote_env_runners():
-            return self._collection.fetch(wait=not may_sample)
+            return self.collection.fetch(wait=not may_sample)
         if may_sample and self.rate_limiter.balance > 0:
             return []  # in one process steps and draws take turns
         episodes, metrics = self.env_runner.sample(), self.env_runner.get_metrics()
@@ -295,7 +297,7 @@ class ApexDQN(DQN):
         state = group.get_merged_env_runner_state(
             config=self.config,
             rl_module_state={name: learner_state[name] for name in (COMPONENT_RL_MODULE, WEIGHTS_SEQ_NO)},
-            connector_states=self._collection.take_connector_states(),
+            connector_states=self.collection.take_connector_states(),
             env_steps_sampled=self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0),
             env_to_module=self.env_to_module_connector,
             module_to_env=self.module_to_env_connector,
@@ -306,7 +308,7 @@ class ApexDQN(DQN):
         if not self.config.broadcast_env_runner_states:
             state = {name: value for name, value in state.items() if name not in _CONNECTORS}
         if group.num_remote_env_runners():
-            self._collection.publish(state)
+            self.collection.publish(state)
 
     def step(self) -> dict[str, Any]:
         """Returns the results of an iteration, with the counts of the rate limiter."""

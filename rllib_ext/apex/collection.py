@@ -69,7 +69,7 @@ class Collection:
     ) -> None:
         self._group = env_runner_group
         self._rows_per_request = rows_per_request
-        self._timeout_s = timeout_s
+        self.timeout_s: float = timeout_s
         self._exploration = exploration
         self._requested: dict[int, list[float]] = defaultdict(list)  # times of unanswered requests by EnvRunner
         self._newest: dict[int, int] = defaultdict(int)  # number of the last request by EnvRunner
@@ -135,6 +135,6 @@ class Collection:
             self._requested.pop(number, None)
 
     def _pending(self) -> int:
-        oldest = time.monotonic() - self._timeout_s
+        oldest = time.monotonic() - self.timeout_s
         expected = sum(len(times) for times in self._requested.values() if times and times[0] > oldest)
         return expected * self._rows_per_request

@@ -65,11 +65,6 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     for name in options:
         if name in _SET_BY_RLLIB:
             raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
-    if "prefetch" in options:
-        raise ValueError(
-            "prefetch is not an option of replay_config: RLlib learns from a batch before it draws the next. Leave it "
-            "out; with num_shards, num_prefetch draws ahead"
-        )
     return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
 
 
@@ -92,10 +87,6 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
         value: a :class:`~lightning_replay.schedulers.progress.ReturnProgress`, which is copied, a class path with
             arguments, or ``None``.
         replay: with the curriculum.
-
-    Raises:
-        ValueError: a replay without a curriculum, or a class or argument that is refused.
-        TypeError: something else.
     """
     from lightning_replay.schedulers.progress import ReturnProgress
     from lightning_replay.table_replay import CurriculumReplay
@@ -120,12 +111,6 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
 
     is_path = isinstance(recipe, str) and "." in recipe
     function = imported(recipe, "recipe", "my_module.my_recipe") if is_path else recipes.by_name(recipe)
-    parts = [name for name in PARTS if options.get(name) is not None]
-    if parts:
-        raise ValueError(
-            f"recipe {recipe!r} chooses {', '.join(parts)} itself. Leave the recipe out to put a buffer together "
-            f"from parts: replay_config(sampler=..., capacity=...)"
-        )
     accepted = [name for name in inspect.signature(function).parameters if name not in {*_SET_BY_RLLIB, "prefetch"}]
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
     if isinstance(options.get("scheduler"), str):

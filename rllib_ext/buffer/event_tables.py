@@ -21,10 +21,6 @@ def built_tables(tables: Any) -> list[EventTable]:
         tables: each an :class:`~lightning_replay.events.EventTable`, or a dict of its arguments, with conditions as in
             :func:`built_condition` and events as ``{"condition": ..., "history_length": ...}``.
 
-    Raises:
-        TypeError: no list, an entry that is neither, or an unknown argument.
-        ValueError: a condition that cannot be imported or called, or values that are refused.
-
     Example:
         >>> condition = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
         >>> built_tables([{"name": "goal", "condition": condition, "history_length": 5, "capacity": 100}])
@@ -43,9 +39,6 @@ def built_condition(value: Any, name: str) -> ConditionLike:
         value: a callable; the import path of a function, which is the condition, or of a class; or
             ``{"class_path": ..., "init_args": {...}}`` of a class, whose own conditions have the same form.
         name: of the option, for messages.
-
-    Raises:
-        ValueError: a path that cannot be imported, or an object that cannot be called.
     """
     found = value
     if isinstance(value, str | Mapping):

@@ -87,21 +87,13 @@ class ModuleOptions:
         )
 
     def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
-        """Sets length and discount of returns formed before rows are stored; rebuilds the replays that have these.
-
-        Raises:
-            ValueError: an interval of lengths or more of them than the capacity, where rows are kept by importance.
-        """
+        """Sets length and discount of returns formed before rows are stored; rebuilds the replays that have these."""
         self.returns = returns
         built = {name: self.build(name) for name in self.modules_with_retention()}
         return {name: module for name, module in built.items() if name in present}
 
     def restored(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
-        """Builds the modules of a buffer's ``plain_state``, their replays still empty.
-
-        Raises:
-            ValueError: the state of another recipe.
-        """
+        """Builds the modules of a buffer's ``plain_state``, their replays still empty."""
         if state["recipe"] != self.recipe:
             raise ValueError(
                 f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
@@ -113,11 +105,7 @@ class ModuleOptions:
         return modules
 
     def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
-        """Returns single-agent episodes by the module that acted, without those of modules that store nothing.
-
-        Raises:
-            TypeError: something else than an episode.
-        """
+        """Returns single-agent episodes by the module that acted, without those of modules that store nothing."""
         grouped: dict[str, list[SingleAgentEpisode]] = {}
         for episode in episodes:
             if isinstance(episode, SingleAgentEpisode):

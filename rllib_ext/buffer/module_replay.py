@@ -129,13 +129,7 @@ class ModuleReplay:
         return self.replay.capacity if tables is None else int(tables.capacity[0])
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
-        """Checks episodes without storing them.
-
-        Raises:
-            ValueError: rows that do not fit the first ones, more of them than the buffer holds, observations whose
-                frames cannot be stored once, or the steps of a recurrent module where there are several agents or rows
-                are kept by importance.
-        """
+        """Checks episodes without storing them."""
         flat = self.converter.flatten(episodes)
         if not flat:
             return flat
@@ -194,11 +188,7 @@ class ModuleReplay:
         return Added(len(trajectory), rows_before + stored - len(self.replay), fragments.episodes - episodes_before)
 
     def draw(self, num_items: int, n_step: int | tuple[int, int], gamma: float) -> list[Piece]:
-        """Draws ``num_items`` rows as pieces, the longest first.
-
-        Raises:
-            ValueError: other returns than those stored.
-        """
+        """Draws ``num_items`` rows as pieces, the longest first."""
         self._set_returns(n_step, gamma)
         self._advance()
         if self._min_sizes is not None:
@@ -211,16 +201,7 @@ class ModuleReplay:
     def draw_part(
         self, part: DrawPart, n_step: int | tuple[int, int], gamma: float, *, env_steps: int, updates: int
     ) -> DrawnPart:
-        """Draws this replay's rows of a batch that is divided over several replays.
-
-        Args:
-            part: which rows.
-            n_step, gamma: of returns.
-            env_steps, updates: clocks of all replays together.
-
-        Raises:
-            ValueError: other returns than those stored.
-        """
+        """Draws this replay's rows of a batch divided over several replays, by the clocks of all of them together."""
         self._set_returns(n_step, gamma)
         self._num_draws = updates
         self.replay.advance(env_steps=env_steps, updates=updates)
@@ -237,10 +218,7 @@ class ModuleReplay:
             self._min_sizes.update(batch_size, held)
 
     def expect(self, places: np.ndarray) -> None:
-        """Keeps the identity of the drawn rows, by their ``places`` in the batch, int64 ``[B]``.
-
-        The order is that in which their TD errors will come back.
-        """
+        """Keeps the identity of the drawn rows in the order of ``places``, in which their TD errors will come back."""
         batch, self._batch = self._batch, None
         assert batch is not None
         if self.replay.takes_feedback:
@@ -249,13 +227,7 @@ class ModuleReplay:
             self._expected = Expected(batch["index"][places], batch["generation"][places], actions)
 
     def draw_sequences(self, num_steps: int, longest: int, burn_in: int, num_learners: int) -> list[SingleAgentEpisode]:
-        """Draws sequences as episodes, see :func:`~rllib_ext.buffer.sequences.draw_sequences`.
-
-        They have ``num_steps`` steps together; from the first ``burn_in`` steps of each nothing is learned.
-
-        Raises:
-            ValueError: the rows or the recipe cannot give sequences, or a Learner would get nothing but burn-in.
-        """
+        """Draws sequences of ``num_steps`` steps together; from the first ``burn_in`` of each nothing is learned."""
         from rllib_ext.buffer.sequence_priorities import SequencePriorities
         from rllib_ext.buffer.sequences import check_sequences, draw_sequences, read_episodes
 
@@ -284,13 +256,10 @@ class ModuleReplay:
         return episodes
 
     def update(self, td_errors: Any) -> None:
-        """Updates the rows drawn last with their TD errors; replays without feedback ignore them.
+        """Updates the rows drawn last; replays without feedback ignore TD errors.
 
         Args:
             td_errors: one for each row, or ``[B, 2 + A]`` of :func:`~rllib_ext.learner.signals.report_signals`.
-
-        Raises:
-            ValueError: another number of TD errors than of rows, no draw to update, or NaN or infinite values.
         """
         if not self.replay.takes_feedback:
             return
@@ -366,12 +335,10 @@ class ModuleReplay:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`; call it before the replay is loaded.
-
-        Episodes that ran are truncated once new steps arrive; until then contents and draws are the saved buffer's.
-        """
+        """Restores :meth:`state`; call it before the replay is loaded."""
         self.converter.load_state(state["converter"])
         self._num_draws = state["draws"]
+        # Episodes that ran are truncated once new steps arrive; until then contents and draws are those of the save.
         self._interrupted = True
         if self._stored_returns is not None:
             self._stored_returns.clear()

@@ -86,10 +86,6 @@ def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest:
         links: between its rows.
         num_steps: steps of a train batch.
         longest, shortest: most (T) and fewest steps of a sequence.
-
-    Raises:
-        RuntimeError: the buffer is empty.
-        ValueError: hardly an episode, or none, is long enough.
     """
     parts: list[Sequences] = []
     found = empty_rounds = 0

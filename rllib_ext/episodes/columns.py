@@ -43,11 +43,7 @@ class Columns:
             raise ValueError(f"{name} has no entries: {struct!r}. Give a space with at least one Box or Discrete part.")
 
     def flatten(self, struct: Struct) -> list[np.ndarray]:
-        """Returns one array per leaf, in the dtypes of the first rows.
-
-        Raises:
-            ValueError: entries, shapes or dtypes are not those of the first rows.
-        """
+        """Returns one array per leaf, in the dtypes of the first rows, and refuses what does not fit them."""
         arrays = list(self._walk(struct, self._nesting, self.name))
         return [_fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
 

@@ -68,11 +68,7 @@ class EpisodeConverter:
         self.columns: dict[str, Columns] = {}
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
-        """Returns episodes as columns; keeps nothing.
-
-        Raises:
-            ValueError: rows that do not fit the first ones, or infos that hold no number or no task.
-        """
+        """Returns episodes as columns, and refuses those that do not fit the first ones; keeps nothing."""
         structs = [(episode, _structs(episode)) for episode in episodes if len(episode) > 0]
         if not structs:
             return []

@@ -89,11 +89,7 @@ class BlockReader:
         self._rows: dict[str | None, Any] = {}  # one of each module, the last that was read
 
     def read(self, episodes: MutableSequence[Any]) -> None:
-        """Replaces the remote blocks among ``episodes``.
-
-        Raises:
-            RuntimeError: every row of a module was lost, and none was read before.
-        """
+        """Replaces the remote blocks among ``episodes``."""
         remote = [one for one in episodes if isinstance(one, RemoteBlock)]
         if not remote:
             return

@@ -85,13 +85,7 @@ def target_distribution(config: Any, batch: dict[str, Any], fwd_out: dict[str, A
 
 
 def surprise_of_candidates(learner_group: Any, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
-    """Returns the surprise ``[M]`` of a module's new rows, pieces of a batch, in its order.
-
-    One forward pass of the present online and target networks of a Learner, which reports signals.
-
-    Raises:
-        RuntimeError: every Learner was lost.
-    """
+    """Returns the surprise ``[M]`` of a module's new rows, pieces of a batch, by one pass of a Learner's networks."""
     return np.asarray(call_one_learner(learner_group, _measured_surprise, module_id=module_id, episodes=episodes))
 
 
@@ -117,11 +111,7 @@ def _measured_surprise(learner: Any, *, module_id: str, episodes: Sequence[Singl
 def add_signals(
     metrics: MetricsLogger, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
 ) -> None:
-    """Adds the signals to the TD errors that were logged last.
-
-    Raises:
-        ValueError: a module without action values.
-    """
+    """Adds the signals to the TD errors that were logged last."""
     if (module_id, TD_ERROR_KEY) not in metrics:
         return  # a Learner of the user's that reports nothing
     if QF_PREDS not in fwd_out:

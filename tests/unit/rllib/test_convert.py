@@ -144,15 +144,6 @@ def test_a_refused_fragment_is_not_remembered() -> None:
     assert converter.fragments.duplicates == 0
 
 
-def test_state_continues_a_running_episode() -> None:
-    converter, again = EpisodeConverter(), EpisodeConverter()
-    transitions_of(converter, [numbered("a", 2)])
-    again.load_state(converter.state())
-    rows = transitions_of(again, [numbered("a", 3, start=1)])
-    assert rows["observation"][:, 0].tolist() == [2, 3]
-    assert rows["trajectory"].tolist() == [0, 0]
-
-
 def test_a_real_environment_in_fragments_equals_the_same_steps_whole() -> None:
     env = gym.make("CartPole-v1")
     pieces, whole = EpisodeConverter(), EpisodeConverter()

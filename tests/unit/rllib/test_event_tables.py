@@ -146,13 +146,6 @@ def test_histories_of_lost_runners_are_forgotten_and_no_rows_refused() -> None:
         strict.add(numbered("b", 2))
 
 
-def test_a_condition_that_cannot_read_the_rows_stores_nothing() -> None:
-    without = buffer(tables=[{"name": "goal", "condition": info_key("goal"), "history_length": 3, "capacity": 50}])
-    with pytest.raises(ValueError, match="event table 'goal'.*goal"):
-        without.add(numbered("a", 2))
-    assert len(without) == 0
-
-
 def test_small_tables_wait_for_a_batch_and_shares_are_kept() -> None:
     tables = [
         {"name": "follows", "condition": at_least(20.0), "history_length": 1, "capacity": 30, "share": 0.3},

@@ -143,21 +143,17 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ),
         ({"algorithm": "PPO"}, "the key replay is for DQN, ApexDQN, SAC, TQC; algorithm is PPO, which takes levels"),
         ({"levels": {"levels": 9}}, "the key levels is for PPO, APPO, IMPALA; algorithm is DQN, which takes replay"),
-        ({"levels": {"levels": 9}, "replay": None}, "the key levels is for PPO, APPO, IMPALA; algorithm is DQN"),
         ({"algorithm": ["DQN"]}, r"algorithm is \['DQN'\]; accepted are"),
         ({"trainig": {}}, "the file has no 'trainig'; accepted are algorithm, .*training. Did you mean 'training'?"),
-        ({"offline_data": {}}, "the file has no 'offline_data'"),
         (
             {"training": {"gama": 0.9}},
             "training has no 'gama'; accepted are .*double_q, .*gamma.* Did you mean 'gamma'?",
         ),
-        ({"training": {"optimizer_lr": 1}}, "training has no 'optimizer_lr'"),
         ({"env_runners": {"num_rollout_workers": 1}}, "env_runners has no 'num_rollout_workers'"),  # deprecated
         ({"training": {"replay_buffer_config": {}}}, "the key replay describes the buffer"),
         ({"training": 3}, "training is 3; it holds arguments by name"),
         ({"rl_module": {"model_config": {"fcnet_hidden": [8]}}}, "rl_module.model_config has no 'fcnet_hidden'"),
         ({"replay": {"recipe": "unifrom", "capacity": 10}}, "there is no recipe 'unifrom'"),
-        ({"replay": {"recipe": "uniform"}}, "needs capacity"),
         ({"replay": {"recipe": "uniform", "capacity": 20}}, "capacity is 20, below the 32 rows of a train batch"),
         (
             {"configure": {"restores": True}},
@@ -166,7 +162,6 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ({"stop": {}}, "stop is empty: training would never end"),
         ({"stop": {"steps": 3}}, "stop has no 'steps'; accepted are env_steps, episode_return, iterations"),
         ({"stop": {"env_steps": "many"}}, "stop.env_steps is 'many'; it must be a finite number"),
-        ({"stop": {"env_steps": True}}, "stop.env_steps is True; it must be a finite number"),
         ({"checkpoint": 3}, "checkpoint is 3; it must be a path"),
     ],
 )

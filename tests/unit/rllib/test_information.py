@@ -122,14 +122,6 @@ def test_the_task_is_an_index_or_a_name(value: Any) -> None:
     assert taught.replay.table("target")["task"].tolist() == [0]
 
 
-def test_the_assigned_task_stands_above_the_environments_own_numbers() -> None:
-    taught = buffer("parallel_curriculum", **CURRICULUM)
-    for part in telling([{"task": 0}] * 6, 2):
-        part.custom_data["task"] = "near"
-        taught.add(part)
-    assert len(taught.replay.table("near")) == 5 and len(taught.replay.table("target")) == 0
-
-
 @pytest.mark.parametrize(
     ("info", "message"),
     [

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections import defaultdict
 from random import Random
@@ -32,7 +31,6 @@ from .multi_agent_episodes import (
     Played,
     Row,
     by_name,
-    number,
     play,
 )
 
@@ -155,14 +153,6 @@ def test_an_action_without_answer_is_completed_in_a_later_fragment() -> None:
         Row(2001, 1, 4.0, 2001, True, False),
     ]
     assert played.never_completed == []
-
-
-def test_a_last_step_without_observation_is_lost_where_rllib_cut_before_it() -> None:
-    played = play(["a", "b"], agents_do({"a": "o..!", "b": "oooo"}), fragment=2)
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100)
-    buffer.add(played.fragments)
-    assert [row.observation for row in stored_rows(buffer, "module_a")] == [0]
-    assert played.never_completed == [Row(1, 1, 4.0 + 8 + 16, 1, True, False)]
 
 
 def test_agents_that_are_all_truncated_are_not_terminated() -> None:
@@ -348,27 +338,3 @@ def test_environment_steps_are_counted_once_however_many_agents_act() -> None:
     result = reduced(buffer, root)
     assert (result["num_env_steps_added_lifetime"], result["num_env_steps_stored"]) == (20, 10)
     assert (result["num_env_steps_evicted_lifetime"], result["num_env_steps_evicted"]) == (10, 10)
-
-
-def test_a_restored_buffer_goes_on_with_the_same_draws_and_counters() -> None:
-    buffer = three_agents()
-    for name, errors in (("default_policy", np.arange(8.0)), ("other", np.ones(8))):
-        buffer.sample(num_items=8)
-        buffer.update_priorities(errors, name)
-    again = RecipeEpisodeReplayBuffer("prioritized", capacity=100, seed=5)
-    again.set_state(buffer.get_state())
-    assert json.loads(json.dumps(again.plain_state()["counters"])) == json.loads(
-        json.dumps(buffer.plain_state()["counters"])
-    )
-    for expected, restored in zip(buffer.sample(num_items=20), again.sample(num_items=20), strict=True):
-        assert (restored.id_, restored.module_id, restored.agent_id) == (
-            expected.id_,
-            expected.module_id,
-            expected.agent_id,
-        )
-        assert drawn_numbers([restored]).tolist() == drawn_numbers([expected]).tolist()
-    late = play(["b"], agents_do({"b": "ooo"}), fragment=9).fragments
-    again.add(late)  # a module that was not there before
-    assert len(again.modules["module_b"]) == 3
-    assert all(isinstance(fragment, MultiAgentEpisode) for fragment in late)
-    assert stored_rows(again, "module_b")[0].observation == number("b", 0)

@@ -107,14 +107,6 @@ def test_an_end_of_neither_kind_is_a_truncation() -> None:
     assert [described(episode)[2:] for episode in converted(replay_of(rows))] == [(True, False), (False, False)]
 
 
-def test_dtypes_are_those_rllib_computes_with() -> None:
-    rows = rows_of(STEPS[:3])
-    rows["action"] = rows["action"].int()
-    (first, _) = converted(replay_of(rows), observation_space=spaces.Box(-1, 1, (1,), np.float64))
-    assert first.get_observations(slice(0, 2)).dtype == np.float64
-    assert first.get_actions(slice(0, 2)).dtype == np.int64 and first.get_rewards().dtype == np.float32
-
-
 def test_bounded_actions_become_those_the_module_computes() -> None:
     space = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 8], np.float32))
     rows = rows_of(STEPS[:3])
@@ -340,28 +332,6 @@ def test_a_module_of_several_agents_is_filled(shared_ray: None, caplog: pytest.L
         with pytest.raises(ValueError, match=message):
             rllib_ext.fill(algorithm, replay, name)
     assert np.isfinite(algorithm.train()["learners"]["first"]["total_loss"])
-    algorithm.stop()
-
-
-@pytest.mark.slow
-def test_what_fill_does_not_work_on(shared_ray: None, caplog: pytest.LogCaptureFixture) -> None:
-    replay = gym_rows("CartPole-v1", 50)
-    config = DQNConfig().environment("CartPole-v1")
-    algorithm = config.build_algo()
-    with pytest.raises(TypeError, match="replay buffer is a PrioritizedEpisodeReplayBuffer; fill works with"):
-        rllib_ext.fill(algorithm, replay)
-    algorithm.stop()
-    config = small(DQNConfig(), "CartPole-v1").env_runners(env_to_module_connector=lambda *rest, **more: [])
-    config.rl_module(model_config={"use_lstm": True, "max_seq_len": 4})
-    algorithm = rllib_ext.configure(config).build_algo()
-    with pytest.raises(TypeError, match="replay is a TensorDict"):
-        rllib_ext.fill(algorithm, rows_of(STEPS))
-    with pytest.raises(ValueError, match="'default_policy' is recurrent"):
-        rllib_ext.fill(algorithm, replay)
-    algorithm.stop()
-    algorithm = rllib_ext.configure(config.copy(copy_frozen=False).rl_module(model_config={})).build_algo()
-    rllib_ext.fill(algorithm, replay)
-    assert "connectors of its own between environment and module" in caplog.text
     algorithm.stop()
 
 

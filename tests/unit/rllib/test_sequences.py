@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +19,6 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.files import WarmUp, read_buffer, write_buffer
 
 from .episodes import numbered
 from .recurrent_episodes import drawn, filled, numbers, recurrent, state_after, state_before
@@ -45,15 +43,6 @@ def test_every_sequence_of_three_episodes() -> None:
         assert states["h"].shape == (len(episode), 1, 2) and states["h"].dtype == np.float32
         assert states["h"][:, 0, 0].tolist() == (-states["c"])[:, 0, 1].tolist() == numbers(episode)
         assert episode.is_numpy and "_" not in episode.id_
-
-
-def test_lookback_is_the_step_before() -> None:
-    for episode in drawn(filled(), 200, longest=4):
-        if episode.t_started:
-            before = numbers(episode)[0] - 1
-            assert episode.get_observations(-1, neg_index_as_lookback=True)[0] == before
-            assert episode.get_actions(-1, neg_index_as_lookback=True) == before % 2
-            assert episode.get_rewards(-1, neg_index_as_lookback=True) == before
 
 
 def test_steps_are_counted_and_sequences_sorted_by_length() -> None:
@@ -222,11 +211,6 @@ def test_episodes_no_longer_than_the_burn_in_are_refused() -> None:
         drawn(buffer, 20, longest=9, burn_in=4)
 
 
-def test_a_burn_in_as_long_as_the_sequence_is_refused() -> None:
-    with pytest.raises(ValueError, match="burn_in_len is 4 and max_seq_len is 4"):
-        drawn(filled(), 20, longest=4, burn_in=4)
-
-
 def test_rows_without_state_are_refused() -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=50)
     buffer.add(numbered("a", 5))
@@ -272,31 +256,6 @@ def test_recurrent_modules_of_several_agents_are_refused() -> None:
 
 
 # Saving
-
-
-@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
-@pytest.mark.parametrize("files", [False, True])
-def test_a_restored_buffer_draws_the_same_sequences(recipe: str, files: bool, tmp_path: Path) -> None:
-    buffer = filled(recipe, capacity=12)  # 0, 1 and 100 are overwritten
-    episodes = drawn(buffer, 20, longest=3)
-    buffer.update_priorities(np.arange(3.0 * len(episodes)).reshape(-1, 3))
-    again = RecipeEpisodeReplayBuffer(recipe, capacity=12, seed=5)
-    if files:
-        write_buffer(buffer, tmp_path / "buffer", WarmUp(0, 0))
-        saved = read_buffer(again, tmp_path / "buffer")
-        again.take_over(saved.modules, saved.state)
-    else:
-        again.set_state(buffer.get_state())
-    for _ in range(5):
-        expected, restored = drawn(buffer, 20, longest=3), drawn(again, 20, longest=3)
-        assert [numbers(episode) for episode in restored] == [numbers(episode) for episode in expected]
-        assert [state_before(episode) for episode in restored] == [state_before(episode) for episode in expected]
-        for one, other in zip(restored, expected, strict=True):
-            np.testing.assert_array_equal(
-                one.get_extra_model_outputs("weights"), other.get_extra_model_outputs("weights")
-            )
-        for each in (buffer, again):
-            each.update_priorities(np.ones((len(expected), 3)))
 
 
 def test_episodes_interrupted_by_a_restore_end_there() -> None:

@@ -10,7 +10,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 import rllib_ext
-from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn
+from lightning_replay.schedulers import EasyToHard, Exp3
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 
 from .episodes import column, numbered
@@ -64,10 +64,7 @@ def test_episodes_with_a_hole_or_without_a_beginning_do_not_count() -> None:
 def test_signals_reach_the_scheduler_once_each() -> None:
     taught = curriculum()
     taught.add([of(task, task, 20) for task in TASKS])
-    while (
-        len(set(taught.replay.sampler.scheduler._drawn_with)) < 3
-        and None in taught.replay.sampler.scheduler._drawn_with
-    ):
+    for _ in range(60):  # each task is drawn
         taught.sample(num_items=8)
     before = taught.replay.probabilities()
     assert set(before.values()) == {1 / 3}
@@ -77,27 +74,6 @@ def test_signals_reach_the_scheduler_once_each() -> None:
     assert taught.replay.probabilities()["near"] == pytest.approx(expected)
     taught.add(of("near", "running", 3))
     assert taught.replay.probabilities()["near"] == pytest.approx(expected)
-
-
-def test_a_saved_curriculum_goes_on() -> None:
-    first = curriculum(progress=MeanReturn(0.0, 100.0, every=2))
-    first.add([of(task, task, 20) for task in TASKS])
-    for _ in range(10):
-        first.sample(num_items=8)
-    first.add([of("near", "c", 11, terminated=True), of("far", "half", 5)])
-    again = curriculum(progress=MeanReturn(0.0, 100.0, every=2))
-    again.set_state(first.get_state())
-    for one in (first, again):
-        assert signals(one) == {}
-        one.add(of("near", "d", 6, terminated=True))
-        assert signals(one) == {"near": pytest.approx(0.35)}
-    assert (
-        again.replay.probabilities() == first.replay.probabilities()
-        and len(set(first.replay.probabilities().values())) > 1
-    )
-    assert numbers(first) == numbers(again)
-    again.add(of("far", "half", 5, start=5, terminated=True))  # interrupted by the restore
-    assert "far" not in signals(again)
 
 
 def numbers(buffer: RecipeEpisodeReplayBuffer) -> list[list[float]]:

@@ -40,18 +40,14 @@ def test_is_refused_by_name(wrong) -> None:
     [
         (PER | {"importance_exponent": 7}, ValueError, r"importance_exponent is 7; it must be a number in \[0, 1\]"),
         (PER | {"priority_exponent": "0.6"}, TypeError, "priority_exponent is '0.6'; it must be a finite number"),
-        (PER | {"capacity": "100"}, TypeError, "capacity is '100'; it must be a whole number"),
-        (PER | {"normalize_over_batch": "yes"}, TypeError, "normalize_over_batch is 'yes'; it must be True or False"),
         (PER | {"seed": "a"}, TypeError, "seed is 'a'; it must be a whole number"),
         (PER | {"seed": "a", "modules": {"pursuer": {}}}, TypeError, "seed is 'a'; it must be a whole number"),
         (PER | {"layout": 3}, ValueError, "layout is 3; it must be one of 'flagged', 'blocks', 'rows'"),
-        (PER | {"layout": ""}, ValueError, "layout is ''; it must be one of 'flagged', 'blocks', 'rows'"),
         (PER | {"modules": ["pursuer"]}, TypeError, r"modules is \['pursuer'\]; it must be options by the name"),
         (PER | {"modules": {"pursuer": 10}}, TypeError, r"modules\['pursuer'\] is 10; it must be options by name"),
         (PER | {"modules": {"a": {"priority_exponent": -1}}}, ValueError, "priority_exponent is -1; it must be"),
         (PER | {"info_keys": "goal"}, TypeError, "info_keys is 'goal'; it must be a sequence"),
         (PER | {"alpha": 0.6}, ValueError, "recipe 'prioritized' has no option 'alpha'; it is named priority_exponent"),
-        (PER | {"priority_exponents": 1}, ValueError, "has no option 'priority_exponents'. Did you mean 'priority_exp"),
         (PARTS | {"sampler": {"class_path": PARTS["sampler"], "init_args": {"beta": 1}}}, TypeError, "importance_exp"),
         (
             PARTS | {"sampler": {"class_path": PARTS["sampler"], "init_args": {"importance_exponent": 7}}},
