@@ -143,11 +143,8 @@ def local_replay_buffer(algorithm: Any) -> Any:
 
 
 def complete_results(metrics: Any, buffer: Any) -> None:
-    """Lets a buffer compute its metrics at every tenth draw, and the remaining ones before each result.
-
-    RLlib empties its statistics with every result and has no callback between the last training step and the result, so
-    ``compile`` of the algorithm's logger is replaced.
-    """
+    """Lets a buffer compute its metrics at every tenth draw, and the remaining ones before each result."""
+    # RLlib empties its statistics with every result and has no callback between the last step and the result.
     buffer.draws_per_report = DRAWS_PER_REPORT
     compile_result = metrics.compile
 

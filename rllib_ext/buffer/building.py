@@ -60,7 +60,6 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     Raises:
         ValueError: an unknown recipe, option, class or argument, values that a part refuses, or an interval of lengths
             where rows are kept by importance.
-        TypeError: a class of another kind than its option takes.
     """
     for name in options:
         if name in _SET_BY_RLLIB:
@@ -81,13 +80,7 @@ def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
 
 
 def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
-    """Builds the object that turns the returns of finished episodes into progress signals of a curriculum.
-
-    Args:
-        value: a :class:`~lightning_replay.schedulers.progress.ReturnProgress`, which is copied, a class path with
-            arguments, or ``None``.
-        replay: with the curriculum.
-    """
+    """Builds the object that turns the returns of finished episodes into progress signals; copies one that is given."""
     from lightning_replay.schedulers.progress import ReturnProgress
     from lightning_replay.table_replay import CurriculumReplay
 

@@ -49,12 +49,7 @@ Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums 
 
 
 class CounterLog:
-    """Logs how far counters have increased, under RLlib's keys.
-
-    Attributes:
-        logger: of RLlib.
-        logged: what was logged so far.
-    """
+    """Logs how far counters have increased since they were ``logged``, under RLlib's keys."""
 
     def __init__(self) -> None:
         self.logger: MetricsLogger = MetricsLogger(root=False)

@@ -22,15 +22,10 @@ from rllib_ext.learner.batch_layouts import LAYOUTS
 class ModuleOptions:
     """The options of a buffer, for all modules and, ``special``, for single ones.
 
-    Arguments are those of :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer`.
-
     Attributes:
         returns: length and discount of returns that are formed before rows are stored.
         measure: of the surprise of new rows.
         largest_priorities: by module, of rows elsewhere; the first rows of a module that is built later get it.
-
-    Raises:
-        ValueError: an unknown layout.
     """
 
     def __init__(

@@ -85,9 +85,6 @@ class StoredReturns:
     up to n - 1 partial transitions. EnvRunners send steps of every running episode with each round, so those of an
     episode without any in :data:`MAX_LAG` calls are flushed, bootstrapped from its last observation. If it continues
     after all, these returns are just shorter.
-
-    Args:
-        replay: see :meth:`of`.
     """
 
     def __init__(self, replay: Replay) -> None:

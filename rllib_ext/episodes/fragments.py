@@ -19,9 +19,8 @@ class FragmentTracker:
         overlapping         4       3          5        rows 5 6, same trajectory, 1 duplicate
         one was lost        9       2          7        rows 9 10, new trajectory, 1 gap
 
-    Args:
-        remembered: episodes remembered at most, finished ones too, to recognize a fragment that is sent twice; the
-            one continued longest ago is removed first.
+    Finished episodes are remembered too, to recognize a fragment that is sent twice; the one continued longest ago is
+    removed first.
 
     Example:
         >>> fragments = FragmentTracker()

@@ -31,11 +31,8 @@ def begin_episode(
 ) -> None:
     """Sets the attribute ``task`` of an environment before its reset; the callback ``on_episode_created``.
 
-    The episode's custom data hold the task's name in all fragments.
-
-    Args:
-        target: the task of environments that evaluate.
-        first: the tasks of all environments that collect, until others are sent.
+    The episode's custom data hold the task's name in all fragments. Environments that evaluate play ``target``, those
+    that collect ``first``, until other tasks are sent.
     """
     if env_runner.config.in_evaluation:
         names = [target] * env.num_envs
@@ -47,14 +44,7 @@ def begin_episode(
 
 
 class TaskAssignment:
-    """Sends the tasks of a curriculum to the EnvRunners, which play them from the next episodes on.
-
-    Args:
-        algorithm: whose buffer has a curriculum.
-
-    Raises:
-        ValueError: environments without an attribute ``task``, or without one of the tasks.
-    """
+    """Sends the tasks of a curriculum to the EnvRunners, which play them from the next episodes on."""
 
     def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm

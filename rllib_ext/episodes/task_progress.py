@@ -27,12 +27,8 @@ class TaskProgress:
     """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
 
     The buffer gets every row and every end, so nothing is lost with an EnvRunner. Episodes whose beginning or middle
-    is missing do not count.
-
-    Args:
-        replay: with the tasks.
-        progress: makes the signals; episodes are only counted without it.
-        remembered: running episodes at most; the one continued longest ago is removed first.
+    is missing do not count. Without ``progress``, which makes the signals, episodes are only counted. Of more than
+    ``remembered`` running episodes the one continued longest ago is removed.
     """
 
     def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:

@@ -54,11 +54,8 @@ def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_
     """Returns the surprise of each row, ``[B]``: the squared TD error.
 
     Of modules that predict distributions (``num_atoms`` above 1) it is KL(target || prediction): RLlib's TD error is
-    the cross-entropy then, which is larger by the entropy of the target and orders rows differently.
-
-    Args:
-        config, batch, fwd_out: as in ``compute_loss_for_module``.
-        td_error: ``[B]``.
+    the cross-entropy then, which is larger by the entropy of the target and orders rows differently. The first three
+    arguments are those of ``compute_loss_for_module``.
     """
     if config.num_atoms <= 1:
         return squared_td_error(td_error)

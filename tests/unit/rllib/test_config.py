@@ -13,8 +13,6 @@ from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 
 from .episodes import sampled
 
-GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
-
 
 def test_unknown_options_are_refused_by_name() -> None:
     message = (

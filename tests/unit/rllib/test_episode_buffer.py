@@ -81,16 +81,6 @@ def test_n_step_asked_for_late_and_after_the_ring_wrapped() -> None:
     assert column(episodes, "get_rewards").tolist() == expected
 
 
-@pytest.mark.parametrize("layout", ["blocks", "rows"])
-@pytest.mark.parametrize("number", [0, 4, 103, 106, 202])
-def test_td_errors_come_home(layout: str, number: int) -> None:
-    buffer = filled("prioritized", layout=layout, priority_exponent=1.0, importance_exponent=0.0)
-    for _ in range(10):
-        drawn = numbers(buffer.sample(num_items=60))
-        buffer.update_priorities(np.where(drawn == number, -50.0, 0.0), "default_policy")
-    assert (numbers(buffer.sample(num_items=100)) == number).all()
-
-
 @pytest.mark.parametrize("num_learners", [1, 2, 3])
 def test_td_errors_come_home_from_several_learners(num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=100, seed=0, num_learners=num_learners)

@@ -127,34 +127,6 @@ def test_every_row_is_a_step_an_agent_took(random: Random) -> None:
         assert summed in returns[observed]
 
 
-def test_an_action_without_answer_is_completed_in_a_later_fragment() -> None:
-    #  step     0   1   2 | 3   4 | 5   6 | 7
-    #  a        o   .   . | .   o | .   . | x        acts at 0 and 4
-    #  b            o   o | .   x |       |          appears at 1, ends at 4
-    #  c        o   o   ! |       |       |          ends at 2 without a last observation
-    steps = agents_do({"a": "...o..x", "b": "oo.x", "c": "o!"})
-    played = play(["a", "c"], steps, fragment=2)
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
-    stored = []
-    for fragment in played.fragments:
-        buffer.add(fragment)
-        stored.append([len(buffer.modules.get(by_name(agent), ())) for agent in AGENTS])
-    assert stored == [[0, 1, 2], [1, 2, 2], [1, 2, 2], [2, 2, 2]]
-    assert stored_rows(buffer, "module_a") == [
-        Row(0, 0, 2.0 + 4 + 8 + 16, 4, False, False),
-        Row(4, 0, 32.0 + 64 + 128, 7, True, False),
-    ]
-    assert stored_rows(buffer, "module_b") == [
-        Row(1001, 1, 4.0, 1002, False, False),
-        Row(1002, 0, 8.0 + 16, 1004, True, False),
-    ]
-    assert stored_rows(buffer, "module_c") == [
-        Row(2000, 0, 2.0, 2001, False, False),
-        Row(2001, 1, 4.0, 2001, True, False),
-    ]
-    assert played.never_completed == []
-
-
 def test_agents_that_are_all_truncated_are_not_terminated() -> None:
     played = play(["a", "b"], agents_do({"a": "ot", "b": "ot", "c": ".."}), fragment=5)
     parts = played.fragments[0].agent_episodes

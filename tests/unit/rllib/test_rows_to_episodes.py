@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
-from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from tensordict import TensorDict
@@ -287,25 +286,6 @@ def gym_rows(name: str, count: int) -> Replay:
         replay.extend(TensorDict(row).unsqueeze(0))
         observation = env.reset()[0] if terminated or truncated else following
     return replay
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runners", [0, 1])
-def test_an_algorithm_learns_from_the_first_iteration_on(shared_ray: None, runners: int) -> None:
-    replay = gym_rows("Pendulum-v1", 400)
-    config = small(SACConfig(), "Pendulum-v1").env_runners(num_env_runners=runners).training(n_step=3)
-    algorithm = rllib_ext.configure(config).build_algo()
-    assert rllib_ext.fill(algorithm, replay) == 300
-    rows = algorithm.local_replay_buffer.replay.storage.get(slice(0, 300))
-    newest = replay.storage.get(slice(100, 400))
-    assert torch.equal(rows["observation"], newest["observation"])
-    assert torch.allclose(rows["action"] * 2, newest["action"], atol=1e-6)
-    assert torch.equal(rows["next", "done"], newest["next", "done"]) and rows["next", "truncated"].sum() == 2
-    result = algorithm.train()
-    algorithm.stop()
-    assert result["replay_buffer"]["num_env_steps_added_lifetime"] >= 310
-    assert result["learners"]["default_policy"]["num_module_steps_trained_lifetime"] >= 16
-    assert np.isfinite(result["learners"]["default_policy"]["qf_loss"])
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import rllib_ext
 from lightning_replay.schedulers import EasyToHard, Exp3
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 
-from .episodes import column, numbered
+from .episodes import numbered
 
 TASKS = ["target", "far", "near"]
 MEAN = {
@@ -74,11 +74,6 @@ def test_signals_reach_the_scheduler_once_each() -> None:
     assert taught.replay.probabilities()["near"] == pytest.approx(expected)
     taught.add(of("near", "running", 3))
     assert taught.replay.probabilities()["near"] == pytest.approx(expected)
-
-
-def numbers(buffer: RecipeEpisodeReplayBuffer) -> list[list[float]]:
-    """First observations of a few batches, sorted: done rows stand last, and a restore ends what ran."""
-    return [sorted(column(buffer.sample(num_items=8), "get_observations")[:, 0].tolist()) for _ in range(5)]
 
 
 def test_the_least_size_follows_the_batch() -> None:
