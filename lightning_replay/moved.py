@@ -169,9 +169,7 @@ _NAMES = {
     "lightning_replay.frames:frames_at_worst": "lightning_replay.recipes.storage",
     "lightning_replay.frames:frames_in_order": "lightning_replay.recipes.storage",
     "lightning_replay.frames:storage_for": "lightning_replay.recipes.storage",
-    "rllib_ext.levels.config:configure_levels": "rllib_ext.api",
     "rllib_ext.task_assignment:num_actors": "rllib_ext.rllib_compat",
-    "rllib_ext.task_assignment:tell_recreated": "rllib_ext.hooks",
 }
 
 

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from rllib_ext.from_yaml import read_sections
 
-    with _one_line():
-        read_sections(options.file, _overrides(options))  # a wrong file is reported before Ray has started
+    with _one_line():  # a wrong file is reported before Ray has started
+        sections = read_sections(options.file, _overrides(options))
     started = not ray.is_initialized()
     if started and os.environ.get("RAY_ADDRESS", "local") != "local":
         ray.init()  # a running cluster
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         count = options.num_cpus or max(_SMALLEST_CLUSTER, os.cpu_count() or 1)
         ray.init("local", num_cpus=count, include_dashboard=False, log_to_driver=False)
     try:
-        _train(options)
+        _train(sections, options.restore)
     finally:
         if started:
             ray.shutdown()
@@ -86,21 +86,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(options: argparse.Namespace) -> None:
-    from rllib_ext.from_yaml import load_config
+def _train(sections: dict[str, Any], restore: str | None) -> None:
+    from rllib_ext.from_yaml import configured
     from rllib_ext.interruption import Interruption
 
     with _one_line():
-        config, settings = load_config(options.file, _overrides(options))
+        config, settings = configured(sections)
         if settings.checkpoint is not None and "://" not in settings.checkpoint:
             check_writable("--checkpoint", settings.checkpoint)
-        if options.restore is not None and "://" not in options.restore and not Path(options.restore).is_dir():
-            raise ValueError(f"--restore {options.restore} is no folder; give that of a checkpoint")
+        if restore is not None and "://" not in restore and not Path(restore).is_dir():
+            raise ValueError(f"--restore {restore} is no folder; give that of a checkpoint")
     algorithm = config.build_algo()
     try:
-        if options.restore is not None:
+        if restore is not None:
             with _one_line():
-                algorithm.restore_from_path(_location(options.restore))
+                algorithm.restore_from_path(_location(restore))
         levels = algorithm.local_replay_buffer is None
         columns = ("levels", "episodes") if levels else ("stored", "drawn")
         test = ("held_out", "gap") if levels and config.evaluation_interval else ()

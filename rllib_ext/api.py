@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +13,7 @@ from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.validation import checked_flag
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.checks import check_algorithm, check_config, trial_buffer
-from rllib_ext.hooks import add_results, set_hooks
+from rllib_ext.hooks import Hook, add_results, set_hooks
 from rllib_ext.levels.checks import check_evaluated
 from rllib_ext.preparation import prepare_levels, prepare_replay
 from rllib_ext.search_spaces import accepted, samples_of
@@ -58,7 +56,7 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     Raises:
         ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
             are refused.
-        TypeError: a class of another kind than its option takes.
+        TypeError: a class of another kind than its option takes, or arguments that the class does not have.
 
     Example:
         >>> config = replay_config("prioritized", capacity=50_000, priority_exponent=0.6)
@@ -168,10 +166,9 @@ def configure(
         ModuleNotFoundError: a package that the environment needs is not installed.
         ValueError: an algorithm without this kind of replay; options of the other kind; the old API stack; too few CPUs
             (Ray would wait for ever). Of transitions: an environment that cannot be made, another
-            ``replay_buffer_config``, a capacity below the steps of one round or of a batch, histories for fewer
-            episodes than environments run, ``n_step`` an interval where rows are kept by importance. Of levels: several
-            agents, refused values of the level buffer, an environment that ignores its level, or held-out levels that
-            are trained on.
+            ``replay_buffer_config``, a capacity below the steps of one round or of a batch, or histories for fewer
+            episodes than environments run. Of levels: several agents, refused values of the level buffer, an
+            environment that ignores its level, or held-out levels that are trained on.
         TypeError: an object that is no config, or no level buffer.
 
     Example:
@@ -179,7 +176,7 @@ def configure(
         >>> config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0, num_envs_per_env_runner=2)
         >>> config = configure(config, levels={"levels": 200, "staleness_weight": 0.3}, held_out_levels=50)
         >>> config.callbacks_on_algorithm_init[0].func.__name__
-        'install'
+        'install_levels'
     """
     given = {**locals()}
     check_config(config)
@@ -198,18 +195,8 @@ def configure(
         hooks = prepare_levels(config, levels, held_out, flush=flush, generalization_gap=generalization_gap, **options)
         if held_out_levels is not None:
             check_evaluated(config)
-    set_hooks(config, hooks | {"on_train_result": functools.partial(add_results)})
+    set_hooks(config, hooks | {"on_train_result": Hook(add_results)})
     return config
-
-
-def configure_levels(config: C, levels: LevelSelector | Mapping[str, Any], **options: Any) -> C:
-    """Former name of :func:`configure` with ``levels``."""
-    warnings.warn(
-        "configure_levels(config, levels, ...) is deprecated: call configure(config, levels=levels, ...)",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return configure(config, levels=levels, **options)
 
 
 def _refuse_given(given: Mapping[str, Any], names: Iterable[str], purpose: str) -> None:

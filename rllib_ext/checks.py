@@ -18,7 +18,6 @@ from ray.rllib.algorithms.iql import IQL
 from lightning_replay.sharded.options import check_room, split_options
 from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.rllib_compat import algorithm_name, num_actors, settings_of_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.episode_routing import num_shards_in
@@ -32,7 +31,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def check_config(config: AlgorithmConfig) -> None:
-    """Refuses values that are not an algorithm's config, such as levels in its place."""
     if not isinstance(config, AlgorithmConfig):
         raise TypeError(
             f"config is {config!r}; DQNConfig(), SACConfig() or TQCConfig() is accepted, or PPOConfig(), APPOConfig() "
@@ -41,7 +39,6 @@ def check_config(config: AlgorithmConfig) -> None:
 
 
 def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
-    """Refuses the old API stack, for a reason."""
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise ValueError(
             f"the config is on the old API stack, {reason}. Remove .api_stack(...), or set both of its options to True"
@@ -79,18 +76,6 @@ def check_buffer(config: AlgorithmConfig) -> None:
             else 'first give .training(replay_buffer_config=rllib_ext.replay_config("prioritized", capacity=100_000))'
         )
         raise ValueError(f"replay_buffer_config is of type {kind!r}; {instead}")
-    if config.is_multi_agent and config.model_config.get("use_lstm"):
-        raise ValueError(
-            "model_config has use_lstm=True and the config has several agents, .multi_agent(...): recurrent modules "
-            "learn from sequences, which are drawn for one agent. Give .rl_module(model_config={'use_lstm': False})"
-        )
-    _check_max_trajectories(config)
-    _check_capacity(config)
-    _check_shard_capacity(config)
-
-
-def _check_max_trajectories(config: AlgorithmConfig) -> None:
-    """Refuses event tables that hold the histories of fewer episodes than run at once."""
     given, environments = config.replay_buffer_config, num_actors(config)
     most = given.get("max_trajectories")
     if given.get("recipe") == "event_tables" and most is not None and most < environments:
@@ -98,43 +83,31 @@ def _check_max_trajectories(config: AlgorithmConfig) -> None:
             f"max_trajectories is {most}, and {environments} environments run an episode each. Give at least "
             f"{environments}; lost EnvRunners leave episodes that count for a while, so twice that is better"
         )
-
-
-def _check_capacity(config: AlgorithmConfig) -> None:
-    """Refuses a capacity below the steps of one round of sampling, or below the rows of a batch.
-
-    Of a curriculum the capacity is that of each task, and a round brings steps of all of them.
-    """
-    given = config.replay_buffer_config
     every = [given, *({**given, **(special or {})} for special in (given.get("modules") or {}).values())]
     found = [(options, name) for options in every for name in CAPACITIES if options.get(name) is not None]
     options, name = min(found, key=lambda one: one[0][one[1]])
-    capacity = options[name]
-    environments = num_actors(config)
+    capacity, fragment = options[name], config.get_rollout_fragment_length()
+    # Of a curriculum the capacity is that of each task, and a round brings steps of all of them.
     tasks = len(options.get("tasks") or ()) if name == "capacity_per_task" else 1
-    steps = math.ceil(environments / max(tasks, 1)) * config.get_rollout_fragment_length()
+    steps = math.ceil(environments / max(tasks, 1)) * fragment
     if capacity < steps:
         raise ValueError(
             f"{name} is {capacity}, and one round of sampling brings {steps} steps ({environments} environments, "
-            f"{config.get_rollout_fragment_length()} steps each). Raise the capacity to that of several rounds"
+            f"{fragment} steps each). Raise the capacity to that of several rounds"
         )
     if capacity < config.total_train_batch_size:
         raise ValueError(
             f"{name} is {capacity}, below the {config.total_train_batch_size} rows of a train batch. "
             "Raise the capacity or lower train_batch_size_per_learner"
         )
-
-
-def _check_shard_capacity(config: AlgorithmConfig) -> None:
-    """Refuses shards that hold less than a fragment of an episode."""
-    number, steps = num_shards_in(config.replay_buffer_config), config.get_rollout_fragment_length()
+    number = num_shards_in(given)
     if number and config.batch_mode == "truncate_episodes":
         least = trial_buffer(**replay_options(config)).modules
-        rows = min(module.intake.max_rows for module in least.values())
-        if rows < steps:
+        rows = min(module.max_rows for module in least.values())
+        if rows < fragment:
             raise ValueError(
-                f"num_shards is {number}, which leaves {rows} rows to a shard, and an EnvRunner sends {steps} steps of "
-                "an episode at once, which go to one shard. Give fewer shards, or raise the capacity"
+                f"num_shards is {number}, which leaves {rows} rows to a shard, and an EnvRunner sends {fragment} steps "
+                "of an episode at once, which go to one shard. Give fewer shards, or raise the capacity"
             )
 
 
@@ -157,14 +130,6 @@ def trial_buffer(recipe: str | None = None, **options: Any) -> RecipeEpisodeRepl
     if "memmap" in options:
         trial["memmap"] = None
     return RecipeEpisodeReplayBuffer(recipe, **trial)
-
-
-def check_returns(config: AlgorithmConfig) -> None:
-    """Refuses an interval of lengths of returns, or a capacity below, where rows are kept by importance."""
-    options = replay_options(config)
-    recipe = options.pop("recipe", None)
-    if ModuleOptions(recipe, "blocks", options, options.get("modules") or {}).modules_with_retention():
-        trial_buffer(recipe, **options).form_returns(config.n_step, config.gamma)
 
 
 def with_max_trajectories(given: dict[str, Any], environments: int) -> dict[str, Any]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from lightning_replay.argument_names import hint_for
 
 _EXAMPLE = "lightning_replay.samplers.PrioritizedSampler"
 
@@ -32,8 +30,8 @@ def built(
         example, examples: paths for messages; ``examples`` of arguments, by dotted name.
 
     Raises:
-        ValueError: a path cannot be imported or names no class, or arguments are unknown or missing.
-        TypeError: arguments that are not given by name.
+        ValueError: a path cannot be imported or names no class.
+        TypeError: arguments that are not given by name, are unknown or missing.
     """
     if not (isinstance(value, Mapping) and "class_path" in value):
         return value
@@ -46,15 +44,15 @@ def built(
         key: built(item, f"{name}.{key}", defaults=defaults, functions=functions, example=example, examples=examples)
         for key, item in arguments.items()
     }
-    accepted = inspect.signature(_constructor(cls)).parameters
-    return call(cls, {key: item for key, item in (defaults or {}).items() if key in accepted} | given, name)
+    # The constructor's signature: TorchRL's samplers have a __new__ that hides it.
+    accepted = inspect.signature(cls.__init__).parameters
+    return cls(**{key: item for key, item in (defaults or {}).items() if key in accepted} | given)
 
 
 def class_and_arguments(value: Mapping[str, Any], name: str, example: str = _EXAMPLE) -> tuple[Any, dict[str, Any]]:
     """Returns the object that a class path names, and its ``init_args``; arguments and errors as :func:`built`."""
-    beyond = set(value) - {"class_path", "init_args"}
-    if beyond:
-        raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
+    if "class_path" not in value or set(value) - {"class_path", "init_args"}:
+        raise ValueError(f"{name} has the keys {sorted(value)}; accepted are class_path and init_args")
     arguments = value.get("init_args") or {}
     if not isinstance(arguments, Mapping):
         raise TypeError(f"init_args of {name} is {arguments!r}; it must be arguments by name")
@@ -62,52 +60,16 @@ def class_and_arguments(value: Mapping[str, Any], name: str, example: str = _EXA
 
 
 def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:
-    """Returns the object that a dotted path names.
-
-    Args:
-        path: of a module and something in it.
-        name, example: of the option, for messages.
+    """Returns the object that the dotted path of an option names.
 
     Raises:
-        ValueError: it cannot be imported.
+        ValueError: it cannot be imported; the message has an ``example``.
     """
     module, _, attribute = str(path).rpartition(".")
     try:
-        if not module:
-            raise ValueError("it names no module")
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{name} names {path!r}, which cannot be imported ({error}). Give a full path, as "
             f"{example!r}, of a module that Python finds"
         ) from error
-
-
-def call(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Any:
-    """Calls a class or function; ``name`` is that of the option, for messages.
-
-    Raises:
-        ValueError: unknown or missing arguments.
-    """
-    # The constructor's signature: TorchRL's samplers have a __new__ that hides it.
-    signature = inspect.signature(_constructor(function) if inspect.isclass(function) else function)
-    accepted = {key: parameter for key, parameter in signature.parameters.items() if key != "self"}
-    unknown = [key for key in arguments if key not in accepted]
-    if unknown:
-        hint = hint_for(unknown[0], accepted) or f"; accepted are {', '.join(accepted)}"
-        raise ValueError(f"{name}: {function.__name__} has no argument {', '.join(map(repr, unknown))}{hint}")
-    missing = [
-        key
-        for key, parameter in accepted.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and key not in arguments
-    ]
-    if missing:
-        raise ValueError(f"{name}: {function.__name__} needs {', '.join(missing)}; accepted are {', '.join(accepted)}")
-    return function(**arguments)
-
-
-def _constructor(cls: type) -> Any:
-    """Returns the ``__init__`` that a class has or inherits."""
-    return next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))

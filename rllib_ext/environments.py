@@ -51,9 +51,6 @@ def set_class_path(config: AlgorithmConfig) -> None:
 
     Args:
         config: changed in place; other environments stay.
-
-    Raises:
-        ValueError: the path cannot be imported, or is no environment.
     """
     path = config.env
     if not isinstance(path, str) or "." not in path or ":" in path:
@@ -118,10 +115,6 @@ def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
 
     Warns of names that only this process has registered. Nothing is checked without an environment or for one that
     exists as a vector only.
-
-    Raises:
-        ModuleNotFoundError: a package that the environment needs is not installed.
-        ValueError: the environment cannot be made or played; the message has the reason.
     """
     mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
     if config.env is None or mode is gymnasium.VectorizeMode.VECTOR_ENTRY_POINT:
@@ -165,5 +158,4 @@ def _warn_of_local_registration(config: AlgorithmConfig) -> None:
 
 
 def _is_registered(name: str) -> bool:
-    """Returns whether ``ray.tune.register_env`` was called with this name."""
     return bool(_global_registry.contains(ENV_CREATOR, name))

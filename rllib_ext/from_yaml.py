@@ -56,7 +56,6 @@ class Stop:
     episode_return: float | None = None
 
     def is_reached(self, result: Mapping[str, Any]) -> bool:
-        """Returns whether the result of an iteration is the last one."""
         runners = result["env_runners"]
         reached = (
             (self.env_steps, runners["num_env_steps_sampled_lifetime"]),
@@ -91,7 +90,11 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         FileNotFoundError: no such file; the message lists those that come with the library.
         ValueError: no valid YAML, an unknown algorithm, key or argument, or values that are refused.
     """
-    sections = read_sections(path, overrides)
+    return configured(read_sections(path, overrides))
+
+
+def configured(sections: Mapping[str, Any]) -> tuple[AlgorithmConfig, Settings]:
+    """Returns what the keys of a file describe; see :func:`load_config`."""
     config = _algorithm(sections)
     for name in METHODS:
         if name in sections:
@@ -115,7 +118,26 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 def read_sections(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the keys of a file with their values; arguments and errors as :func:`load_config`."""
-    sections = _with_overrides(_read(Path(path)), overrides or {})
+    path = Path(path)
+    if not path.is_file():
+        from lightning_replay.shipped_configs import config_directory, config_files
+
+        shipped = [str(config_directory() / name) for name in config_files() if name.startswith("rllib/")]
+        raise FileNotFoundError(f"there is no file {path}; these come with the library: {', '.join(shipped)}")
+    try:
+        sections = parse(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {error}") from error
+    if not isinstance(sections, dict):
+        raise ValueError(f"{path} holds no keys; algorithm, environment, replay and stop are needed")
+    for key, value in (overrides or {}).items():
+        *parents, last = key.split(".")
+        place: Any = sections
+        for name in parents:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"{key} cannot be set: {name} is {place!r} and holds no arguments by name")
+        place[last] = value
     _check_names("the file", sections, [*OWN_KEYS, *METHODS])
     return sections
 
@@ -123,23 +145,23 @@ def read_sections(path: str | Path, overrides: Mapping[str, Any] | None = None) 
 def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
     """Returns the algorithm's default config, after a check of the required keys."""
     algorithm = sections.get("algorithm")
-    is_known, levels = algorithm in list(ALGORITHMS), algorithm in list(REPLAY_LEVELS)  # it may be unhashable
-    own, other = ("levels", "replay") if levels else ("replay", "levels")
-    if is_known and other in sections:
+    if algorithm not in list(ALGORITHMS):  # it may be unhashable
+        raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
+    (own, kinds), (other, others) = ("replay", REPLAY_STEPS), ("levels", REPLAY_LEVELS)
+    if algorithm in others:
+        own, other, others = other, own, kinds
+    if other in sections:
         raise ValueError(
-            f"the key {other} is for {', '.join(REPLAY_STEPS if levels else REPLAY_LEVELS)}; algorithm is {algorithm}, "
-            f"which takes {own} in its place"
+            f"the key {other} is for {', '.join(others)}; algorithm is {algorithm}, which takes {own} in its place"
         )
-    needed = ("algorithm", "environment", own, "stop")
+    needed = ("environment", own, "stop")
     for name in needed:
         if name not in sections:
-            raise ValueError(f"the file has no key {name!r}; {', '.join(needed[:-1])} and {needed[-1]} are needed")
+            raise ValueError(f"the file has no key {name!r}; algorithm, {', '.join(needed[:-1])} and stop are needed")
     for name, value in sections.items():
         if name not in ("algorithm", "checkpoint") and not isinstance(value, Mapping):
             raise ValueError(f"{name} is {value!r}; it holds arguments by name, as {name}: {{name: value}}")
-    if not is_known:
-        raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[str(algorithm)]()
+    return ALGORITHMS[algorithm]()
 
 
 def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) -> None:
@@ -169,33 +191,6 @@ def _check_names(owner: str, given: Iterable[Any], accepted: list[str]) -> None:
         if name not in accepted:
             hint = did_you_mean(name, accepted)
             raise ValueError(f"{owner} has no {name!r}; accepted are {', '.join(sorted(accepted))}{hint}")
-
-
-def _with_overrides(sections: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    for key, value in overrides.items():
-        *parents, last = key.split(".")
-        place: Any = sections
-        for name in parents:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
-                raise ValueError(f"{key} cannot be set: {name} is {place!r} and holds no arguments by name")
-        place[last] = value
-    return sections
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        from lightning_replay.shipped_configs import config_directory, config_files
-
-        shipped = [str(config_directory() / name) for name in config_files() if name.startswith("rllib/")]
-        raise FileNotFoundError(f"there is no file {path}; these come with the library: {', '.join(shipped)}")
-    try:
-        sections = parse(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {error}") from error
-    if not isinstance(sections, dict):
-        raise ValueError(f"{path} holds no keys; algorithm, environment, replay and stop are needed")
-    return sections
 
 
 def parse(text: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -26,56 +26,32 @@ _LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a 
 _LEAST_EPISODES = 1024  # of one environment that may wait for their scores
 
 
-def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Callable[..., None]]) -> None:
+class Hook(functools.partial[None]):
+    """A callback of this package, in distinction to those of the user."""
+
+
+def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Hook]) -> None:
     """Replaces the callbacks of an earlier call; those of the user stay, and run first.
 
     Args:
         config: changed in place.
-        hooks: by event, :class:`functools.partial` objects of functions of this package.
+        hooks: by event.
     """
     for event in EVENTS:
         present = callbacks_on(config, event)
-        kept = [one for one in present if not _is_ours(one)]
+        kept = [one for one in present if not isinstance(one, Hook)]
         if event in hooks or kept != present:
             config.callbacks(**{event: [*kept, *([hooks[event]] if event in hooks else [])]})
 
 
-def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, functools.partial) and hook.func.__module__.startswith("rllib_ext.")
-
-
-def install(
-    algorithm: Any,
-    *,
-    restore: bool | None = None,
-    incremental: bool = True,
-    assign_tasks: bool = False,
-    packed: bytes | None = None,
-    flush: bool | None = None,
-    held_out: Sequence[int] | None = None,
-    **ignored: Any,
+def install_replay(
+    algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any
 ) -> None:
-    """Connects the replay buffer, or the level buffer, to the algorithm; the callback ``on_algorithm_init``.
+    """Connects the replay buffer to the algorithm; the callback ``on_algorithm_init``.
 
-    Args:
-        restore, incremental, assign_tasks: as :func:`rllib_ext.configure`; ``restore`` is ``None`` without a replay
-            buffer.
-        packed: the level buffer, by cloudpickle; ``None`` where the config's setting ``levels`` has its arguments.
-        flush: as :func:`rllib_ext.configure`; ``None`` without levels.
-        held_out: ids that evaluation plays, in a trial of Tune; ``None`` where the values were checked before.
-
-    Raises:
-        ValueError: a layout that the Learners' connectors do not read, environments without tasks, or values of a
-            trial of Tune that :func:`rllib_ext.configure` would have refused.
+    Options and errors are those of :func:`rllib_ext.configure`; and ``ValueError`` for a layout that the Learners'
+    connectors do not read, or environments without tasks.
     """
-    if restore is not None:
-        _install_replay(algorithm, restore, incremental, assign_tasks)
-    if flush is not None:
-        _install_levels(algorithm, packed, flush, held_out)
-    values(algorithm.learner_group.foreach_learner(_log_gradient_steps))
-
-
-def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tasks: bool) -> None:
     from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
     from rllib_ext.checkpoint.replay import ReplayPart
     from rllib_ext.checks import check_buffer
@@ -85,8 +61,15 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
     from rllib_ext.sharded.installing import start_shards
 
     config, buffer = algorithm.config, algorithm.local_replay_buffer
+    values(algorithm.learner_group.foreach_learner(_log_gradient_steps))
     check_buffer(config)  # again: values may have been search spaces when configure() checked them
-    _refuse_stacking_connectors(algorithm)
+    if any(values(algorithm.learner_group.foreach_learner(_stacks_frames))):
+        raise ValueError(
+            "the config has the connector FrameStackingLearner, which stacks consecutive steps of an episode, and the "
+            "rows of a batch are single steps. Leave it and FrameStackingEnvToModule out, give the algorithm stacked "
+            "observations, as gymnasium.wrappers.FrameStackObservation(env, 4) makes them of uint8 images, and "
+            "replay_config(frame_stack=4) stores each frame once"
+        )
     buffer.num_learners = config.num_learners
     reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
     is_sharded = isinstance(buffer, ShardedEpisodeReplayBuffer)
@@ -120,24 +103,22 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
     CheckpointedAlgorithm(algorithm, part(algorithm, restore=restore, incremental=incremental))
 
 
-def _refuse_stacking_connectors(algorithm: Any) -> None:
-    """Refuses RLlib's frame stacking in Learners, which reads consecutive steps, and rows are drawn one by one."""
-    if any(values(algorithm.learner_group.foreach_learner(_stacks_frames))):
-        raise ValueError(
-            "the config has the connector FrameStackingLearner, which stacks consecutive steps of an episode, and the "
-            "rows of a batch are single steps. Leave it and FrameStackingEnvToModule out, give the algorithm stacked "
-            "observations, as gymnasium.wrappers.FrameStackObservation(env, 4) makes them of uint8 images, and "
-            "replay_config(frame_stack=4) stores each frame once"
-        )
-
-
 def _stacks_frames(learner: Any) -> bool:
     from ray.rllib.connectors.common.frame_stacking import FrameStacking
 
     return any(isinstance(piece, FrameStacking) for piece in learner._learner_connector.connectors)
 
 
-def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out: Sequence[int] | None) -> None:
+def install_levels(
+    algorithm: Any, *, packed: bytes | None, flush: bool, held_out: Sequence[int] | None, **ignored: Any
+) -> None:
+    """Connects the level buffer to the algorithm; the callback ``on_algorithm_init``.
+
+    Args:
+        packed: the level buffer, by cloudpickle; ``None`` where the config's setting ``levels`` has its arguments.
+        flush: as :func:`rllib_ext.configure`.
+        held_out: ids that evaluation plays, in a trial of Tune; ``None`` where the values were checked before.
+    """
     from ray import cloudpickle
 
     from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
@@ -148,6 +129,7 @@ def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out:
     from rllib_ext.levels.scoring import ScoredOnly, add_scoring
 
     config = algorithm.config
+    values(algorithm.learner_group.foreach_learner(_log_gradient_steps))
     source = config.levels if packed is None else cloudpickle.loads(packed)
     if held_out is not None:
         source = checked_levels(source, config, held_out, flush=flush, check_environments=False)
@@ -223,7 +205,6 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
 
 
 def _log_gradient_steps(learner: Any) -> None:
-    """Logs the gradient steps of a Learner, of which RLlib keeps no count."""
     if learner._learner_index:
         return  # Learners step together, and RLlib adds up what they log
     apply_gradients = learner.apply_gradients
@@ -233,8 +214,3 @@ def _log_gradient_steps(learner: Any) -> None:
         learner.metrics.log_value((ALL_MODULES, NUM_UPDATES_LIFETIME), 1, reduce="lifetime_sum")
 
     learner.apply_gradients = counted
-
-
-# Their names in configs that earlier versions pickled.
-tell_recreated: Callable[..., None] = sync_recreated
-add_clocks: Callable[..., None] = add_results

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
@@ -15,14 +14,13 @@ from rllib_ext.checks import (
     check_buffer,
     check_cpus,
     check_curriculum,
-    check_returns,
     replay_options,
     trial_buffer,
     with_max_trajectories,
 )
 from rllib_ext.environments import check_environment, copy_results
 from rllib_ext.episodes.task_assignment import assigned, begin_episode
-from rllib_ext.hooks import install, sync_recreated
+from rllib_ext.hooks import Hook, install_levels, install_replay, sync_recreated
 from rllib_ext.learner.done_flags_connector import flags_connector
 from rllib_ext.levels import evaluation, playing
 from rllib_ext.levels.building import checked_levels
@@ -44,7 +42,7 @@ def prepare_replay(
     assign_tasks: bool,
     require_cpus: bool,
     check_environments: bool,
-) -> dict[str, Callable[..., None]]:
+) -> dict[str, Hook]:
     """Checks and prepares a config for its replay buffer; returns the callbacks by event."""
     samples = sampled_configs(config)
     in_tune = samples[0] is not config
@@ -54,7 +52,6 @@ def prepare_replay(
         check_buffer(sample)
         if require_cpus:
             check_cpus(sample, in_tune=in_tune)
-        check_returns(sample)
         if check_environments and (sample.env, sample.env_config) not in played:
             check_environment(sample, next(iter(sample.replay_buffer_config.get("tasks") or ()), None))
             played.append((sample.env, sample.env_config))
@@ -67,19 +64,19 @@ def prepare_replay(
     choose_module(config, samples)
     tasks = _tasks(samples)
     assigns = assign_tasks and bool(tasks) and not config.is_multi_agent
-    hooks: dict[str, Callable[..., None]] = {
-        "on_algorithm_init": functools.partial(install, restore=restore, incremental=incremental, assign_tasks=assigns),
-        "on_environment_created": functools.partial(copy_results),
+    hooks: dict[str, Hook] = {
+        "on_algorithm_init": Hook(install_replay, restore=restore, incremental=incremental, assign_tasks=assigns),
+        "on_environment_created": Hook(copy_results),
     }
     if any(num_shards_in(sample.replay_buffer_config) for sample in samples):
-        hooks["on_sample_end"] = functools.partial(push_episodes)
+        hooks["on_sample_end"] = Hook(push_episodes)
         config.algo_class = counting_shards(config.algo_class)
     if assigns:
         replay = trial_buffer(**replay_options(samples[0])).replay
         first = assigned(replay, samples[0])
         check_curriculum(samples[0], replay, first)
-        hooks["on_episode_created"] = functools.partial(begin_episode, target=tasks[0], first=first)
-        hooks["on_env_runners_recreated"] = functools.partial(sync_recreated)
+        hooks["on_episode_created"] = Hook(begin_episode, target=tasks[0], first=first)
+        hooks["on_env_runners_recreated"] = Hook(sync_recreated)
     return hooks
 
 
@@ -92,7 +89,7 @@ def prepare_levels(
     generalization_gap: bool,
     require_cpus: bool,
     check_environments: bool,
-) -> dict[str, Callable[..., None]]:
+) -> dict[str, Hook]:
     """Checks and prepares a config for levels; returns the callbacks by event."""
     vars(config).pop("levels", None)  # of an earlier call
     built_by_trials = isinstance(levels, Mapping) and has_search_space({**vars(config), "levels": levels})
@@ -111,30 +108,26 @@ def prepare_levels(
 
     accepted(samples, check)
     check_discount(*sources[0])
-    hooks: dict[str, Callable[..., None]] = {
-        "on_algorithm_init": functools.partial(
-            install,
+    hooks: dict[str, Hook] = {
+        "on_algorithm_init": Hook(
+            install_levels,
             packed=None if built_by_trials else cloudpickle.dumps(sources[0][1]),
             flush=flush,
             held_out=held_out if in_tune else None,
         ),
-        "on_environment_created": functools.partial(playing.wrap_environments),
-        "on_episode_created": functools.partial(playing.begin_episode, held_out=held_out),
-        "on_env_runners_recreated": functools.partial(sync_recreated),
-        "on_evaluate_start": functools.partial(evaluation.check_evaluation, held_out=held_out),
+        "on_environment_created": Hook(playing.wrap_environments),
+        "on_episode_created": Hook(playing.begin_episode, held_out=held_out),
+        "on_env_runners_recreated": Hook(sync_recreated),
+        "on_evaluate_start": Hook(evaluation.check_evaluation, held_out=held_out),
     }
     if generalization_gap:
-        hooks["on_episode_end"] = functools.partial(evaluation.note_return)
-        hooks["on_evaluate_end"] = functools.partial(evaluation.measure_gap)
+        hooks["on_episode_end"] = Hook(evaluation.note_return)
+        hooks["on_evaluate_end"] = Hook(evaluation.measure_gap)
     return hooks
 
 
 def _tasks(samples: list[AlgorithmConfig]) -> list[str]:
-    """Returns the tasks of the curriculum, none for other buffers.
-
-    Raises:
-        ValueError: trials would have different tasks.
-    """
+    """Returns the tasks of the curriculum, none for other buffers."""
     found = [list(sample.replay_buffer_config.get("tasks") or ()) for sample in samples]
     other = next((tasks for tasks in found if tasks != found[0]), None)
     if other is not None:

@@ -105,22 +105,18 @@ class Attached(Generic[T]):
         self._name = name
 
     def of(self, owner: Any) -> T | None:
-        """Returns the value; ``None`` if none was set."""
         value: T | None = vars(owner).get(self._name)
         return value
 
     def set(self, owner: Any, value: T) -> None:
-        """Attaches a value."""
         setattr(owner, self._name, value)
 
 
 def num_actors(config: AlgorithmConfig) -> int:
-    """Returns the number of environments of an algorithm that collect."""
     return max(config.num_env_runners, 1) * config.num_envs_per_env_runner
 
 
 def algorithm_name(config: AlgorithmConfig) -> str:
-    """Returns the name of the class of a config's algorithm."""
     return getattr(config.algo_class, "__name__", str(config.algo_class))
 
 
@@ -135,7 +131,6 @@ def settings_of_buffer(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
-    """Returns the functions that a config has for an event."""
     given = getattr(config, f"callbacks_{event}")
     if given is None:
         return []
@@ -148,11 +143,8 @@ def local_replay_buffer(algorithm: Any) -> Any:
 
 
 def complete_results(metrics: Any, buffer: Any) -> None:
-    """Lets a buffer compute its metrics at every tenth draw, and the remaining ones before each result.
-
-    RLlib empties its statistics with every result and has no callback between the last training step and the result, so
-    ``compile`` of the algorithm's logger is replaced.
-    """
+    """Lets a buffer compute its metrics at every tenth draw, and the remaining ones before each result."""
+    # RLlib empties its statistics with every result and has no callback between the last step and the result.
     buffer.draws_per_report = DRAWS_PER_REPORT
     compile_result = metrics.compile
 
@@ -182,11 +174,7 @@ def values(results: Any) -> list[Any]:
 
 
 def call_one_learner(learner_group: Any, function: Callable[..., T], **options: Any) -> T:
-    """Calls a function of a Learner on one of them, as all have the same weights.
-
-    Raises:
-        RuntimeError: every Learner was lost.
-    """
+    """Calls a function of a Learner on one of them, as all have the same weights."""
     if learner_group.is_local:
         return function(learner_group._learner, **options)
     first = learner_group._worker_manager.healthy_actor_ids()[:1]

@@ -56,11 +56,7 @@ def samples_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def sampled_configs(config: AlgorithmConfig) -> list[AlgorithmConfig]:
-    """Returns samples of a config as Tune's trials get them; the config itself if nothing is searched.
-
-    Raises:
-        ValueError: as :func:`samples_of`.
-    """
+    """Returns samples of a config as Tune's trials get them; the config itself if nothing is searched."""
     if not has_search_space(vars(config)):
         return [config]
     try:

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.algorithms.dqn import DQN, DQNConfig
 from ray.rllib.core import (
+    ALL_MODULES,
     COMPONENT_ENV_TO_MODULE_CONNECTOR,
     COMPONENT_LEARNER,
     COMPONENT_MODULE_TO_ENV_CONNECTOR,
@@ -18,19 +21,27 @@ from ray.rllib.core import (
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_AGENT_STEPS_SAMPLED_LIFETIME,
     NUM_ENV_STEPS_SAMPLED,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     REPLAY_BUFFER_ADD_DATA_TIMER,
+    REPLAY_BUFFER_RESULTS,
+    REPLAY_BUFFER_SAMPLE_TIMER,
+    REPLAY_BUFFER_UPDATE_PRIOS_TIMER,
     SYNCH_WORKER_WEIGHTS_TIMER,
+    TD_ERROR_KEY,
     TIMERS,
     WEIGHTS_SEQ_NO,
 )
+from ray.rllib.utils.numpy import convert_to_numpy
+from ray.rllib.utils.replay_buffers.utils import update_priorities_in_episode_replay_buffer
 
 from lightning_replay.sharded.rate_limiter import RateLimiter
 from lightning_replay.validation import ABOVE_ZERO, checked_count, checked_number
 from rllib_ext.apex.collection import Collected, Collection
 from rllib_ext.apex.exploration import set_epsilons
-from rllib_ext.apex.updates import update_learners
 from rllib_ext.rllib_compat import env_steps_in, force_weights, probe_lost
 
 RATE_LIMITER = "rate_limiter"
@@ -131,37 +142,30 @@ class ApexDQNConfig(DQNConfig):
                 f"training_intensity is {self.training_intensity}; ApexDQN holds the ratio by "
                 f"samples_per_insert={self.training_intensity}. Give that instead"
             )
-        self._check_first_rows()
-        self.new_rate_limiter()
-
-    def _check_first_rows(self) -> None:
         capacity, needed = self.replay_buffer_config.get("capacity"), self.num_steps_sampled_before_learning_starts
         if isinstance(capacity, int) and capacity < needed:
             raise ValueError(
                 f"num_steps_sampled_before_learning_starts is {needed}, and the buffer's capacity is {capacity}: "
                 "training would never start. Lower the one or raise the other"
             )
+        self.new_rate_limiter()
 
     def new_rate_limiter(self) -> RateLimiter:
         """Returns the limiter that these options describe."""
-        first_rows = max(self.num_steps_sampled_before_learning_starts, 1)
-        error_buffer = self.error_buffer
-        if error_buffer is None:
-            error_buffer = 0.0 if self.samples_per_insert is None else self._default_error_buffer(first_rows)
+        first_rows, ratio = max(self.num_steps_sampled_before_learning_starts, 1), self.samples_per_insert
+        error_buffer = 0.0 if self.error_buffer is None else self.error_buffer
+        if self.error_buffer is None and ratio is not None:
+            checked_number("samples_per_insert", ratio, ABOVE_ZERO)
+            requests = max(self.num_env_runners, 1) * self.max_requests_in_flight_per_env_runner
+            in_flight = math.ceil(ratio * self.rows_per_request * requests)
+            error_buffer = max(_SHARE_OF_FIRST_ROWS * ratio * first_rows, self.total_train_batch_size + in_flight)
         return RateLimiter(
-            self.samples_per_insert,
+            ratio,
             min_size_to_sample=first_rows,
             error_buffer=error_buffer,
             batch_size=self.total_train_batch_size,
             insert_size=self.rows_per_request,
         )
-
-    def _default_error_buffer(self, first_rows: int) -> float:
-        """Returns a tenth of the draws of the first rows, at least a batch and the draws of all requests in flight."""
-        ratio = checked_number("samples_per_insert", self.samples_per_insert, ABOVE_ZERO)
-        requests = max(self.num_env_runners, 1) * self.max_requests_in_flight_per_env_runner
-        in_flight = math.ceil(ratio * self.rows_per_request * requests)
-        return max(_SHARE_OF_FIRST_ROWS * ratio * first_rows, self.total_train_batch_size + in_flight)
 
     @property
     def rows_per_request(self) -> int:
@@ -187,7 +191,6 @@ class ApexDQN(DQN):
 
     @classmethod
     def get_default_config(cls) -> ApexDQNConfig:
-        """Returns the default config."""
         return ApexDQNConfig()
 
     def setup(self, config: AlgorithmConfig) -> None:
@@ -202,7 +205,9 @@ class ApexDQN(DQN):
         self._learned: set[str] = set()
         timeout_s = math.inf if self.config.sample_timeout_s is None else self.config.sample_timeout_s
         exploration = {"epsilon": self.config.epsilon, "exponent": self.config.epsilon_exponent}
-        self._collection = Collection(self.env_runner_group, self.config.rows_per_request, timeout_s, exploration)
+        self.collection: Collection = Collection(
+            self.env_runner_group, self.config.rows_per_request, timeout_s, exploration
+        )
         found = self.env_runner_group.foreach_env_runner(lambda runner: set_epsilons(runner, **exploration))
         others = [name for names in found for name in names]
         if others and not self.config.is_multi_agent:
@@ -218,7 +223,7 @@ class ApexDQN(DQN):
             return []
         restored: list[int] = super().restore_env_runners(env_runner_group)
         if restored and is_ours:
-            self._collection.forget(restored)
+            self.collection.forget(restored)
         return restored
 
     def training_step(self) -> None:
@@ -235,9 +240,9 @@ class ApexDQN(DQN):
                     limiter.insert(one.num_env_steps, size)
         size = env_steps_in(buffer)  # once, because a buffer in several actors waits for their answers
         if self.env_runner_group.num_remote_env_runners():
-            self._collection.request(lambda pending: limiter.may_insert(size, pending))
+            self.collection.request(lambda pending: limiter.may_insert(size, pending))
         if limiter.may_sample(size):
-            self._learned |= update_learners(self, is_stateful=self._module_is_stateful)
+            self._update_learners()
             limiter.sample()
             self._updates_until_broadcast -= 1
         if self._updates_until_broadcast <= 0:
@@ -247,11 +252,41 @@ class ApexDQN(DQN):
 
     def _collect(self, *, may_sample: bool) -> list[Collected]:
         if self.env_runner_group.num_remote_env_runners():
-            return self._collection.fetch(wait=not may_sample)
+            return self.collection.fetch(wait=not may_sample)
         if may_sample and self.rate_limiter.balance > 0:
             return []  # in one process steps and draws take turns
         episodes, metrics = self.env_runner.sample(), self.env_runner.get_metrics()
         return [Collected(episodes, metrics, int(metrics.get(NUM_ENV_STEPS_SAMPLED, 0)))]
+
+    def _update_learners(self) -> None:
+        """Draws a batch, updates the Learners and the priorities, as the synchronous step of RLlib's DQN does."""
+        config, metrics, buffer = self.config, self.metrics, self.local_replay_buffer
+        is_stateful = self._module_is_stateful  # a recurrent module learns from sequences
+        with metrics.log_time((TIMERS, REPLAY_BUFFER_SAMPLE_TIMER)):
+            episodes = buffer.sample(
+                num_items=config.total_train_batch_size,
+                n_step=config.n_step,
+                batch_length_T=is_stateful * config.model_config.get("max_seq_len", 0),
+                lookback=int(is_stateful),
+                min_batch_length_T=config.burn_in_len,
+                gamma=config.gamma,
+                beta=config.replay_buffer_config.get("beta"),
+                sample_episodes=True,
+            )
+            metrics.aggregate([buffer.get_metrics()], key=REPLAY_BUFFER_RESULTS)
+        with metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            clocks = (NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_AGENT_STEPS_SAMPLED_LIFETIME)
+            timesteps = {one: metrics.peek((ENV_RUNNER_RESULTS, one), default=0) for one in clocks}
+            results = self.learner_group.update(episodes=episodes, timesteps=timesteps)
+            self._learned |= {name for result in results for name in result} - {ALL_MODULES}
+            found: dict[str, list[Any]] = defaultdict(list)  # TD errors, in the order of the Learners
+            for name, one in (pair for result in results for pair in result.items()):
+                if TD_ERROR_KEY in one:
+                    found[name].extend(convert_to_numpy(one.pop(TD_ERROR_KEY).peek()))  # the others are logged
+            metrics.aggregate(results, key=LEARNER_RESULTS)
+        with metrics.log_time((TIMERS, REPLAY_BUFFER_UPDATE_PRIOS_TIMER)):
+            td_errors = {name: {TD_ERROR_KEY: np.concatenate(parts, axis=0)} for name, parts in found.items()}
+            update_priorities_in_episode_replay_buffer(replay_buffer=buffer, td_errors=td_errors)
 
     def _broadcast(self) -> None:
         """Hands out the weights of modules that have learned, and the merged states of connectors."""
@@ -262,7 +297,7 @@ class ApexDQN(DQN):
         state = group.get_merged_env_runner_state(
             config=self.config,
             rl_module_state={name: learner_state[name] for name in (COMPONENT_RL_MODULE, WEIGHTS_SEQ_NO)},
-            connector_states=self._collection.take_connector_states(),
+            connector_states=self.collection.take_connector_states(),
             env_steps_sampled=self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0),
             env_to_module=self.env_to_module_connector,
             module_to_env=self.module_to_env_connector,
@@ -273,7 +308,7 @@ class ApexDQN(DQN):
         if not self.config.broadcast_env_runner_states:
             state = {name: value for name, value in state.items() if name not in _CONNECTORS}
         if group.num_remote_env_runners():
-            self._collection.publish(state)
+            self.collection.publish(state)
 
     def step(self) -> dict[str, Any]:
         """Returns the results of an iteration, with the counts of the rate limiter."""

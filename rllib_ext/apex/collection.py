@@ -34,13 +34,10 @@ def collect(
 ) -> tuple[list[Any], Any, Any]:
     """Plays one fragment on an EnvRunner; returns the episodes, states of the connectors and metrics.
 
-    Args:
-        env_runner: this one.
-        version: of the state.
-        state: a reference in a list, which Ray does not resolve: it is fetched if the EnvRunner has an older version.
-        exploration: options of :func:`~rllib_ext.apex.exploration.set_epsilons`, for the first fragment of a process:
-            RLlib does not notice every restart, because the answer to a second request makes an EnvRunner healthy.
+    The reference to the ``state`` is in a list, so that Ray does not resolve it: it is fetched if the EnvRunner has
+    another ``version``.
     """
+    # RLlib does not notice every restart of a process, because the answer to a second request makes it healthy.
     if not _HAS_EPSILONS.of(env_runner):
         set_epsilons(env_runner, **exploration)
         _HAS_EPSILONS.set(env_runner, True)
@@ -69,7 +66,7 @@ class Collection:
     ) -> None:
         self._group = env_runner_group
         self._rows_per_request = rows_per_request
-        self._timeout_s = timeout_s
+        self.timeout_s: float = timeout_s
         self._exploration = exploration
         self._requested: dict[int, list[float]] = defaultdict(list)  # times of unanswered requests by EnvRunner
         self._newest: dict[int, int] = defaultdict(int)  # number of the last request by EnvRunner
@@ -88,14 +85,7 @@ class Collection:
         return states
 
     def fetch(self, *, wait: bool) -> list[Collected]:
-        """Returns the answers that have arrived.
-
-        Args:
-            wait: a moment for further ones.
-
-        Raises:
-            RayError: of a lost EnvRunner, unless the algorithm restarts or ignores them.
-        """
+        """Returns the answers that have arrived; may ``wait`` a moment for further ones."""
         if wait and not any(self._requested.values()):
             time.sleep(_PAUSE_S)  # every EnvRunner was lost, and is being restarted
         answers = self._group.fetch_ready_async_reqs(tags=TAG, timeout_seconds=_PAUSE_S if wait else 0.0)
@@ -108,11 +98,7 @@ class Collection:
         return collected
 
     def request(self, is_permitted: Callable[[int], bool]) -> None:
-        """Requests fragments, first from EnvRunners that have fewest to play.
-
-        Args:
-            is_permitted: of the rows that are on their way, whether those of another request may come.
-        """
+        """Requests fragments, first from EnvRunners with fewest to play, as long as the rows on their way permit it."""
         healthy = self._group.healthy_env_runner_ids()
         self._requested = defaultdict(list, {one: self._requested[one] for one in healthy})
         while healthy and is_permitted(self._pending()):
@@ -131,11 +117,10 @@ class Collection:
                 healthy.remove(number)  # it has as many as it may have
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Expects no answers of EnvRunners that were restarted."""
         for number in numbers:
             self._requested.pop(number, None)
 
     def _pending(self) -> int:
-        oldest = time.monotonic() - self._timeout_s
+        oldest = time.monotonic() - self.timeout_s
         expected = sum(len(times) for times in self._requested.values() if times and times[0] > oldest)
         return expected * self._rows_per_request

@@ -21,9 +21,6 @@ def epsilons(num_environments: int, epsilon: float, exponent: float) -> np.ndarr
         epsilon: ε, of the first environment.
         exponent: α; the last environment gets ``epsilon ** (1 + exponent)``.
 
-    Returns:
-        float64 ``[N]``, not increasing.
-
     Example:
         >>> epsilons(3, epsilon=0.5, exponent=2.0).tolist()
         [0.5, 0.25, 0.125]
@@ -37,14 +34,8 @@ def set_epsilons(env_runner: Any, *, epsilon: float, exponent: float) -> list[st
     """Gives each environment of an EnvRunner its epsilon, in place of the module's schedule.
 
     Environments are numbered over all EnvRunners. A module of several agents gets one value for the EnvRunner, because
-    the rows of its batches are agents that act, and not environments.
-
-    Args:
-        env_runner: of an algorithm that trains; one without environments is left as it is.
-        epsilon, exponent: as :func:`epsilons`.
-
-    Returns:
-        Class names of modules that have no such schedule; they are left as they are.
+    the rows of its batches are agents that act, and not environments. Returns the class names of modules that have no
+    such schedule, and stay as they are.
     """
     config, module = env_runner.config, env_runner.module
     if env_runner.env is None or module is None:

@@ -14,9 +14,6 @@ _ROUNDING = 1e-5  # how far float32 actions may be out of bounds, relative to th
 def fit_observation(column: np.ndarray, space: gym.Space[Any], name: str) -> np.ndarray:
     """Returns observations ``[N, ...]`` in the dtype of their space, which is not Dict and not Tuple.
 
-    Raises:
-        ValueError: another shape, or floats where the space has integers or the other way round; with the ``name``.
-
     Example:
         >>> fit_observation(np.zeros((5, 3), np.float32), gym.spaces.Box(-1, 1, (3,), np.float64), "observation").dtype
         dtype('float64')
@@ -34,9 +31,6 @@ def fit_action(column: np.ndarray, space: gym.Space[Any], name: str, *, normaliz
         name: of the column, for messages.
         normalized: whether the module computes bounded actions as fractions of the bounds (``normalize_actions``):
             floats between -1 and 1, integers from 0 on.
-
-    Raises:
-        ValueError: another shape or kind, actions out of bounds, or a Discrete space that does not start at 0.
 
     Example:
         >>> fit_action(np.array([[-2.0], [1.0]]), gym.spaces.Box(-2, 2, (1,)), "action", normalized=True).tolist()
@@ -95,10 +89,10 @@ def _check_bounds(column: np.ndarray, low: Any, high: Any, space: gym.Space[Any]
     if column.dtype.kind == "f":
         low, high = low - _ROUNDING * np.abs(low), high + _ROUNDING * np.abs(high)
     inside = (column >= low) & (column <= high)  # NaN is not inside
-    if inside.all():
-        return
-    rows = len(inside) - int(inside.reshape(len(inside), -1).all(1).sum())
-    raise ValueError(
-        f"{name} is out of the bounds of {space} in {rows} of {len(column)} rows: the values go from {column.min()} to "
-        f"{column.max()}. Actions are stored as the environment got them; were these collected in another one?"
-    )
+    if not inside.all():
+        rows = len(inside) - int(inside.reshape(len(inside), -1).all(1).sum())
+        raise ValueError(
+            f"{name} is out of the bounds of {space} in {rows} of {len(column)} rows: the values go from "
+            f"{column.min()} to {column.max()}. Actions are stored as the environment got them; were these collected "
+            "in another one?"
+        )

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_replay.argument_names import hint_for
 from lightning_replay.sharded.options import SHARD_OPTIONS
+from rllib_ext.buffer.event_tables import built_condition, built_tables
 from rllib_ext.buffer.frame_stacks import image_column
-from rllib_ext.class_paths import built, call, imported
+from rllib_ext.class_paths import built, imported
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
@@ -59,16 +60,10 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     Raises:
         ValueError: an unknown recipe, option, class or argument, values that a part refuses, or an interval of lengths
             where rows are kept by importance.
-        TypeError: a class of another kind than its option takes.
     """
     for name in options:
         if name in _SET_BY_RLLIB:
             raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
-    if "prefetch" in options:
-        raise ValueError(
-            "prefetch is not an option of replay_config: RLlib learns from a batch before it draws the next. Leave it "
-            "out; with num_shards, num_prefetch draws ahead"
-        )
     return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
 
 
@@ -85,17 +80,7 @@ def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
 
 
 def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
-    """Builds the object that turns the returns of finished episodes into progress signals of a curriculum.
-
-    Args:
-        value: a :class:`~lightning_replay.schedulers.progress.ReturnProgress`, which is copied, a class path with
-            arguments, or ``None``.
-        replay: with the curriculum.
-
-    Raises:
-        ValueError: a replay without a curriculum, or a class or argument that is refused.
-        TypeError: something else.
-    """
+    """Builds the object that turns the returns of finished episodes into progress signals; copies one that is given."""
     from lightning_replay.schedulers.progress import ReturnProgress
     from lightning_replay.table_replay import CurriculumReplay
 
@@ -113,32 +98,26 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
 
 
 def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> Replay:
+    from lightning_replay import recipes
     from lightning_replay.replay import Replay
     from lightning_replay.writers import RetentionWriter
-    from rllib_ext.buffer.event_tables import built_condition, built_tables
 
-    function = _recipe_function(recipe)
-    parts = [name for name in PARTS if options.get(name) is not None]
-    if parts:
-        raise ValueError(
-            f"recipe {recipe!r} chooses {', '.join(parts)} itself. Leave the recipe out to put a buffer together "
-            f"from parts: replay_config(sampler=..., capacity=...)"
-        )
+    is_path = isinstance(recipe, str) and "." in recipe
+    function = imported(recipe, "recipe", "my_module.my_recipe") if is_path else recipes.by_name(recipe)
     accepted = [name for name in inspect.signature(function).parameters if name not in {*_SET_BY_RLLIB, "prefetch"}]
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
     if isinstance(options.get("scheduler"), str):
         options = {**options, "scheduler": {"class_path": options["scheduler"]}}
-    arguments = {name: value if name == "goal" else built(value, name) for name, value in options.items()}
-    if "tables" in arguments:
-        arguments["tables"] = built_tables(options["tables"])
-    if "goal" in arguments:
-        arguments["goal"] = built_condition(options["goal"], "goal")
+    arguments = {
+        name: built_tables(value) if name == "tables" else (built_condition if name == "goal" else built)(value, name)
+        for name, value in options.items()
+    }
     if options.get("frame_stack") is not None and "image_key" in accepted:
         arguments["image_key"] = image_column(options.get("image_key"))
     if recipe in _BY_IMPORTANCE:
         arguments["n_steps"], arguments["discount"] = _single_length(returns)
     # RLlib gives the batch size with each draw; the recipe checks this one against the capacity.
-    replay = call(function, {**RECIPE_DEFAULTS.get(recipe, {}), **arguments, "batch_size": 1}, f"recipe {recipe!r}")
+    replay = function(**{**RECIPE_DEFAULTS.get(recipe, {}), **arguments, "batch_size": 1})
     if not isinstance(replay, Replay):
         raise TypeError(f"recipe {recipe!r} returned a {type(replay).__name__}; a lightning_replay.Replay is accepted")
     if isinstance(replay.writer, RetentionWriter) and recipe not in _BY_IMPORTANCE:
@@ -147,22 +126,6 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
             "recipe out and name the parts: replay_config(capacity=..., writer={'class_path': ...})"
         )
     return replay
-
-
-def _recipe_function(recipe: str) -> Callable[..., Replay]:
-    """Returns the recipe of this library, or the function that an import path names."""
-    from lightning_replay import recipes
-
-    if not isinstance(recipe, str) or "." not in recipe:
-        return recipes.by_name(recipe)
-    function: Callable[..., Replay] = imported(recipe, "recipe", "my_module.my_recipe")
-    missing = {"capacity", "batch_size"} - set(inspect.signature(function).parameters)
-    if missing:
-        raise ValueError(
-            f"recipe {recipe!r} has no argument {', '.join(sorted(missing))}; a recipe takes capacity and batch_size "
-            "and returns a lightning_replay.Replay"
-        )
-    return function
 
 
 def _single_length(returns: Returns) -> tuple[int, float]:
@@ -228,7 +191,7 @@ def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str])
             f"divided over Ray actors {', '.join(SHARD_OPTIONS)}"
         )
         raise ValueError(f"{owner} has no option {', '.join(map(repr, unknown))}{hint}")
-    capacity = next(name for name in CAPACITIES if name in accepted)
+    capacity = next((name for name in CAPACITIES if name in accepted), "capacity")
     if options.get(capacity) is None:
         raise ValueError(f"{owner} needs {capacity}, the most transitions kept. Add {capacity}=100_000.")
 

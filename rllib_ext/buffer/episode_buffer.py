@@ -13,7 +13,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 from lightning_replay.validation import check_kind, checked_count
-from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics, Counts
+from rllib_ext.buffer.metrics import BufferMetrics, Counts
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
@@ -89,7 +89,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             module.layout = layout
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        """Sets length and discount of returns, as ``ModuleOptions.form_returns``."""
+        """Sets length and discount of returns that are formed before rows are stored."""
         self.modules |= self.options.form_returns((n_step, gamma), self.modules)
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
@@ -142,24 +142,19 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             logger.warning("this buffer is not part of the algorithm's checkpoints: call rllib_ext.configure(config)")
         episodes = episodes if isinstance(episodes, list) else [episodes]
         grouped = self.options.group(episodes)
-        begins = not (self._several_agents or len(self)) and any(isinstance(one, MultiAgentEpisode) for one in episodes)
-        several_agents = self._several_agents or begins
+        several_agents = self._several_agents
         # Everything is checked before anything is stored.
-        modules = {} if begins else dict(self.modules)
+        modules = dict(self.modules)
+        if not several_agents and any(isinstance(one, MultiAgentEpisode) for one in episodes) and not len(self):
+            several_agents, modules = True, {}
         modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
-        flat = {name: modules[name].intake.flatten(parts) for name, parts in grouped.items()}
+        flat = {name: modules[name].flatten(parts) for name, parts in grouped.items()}
         self.modules, self._several_agents = modules, several_agents
-        count = self.counters.count
         for name, parts in flat.items():
-            module = modules[name]
-            fragments = module.converter.fragments
-            episodes_before, rows_before = fragments.episodes, len(module)
-            added, stored = module.intake.add(parts)
-            count("steps_added", added, name)
-            count("steps_evicted", rows_before + stored - len(module), name)
-            count("episodes_added", fragments.episodes - episodes_before, name)
+            steps, evicted, new_episodes = modules[name].add(parts)
+            self.counters.count(name, steps_added=steps, steps_evicted=evicted, episodes_added=new_episodes)
             if not several_agents:
-                count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)
+                self.counters.count(DEFAULT_AGENT_ID, agent_steps_added=steps)
         self.counters.count_fragments(episodes, stored=grouped)
         if self.assignment is not None:
             self.assignment.update()
@@ -198,14 +193,16 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         num_items = checked_count("num_items", num_items, of="rows")
         if batch_length_T:
             return self._sequences(num_items, n_step or 1, batch_length_T, min_batch_length_T)
-        drawable = {name: module for name, module in self.modules.items() if len(module)} or self.modules
+        drawable = self.modules
+        if len(drawable) > 1:
+            drawable = {name: module for name, module in drawable.items() if len(module)} or drawable
         if not drawable:
             raise RuntimeError("cannot sample from an empty replay buffer: no module that stores steps has any yet")
         pieces = {name: module.draw(num_items, n_step or 1, gamma) for name, module in drawable.items()}
         dealt, places = deal(pieces, self.num_learners)
         for name, module in drawable.items():
             module.expect(places[name])
-            self.counters.count("steps_sampled", len(places[name]), name)
+            self.counters.count(name, steps_sampled=len(places[name]))
         return [piece.episode for _, piece in dealt]
 
     def _sequences(self, num_steps: int, n_step: Any, longest: int, burn_in: int) -> list[SingleAgentEpisode]:
@@ -218,7 +215,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             )
         module = self.modules[DEFAULT_MODULE_ID]
         episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
-        self.counters.count("steps_sampled", sum(map(len, episodes)))
+        self.counters.count(DEFAULT_MODULE_ID, steps_sampled=sum(map(len, episodes)))
         return episodes
 
     def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:

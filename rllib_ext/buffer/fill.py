@@ -74,7 +74,7 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     episodes = episodes_of(
         replay,
         *algorithm.spaces[name],
-        most=special.get("capacity") or module.intake.max_rows,
+        most=special.get("capacity") or module.max_rows,
         normalized=config.normalize_actions,
         infos={key: ("next", key) for key in information.keys} | ({TASK: (TASK,)} if information.tasks else {}),
     )
@@ -93,12 +93,8 @@ def episodes_of(
 ) -> list[SingleAgentEpisode]:
     """Returns the newest ``most`` rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
 
-    Args:
-        replay: of single steps, written first in, first out.
-        observation_space, action_space: of the module and of the environment.
-        most: rows.
-        normalized: whether the module's bounded actions are fractions of the bounds.
-        infos: columns that become infos of the steps, by the info's name.
+    Bounded actions become fractions of the bounds where the module's are ``normalized``; the columns of ``infos``, by
+    the info's name, become infos of the steps.
     """
     rows = _newest_rows(replay, most)
     return _episodes(

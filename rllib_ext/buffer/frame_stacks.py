@@ -29,11 +29,7 @@ def image_column(image_key: Any) -> tuple[str, ...]:
 
 
 def check_stacks(storage: Any, observation: Columns) -> None:
-    """Refuses observations, by the columns of the first rows, whose frames a storage cannot store once.
-
-    Raises:
-        ValueError: no entry of the stacks' name, or one that holds no stacks of bytes, the frames first.
-    """
+    """Refuses observations, by the columns of the first rows, whose frames a storage cannot store once."""
     from lightning_replay.storage.frames import FrameStorage
 
     if not isinstance(storage, FrameStorage):

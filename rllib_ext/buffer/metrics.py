@@ -49,12 +49,7 @@ Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums 
 
 
 class CounterLog:
-    """Logs how far counters have increased, under RLlib's keys.
-
-    Attributes:
-        logger: of RLlib.
-        logged: what was logged so far.
-    """
+    """Logs how far counters have increased since they were ``logged``, under RLlib's keys."""
 
     def __init__(self) -> None:
         self.logger: MetricsLogger = MetricsLogger(root=False)
@@ -80,7 +75,6 @@ class CounterLog:
         log("num_duplicate_env_steps_lifetime", counts[DUPLICATE_STEPS, ""], reduce="item")
 
     def items(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
-        """Logs current values of each module, see :meth:`BufferMetrics.stats`."""
         log = functools.partial(self.logger.log_value, reduce="item")
         every = list(stats.values())
         log(keys.ACTUAL_N_STEP, sum(one["mean_n_step"] for one in every) / max(len(every), 1))
@@ -149,9 +143,9 @@ class BufferMetrics:
         self._stats: dict[str, dict[str, Any]] = {}
         self._stats_read: dict[str, int] = {}  # in which call
 
-    def count(self, counter: str, amount: int, module_id: str = DEFAULT_MODULE_ID) -> None:
-        """Adds to a counter of a module."""
-        self._counts[counter, module_id] += amount
+    def count(self, owner: str, **amounts: int) -> None:
+        for counter, amount in amounts.items():
+            self._counts[counter, owner] += amount
 
     def count_fragments(self, episodes: Sequence[Any], stored: Container[str]) -> None:
         """Adds steps of environments of several agents, and those of each agent whose module is ``stored``."""
@@ -164,10 +158,9 @@ class BufferMetrics:
                 continue  # sent twice
             for part in episode.agent_episodes.values():
                 if part.module_id in stored:
-                    self.count(AGENT_STEPS_ADDED, len(part), str(part.agent_id))
+                    self.count(str(part.agent_id), agent_steps_added=len(part))
 
     def total(self, counter: str, module_id: str | None = None) -> int:
-        """Returns the sum over the whole run, of a module or of all."""
         return sum(
             amount for (name, module), amount in self._counts.items() if name == counter and module_id in (None, module)
         )
@@ -178,7 +171,6 @@ class BufferMetrics:
         return self.reduce(modules) if self._calls - self._reported >= draws_per_report else {}
 
     def remaining(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
-        """Returns :meth:`reduce` if there was a draw since the last."""
         return self.reduce(modules) if self._calls > self._reported else {}
 
     def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
@@ -202,7 +194,6 @@ class BufferMetrics:
         return Counter({**self._counts, **{(counter, ""): self._sum(counter, stored) for counter in _SUMS}, **found})
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values for :meth:`load`."""
         return {
             "counts": [[*key, amount] for key, amount in self._counts.items()],
             "logged": [[*key, amount] for key, amount in self._log.logged.items()],
@@ -219,14 +210,12 @@ class BufferMetrics:
         self._stats.clear()
 
     def env_steps_stored(self, modules: Mapping[str, ModuleReplay]) -> int:
-        """Returns steps of the environment in the buffer, see the class."""
         if not self._environment.episodes:
             return sum(map(len, modules.values()))
         kept = (len(module) / max(self.total("steps_added", name), 1) for name, module in modules.items())
         return round(self._environment.steps * max(kept, default=0.0))
 
     def _sum(self, counter: str, env_steps_stored: int) -> int:
-        """Returns the sum over the whole run, in steps and episodes of the environment."""
         environment = self._environment
         if not environment.episodes or counter == "steps_sampled":
             return self.total(counter)
@@ -252,7 +241,7 @@ class BufferMetrics:
             stats["importance_exponent"] = sampler.base_sampler.beta
         if module.replay.tables is not None:
             stats["rows_drawn"] = int(sum(sampler.rows_drawn))
-        progress = module.intake.task_progress
+        progress = module.task_progress
         if progress is not None:
             stats["tasks"] = {
                 task: {"probability": probability, "num_episodes_lifetime": progress.episodes[task]}

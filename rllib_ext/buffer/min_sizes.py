@@ -20,11 +20,7 @@ class MinSizes:
     """Sets the least sizes that were not given to the size of the batch, which RLlib passes with each draw.
 
     RLlib draws as soon as its warm-up is over: while no table with a share holds a whole batch, the longest is drawn
-    from.
-
-    Args:
-        replay: with tables, or without, where there is nothing to set.
-        options: of its recipe, in which ``min_size`` may be given, and is then kept.
+    from. A ``min_size`` that is given in the ``options`` of the recipe is kept.
     """
 
     def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
@@ -45,12 +41,7 @@ class MinSizes:
                 self._unset.append(DEFAULT_TABLE)
 
     def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
-        """Sets the sizes before a draw.
-
-        Args:
-            batch_size: rows.
-            held: entries of each table, int64 ``[L]``, where they lie in other replays.
-        """
+        """Sets the sizes before a draw; ``held`` are the entries of each table, where they lie in other replays."""
         if self._scheduled is None and self._shares is None:
             return
         tables = self._replay.tables

@@ -22,15 +22,10 @@ from rllib_ext.learner.batch_layouts import LAYOUTS
 class ModuleOptions:
     """The options of a buffer, for all modules and, ``special``, for single ones.
 
-    Arguments are those of :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer`.
-
     Attributes:
         returns: length and discount of returns that are formed before rows are stored.
         measure: of the surprise of new rows.
         largest_priorities: by module, of rows elsewhere; the first rows of a module that is built later get it.
-
-    Raises:
-        ValueError: an unknown layout.
     """
 
     def __init__(
@@ -51,11 +46,9 @@ class ModuleOptions:
         self._options, self._special = options, special
 
     def stores(self, module_id: str) -> bool:
-        """Returns whether steps of this module are stored."""
         return self._special.get(module_id, {}) is not None
 
     def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
-        """Returns recipe and options of a module."""
         special = self._special.get(module_id) or {}
         options = {**self._options, **special}
         # None removes an option of all modules, as another recipe may not have it.
@@ -84,26 +77,18 @@ class ModuleOptions:
             module_id if several_agents else None,
             information=Information(info_keys or (), replay.tasks or None),
             progress=build_progress(progress, replay),
-            min_sizes=MinSizes(replay, options),
+            min_sizes=None if replay.tables is None else MinSizes(replay, options),
             measure=self.measure,
         )
 
     def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
-        """Sets length and discount of returns formed before rows are stored; rebuilds the replays that have these.
-
-        Raises:
-            ValueError: an interval of lengths or more of them than the capacity, where rows are kept by importance.
-        """
+        """Sets length and discount of returns formed before rows are stored; rebuilds the replays that have these."""
         self.returns = returns
         built = {name: self.build(name) for name in self.modules_with_retention()}
         return {name: module for name, module in built.items() if name in present}
 
     def restored(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
-        """Builds the modules of a buffer's ``plain_state``, their replays still empty.
-
-        Raises:
-            ValueError: the state of another recipe.
-        """
+        """Builds the modules of a buffer's ``plain_state``, their replays still empty."""
         if state["recipe"] != self.recipe:
             raise ValueError(
                 f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
@@ -115,11 +100,7 @@ class ModuleOptions:
         return modules
 
     def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
-        """Returns single-agent episodes by the module that acted, without those of modules that store nothing.
-
-        Raises:
-            TypeError: something else than an episode.
-        """
+        """Returns single-agent episodes by the module that acted, without those of modules that store nothing."""
         grouped: dict[str, list[SingleAgentEpisode]] = {}
         for episode in episodes:
             if isinstance(episode, SingleAgentEpisode):

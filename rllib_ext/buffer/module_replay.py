@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_ext.buffer.drawn import DrawnPart, Expected
-from rllib_ext.buffer.intake import Intake
-from rllib_ext.episodes.convert import EpisodeConverter
+from rllib_ext.buffer.frame_stacks import check_stacks
+from rllib_ext.episodes.convert import EpisodeConverter, FlatEpisode
 from rllib_ext.episodes.info_columns import Information
+from rllib_ext.episodes.task_progress import TaskProgress
 from rllib_ext.learner.batch_layouts import LAYOUTS, DrawnRows, Piece
 
 if TYPE_CHECKING:
@@ -20,21 +20,57 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
     from torch import Tensor
 
-    from lightning_replay.draw_parts import DrawPart
+    from lightning_replay.draw_parts import DrawPart, PartDraw
     from lightning_replay.replay import Replay
     from lightning_replay.schedulers.progress import ReturnProgress
     from rllib_ext.buffer.min_sizes import MinSizes
+    from rllib_ext.buffer.sequence_priorities import SequencePriorities
 
 ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
 
 MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
 
 
+class Added(NamedTuple):
+    """What a call of :meth:`ModuleReplay.add` changed; ``rows_evicted`` counts rows that a writer refused too."""
+
+    steps: int
+    rows_evicted: int
+    episodes: int
+
+
+class Expected(NamedTuple):
+    """Rows in the order in which their TD errors will come back."""
+
+    slots: Tensor
+    generation: Tensor
+    action: Tensor | None = None
+    sequences: SequencePriorities | None = None
+
+
+class DrawnPart(NamedTuple):
+    """Rows of a batch that is divided over several replays.
+
+    Attributes:
+        block: the rows, a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
+        slot: int64 ``[n]``, or ``[n, 2]`` of pairs.
+        generation: int64, of the slots.
+        reply: how likely each row was, and the totals of the replay.
+        mean_n_step: steps per row.
+    """
+
+    block: SingleAgentEpisode
+    slot: np.ndarray
+    generation: np.ndarray
+    reply: PartDraw
+    mean_n_step: float
+
+
 class ModuleReplay:
     """A :class:`~lightning_replay.replay.Replay` for RLlib's episodes, TD errors and Learners.
 
-    Call :meth:`Intake.flatten` and :meth:`Intake.add` with the episodes of EnvRunners, :meth:`draw` for a batch,
-    :meth:`expect` with the order in which its TD errors will come back, and :meth:`update` with them.
+    Call :meth:`flatten` and :meth:`add` with the episodes of EnvRunners, :meth:`draw` for a batch, :meth:`expect` with
+    the order in which its TD errors will come back, and :meth:`update` with them.
 
     Args:
         replay: stores the rows.
@@ -43,12 +79,12 @@ class ModuleReplay:
         module_id: the module, where there are several agents.
         information: which columns come from the infos.
         progress: turns returns into progress signals of a curriculum.
-        min_sizes: least sizes of the replay's tables.
+        min_sizes: least sizes of the replay's tables, if they follow the size of the batch.
         measure: see :meth:`set_initial_surprise`.
 
     Attributes:
         converter: from episodes to rows; describes the stored columns.
-        intake: stores episodes.
+        task_progress: of a curriculum.
         mean_n_step: steps per row of the last draw.
     """
 
@@ -61,17 +97,21 @@ class ModuleReplay:
         *,
         information: Information,
         progress: ReturnProgress | None,
-        min_sizes: MinSizes,
+        min_sizes: MinSizes | None,
         measure: MeasureSurprise | None,
     ) -> None:
+        from lightning_replay.table_replay import CurriculumReplay
         from rllib_ext.buffer.n_step import SampledReturns, StoredReturns
 
         self.replay: Replay = replay
         self.layout: str = layout
         self.converter: EpisodeConverter = EpisodeConverter(information)
+        self.task_progress: TaskProgress | None = (
+            TaskProgress(replay, progress) if isinstance(replay, CurriculumReplay) else None
+        )
         self._returns, self._stored_returns = SampledReturns(seed), StoredReturns.of(replay)
-        self.intake: Intake = Intake(replay, self.converter, self._returns, self._stored_returns, module_id, progress)
         self._module_id, self._min_sizes = module_id, min_sizes
+        self._interrupted = False
         self._num_draws = 0
         self.mean_n_step: float = 1.0
         self._batch: TensorDictBase | None = None
@@ -82,15 +122,77 @@ class ModuleReplay:
     def __len__(self) -> int:
         return len(self.replay)
 
-    def draw(self, num_items: int, n_step: int | tuple[int, int], gamma: float) -> list[Piece]:
-        """Draws ``num_items`` rows as pieces, the longest first.
+    @property
+    def max_rows(self) -> int:
+        """Most rows that can be stored at once; of a curriculum, of each task."""
+        tables = self.replay.tables
+        return self.replay.capacity if tables is None else int(tables.capacity[0])
 
-        Raises:
-            ValueError: other returns than those stored.
-        """
+    def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
+        """Checks episodes without storing them."""
+        flat = self.converter.flatten(episodes)
+        if not flat:
+            return flat
+        columns = flat[0].columns
+        if not self.converter.columns:
+            check_stacks(self.replay.storage, columns["observation"])
+        steps, max_rows = sum(len(one.episode) for one in flat), self.max_rows
+        if flat[0].tasks is not None and len(self.replay.tables or ()) > 1:  # a table for each task
+            steps = int(np.bincount(np.concatenate([one.tasks for one in flat])).max())
+        if steps > max_rows:
+            raise ValueError(
+                f"capacity is {max_rows}, and {steps} steps came with one add(). Raise the capacity to that of "
+                "several rounds of all EnvRunners, or shorten rollout_fragment_length"
+            )
+        if "state_out" in columns and self._module_id is not None:
+            raise ValueError(
+                f"module {self._module_id!r} is recurrent (its episodes carry state_out); recurrent modules are "
+                "supported with one agent. Use modules without state"
+            )
+        if "state_out" in columns and self._stored_returns is not None:
+            raise ValueError(
+                "the module is recurrent (its episodes carry state_out) and learns from sequences of steps, and "
+                f"{type(self.replay.writer).__name__} keeps single transitions, scattered over the episodes. Use "
+                'replay_config("uniform", ...) or replay_config("prioritized", ...), or a module without state'
+            )
+        return flat
+
+    def add(self, flat: Sequence[FlatEpisode]) -> Added:
+        """Stores the new rows of checked episodes; writers may refuse rows or delay them."""
+        fragments, stored = self.converter.fragments, 0
+        rows_before, episodes_before = len(self.replay), fragments.episodes
+        if flat and self._interrupted:  # the episodes that ran before a load
+            stored = len(self.replay.end_episodes())
+            self._interrupted = False
+            fragments.forget_running()
+            if self._stored_returns is not None:
+                self._stored_returns.clear()
+            if self.task_progress is not None:
+                self.task_progress.forget_running()
+        rows = self.converter.transitions(flat)
+        if rows is None:
+            return Added(0, rows_before + stored - len(self.replay), 0)
+        if "state_out" in self.converter.columns:
+            self._returns.attach(self.replay)  # from the first row on: sequences are drawn along the links
+        try:
+            stored += len(self.replay.extend_columns(rows))
+        except Exception:  # the Learner that measures new rows was lost, or a function of the user's raised
+            fragments.forget_running()  # the next fragments follow rows that are missing
+            raise
+        trajectory = rows[("trajectory",)]
+        if self._stored_returns is not None:
+            stored += self._stored_returns.on_extend(trajectory, rows["next", "done"])
+        if self.task_progress is not None:
+            self.task_progress.update(self.converter.slices)
+        self.replay.advance(env_steps=fragments.steps)
+        return Added(len(trajectory), rows_before + stored - len(self.replay), fragments.episodes - episodes_before)
+
+    def draw(self, num_items: int, n_step: int | tuple[int, int], gamma: float) -> list[Piece]:
+        """Draws ``num_items`` rows as pieces, the longest first."""
         self._set_returns(n_step, gamma)
         self._advance()
-        self._min_sizes.update(num_items)
+        if self._min_sizes is not None:
+            self._min_sizes.update(num_items)
         self._batch = self.replay.sample(num_items)
         rows = self._drawn_rows(self._batch)
         self.mean_n_step = rows.mean_n_step
@@ -99,16 +201,7 @@ class ModuleReplay:
     def draw_part(
         self, part: DrawPart, n_step: int | tuple[int, int], gamma: float, *, env_steps: int, updates: int
     ) -> DrawnPart:
-        """Draws this replay's rows of a batch that is divided over several replays.
-
-        Args:
-            part: which rows.
-            n_step, gamma: of returns.
-            env_steps, updates: clocks of all replays together.
-
-        Raises:
-            ValueError: other returns than those stored.
-        """
+        """Draws this replay's rows of a batch divided over several replays, by the clocks of all of them together."""
         self._set_returns(n_step, gamma)
         self._num_draws = updates
         self.replay.advance(env_steps=env_steps, updates=updates)
@@ -121,13 +214,11 @@ class ModuleReplay:
 
     def set_min_sizes(self, batch_size: int, held: np.ndarray) -> None:
         """Sets the least sizes of tables before a draw from several replays; ``held`` is int64 ``[G]``, of all."""
-        self._min_sizes.update(batch_size, held)
+        if self._min_sizes is not None:
+            self._min_sizes.update(batch_size, held)
 
     def expect(self, places: np.ndarray) -> None:
-        """Keeps the identity of the drawn rows, by their ``places`` in the batch, int64 ``[B]``.
-
-        The order is that in which their TD errors will come back.
-        """
+        """Keeps the identity of the drawn rows in the order of ``places``, in which their TD errors will come back."""
         batch, self._batch = self._batch, None
         assert batch is not None
         if self.replay.takes_feedback:
@@ -136,13 +227,7 @@ class ModuleReplay:
             self._expected = Expected(batch["index"][places], batch["generation"][places], actions)
 
     def draw_sequences(self, num_steps: int, longest: int, burn_in: int, num_learners: int) -> list[SingleAgentEpisode]:
-        """Draws sequences as episodes, see :func:`~rllib_ext.buffer.sequences.draw_sequences`.
-
-        They have ``num_steps`` steps together; from the first ``burn_in`` steps of each nothing is learned.
-
-        Raises:
-            ValueError: the rows or the recipe cannot give sequences, or a Learner would get nothing but burn-in.
-        """
+        """Draws sequences of ``num_steps`` steps together; from the first ``burn_in`` of each nothing is learned."""
         from rllib_ext.buffer.sequence_priorities import SequencePriorities
         from rllib_ext.buffer.sequences import check_sequences, draw_sequences, read_episodes
 
@@ -171,13 +256,10 @@ class ModuleReplay:
         return episodes
 
     def update(self, td_errors: Any) -> None:
-        """Updates the rows drawn last with their TD errors; replays without feedback ignore them.
+        """Updates the rows drawn last; replays without feedback ignore TD errors.
 
         Args:
             td_errors: one for each row, or ``[B, 2 + A]`` of :func:`~rllib_ext.learner.signals.report_signals`.
-
-        Raises:
-            ValueError: another number of TD errors than of rows, no draw to update, or NaN or infinite values.
         """
         if not self.replay.takes_feedback:
             return
@@ -202,10 +284,10 @@ class ModuleReplay:
         from lightning_replay.storage.access import read_columns
 
         # Copies, because arrays from Ray's object store cannot be written to, of which torch warns.
-        index, action = torch.tensor(slot), None
+        index, action = torch.tensor(slot, device="cpu"), None
         if self._reads_actions and td_errors.ndim == 2:
             (action,) = read_columns(self.replay.storage, index, [self.converter.columns["action"].leaves[0].key])
-        self._update_rows(index, torch.tensor(generation), td_errors.copy(), action)
+        self._update_rows(index, torch.tensor(generation, device="cpu"), td_errors.copy(), action)
 
     @property
     def _reads_actions(self) -> bool:
@@ -217,11 +299,11 @@ class ModuleReplay:
 
         signals: dict[str, Tensor] = {}
         if given.ndim == 2 and given.shape[1] > 2:
-            columns = torch.as_tensor(given).to(torch.float32)
+            columns = torch.as_tensor(given, dtype=torch.float32, device="cpu")
             if action is not None:
                 signals = {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
             given = given[:, 0]
-        td_error = torch.as_tensor(given).reshape(-1)
+        td_error = torch.as_tensor(given, device="cpu").reshape(-1)
         self.replay.update_priority(index, td_error, generation=generation, **signals)
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
@@ -245,22 +327,23 @@ class ModuleReplay:
             writer.set_initial_surprise(surprise_of)
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values beside the replay's own state."""
         return {
             "converter": self.converter.state(),
             "draws": self._num_draws,
             "follows_episodes": self._returns.is_attached,
-            **self.intake.state(),
+            "task_progress": None if self.task_progress is None else self.task_progress.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`; call it before the replay is loaded.
-
-        Episodes that ran are truncated once new steps arrive; until then contents and draws are the saved buffer's.
-        """
+        """Restores :meth:`state`; call it before the replay is loaded."""
         self.converter.load_state(state["converter"])
         self._num_draws = state["draws"]
-        self.intake.load_state(state)
+        # Episodes that ran are truncated once new steps arrive; until then contents and draws are those of the save.
+        self._interrupted = True
+        if self._stored_returns is not None:
+            self._stored_returns.clear()
+        if self.task_progress is not None:
+            self.task_progress.load_state(state["task_progress"])
         if state["follows_episodes"]:
             self._returns.attach(self.replay)
         self._batch = self._expected = None

@@ -51,11 +51,7 @@ class SampledReturns(Seeded, EpisodeTracker):
             self.is_attached = True
 
     def set_length(self, n_step: int | tuple[int, int] | list[int], gamma: float) -> None:
-        """Sets the length and the discount of the next draws.
-
-        Raises:
-            ValueError: neither a number from 1 on nor two such numbers in order.
-        """
+        """Sets the length and the discount of the next draws."""
         lengths = checked_counts("n_step", n_step if isinstance(n_step, list | tuple) else [n_step])
         if not 1 <= len(lengths) <= 2 or lengths[0] > lengths[-1]:
             raise ValueError(f"n_step is {n_step}; it must be a whole number from 1 on, or two of them in order")
@@ -67,17 +63,16 @@ class SampledReturns(Seeded, EpisodeTracker):
         slots, last, steps_used = EpisodeTracker._chain(self, index, storage)
         if self._shortest == self.n_steps:
             return slots, last, steps_used
-        drawn = torch.randint(self._shortest, self.n_steps + 1, index.shape[:1], generator=self._generator)
+        longest, size = self.n_steps, index.shape[:1]
+        drawn = torch.randint(self._shortest, longest + 1, size, generator=self._generator, device="cpu")
         drawn = drawn.to(slots.device).view(-1, *[1] * (index.ndim - 1)).expand(index.shape)
         steps_used = torch.minimum(steps_used, drawn.flatten())
         return slots, slots.gather(1, steps_used.unsqueeze(1) - 1).squeeze(1), steps_used
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of links and generator."""
         return {**super().state_dict(), "generator": self.generator_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
-        """Restores :meth:`state_dict`."""
         super().load_state_dict(state_dict, storage)
         self.set_generator_state(state_dict["generator"])
 
@@ -90,9 +85,6 @@ class StoredReturns:
     up to n - 1 partial transitions. EnvRunners send steps of every running episode with each round, so those of an
     episode without any in :data:`MAX_LAG` calls are flushed, bootstrapped from its last observation. If it continues
     after all, these returns are just shorter.
-
-    Args:
-        replay: see :meth:`of`.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -110,7 +102,6 @@ class StoredReturns:
         return returns if may_refuse or returns._transform is not None else None
 
     def check(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        """Refuses other returns than those that are stored."""
         formed = self._transform
         n_steps, discount = (1, gamma) if formed is None else (formed.n_steps, formed.discount)
         if n_step == n_steps and (n_steps == 1 or gamma == discount):
@@ -138,5 +129,4 @@ class StoredReturns:
         return len(self._replay.flush(broken_off)) if broken_off else 0
 
     def clear(self) -> None:
-        """Removes the running episodes, all of which have ended."""
         self._continued.clear()

@@ -33,9 +33,6 @@ class SequencePriorities:
         longest: T, ``max_seq_len`` of the module.
         burn_in: first steps of every chunk from which no Learner learns.
 
-    Raises:
-        ValueError: a Learner would get nothing but burn-in.
-
     Example:
         >>> priorities = SequencePriorities([3, 2], num_learners=0, longest=4, burn_in=1)
         >>> priorities.of([[9, -1, 3, 0], [9, 2, 0, 0]])
@@ -58,11 +55,7 @@ class SequencePriorities:
         self._num_sequences = len(lengths)
 
     def of(self, td_errors: object) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the sequences with a step that counts, int64 ``[n]``, and the priority of each.
-
-        Raises:
-            ValueError: another shape than ``[chunks, T]``, or NaN or infinite values that count.
-        """
+        """Returns the sequences with a step that counts, int64 ``[n]``, and the priority of each."""
         given = np.asarray(td_errors, dtype=np.float64)
         if given.shape != self._counts.shape:
             raise ValueError(

@@ -86,10 +86,6 @@ def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest:
         links: between its rows.
         num_steps: steps of a train batch.
         longest, shortest: most (T) and fewest steps of a sequence.
-
-    Raises:
-        RuntimeError: the buffer is empty.
-        ValueError: hardly an episode, or none, is long enough.
     """
     parts: list[Sequences] = []
     found = empty_rounds = 0
@@ -132,11 +128,6 @@ def read_episodes(drawn: Sequences, storage: Storage, columns: Mapping[str, Colu
     Each begins at the step it was drawn from, with the step before as its lookback where there is one: that step's
     ``state_out`` is the state in which the sequence begins, and connectors that add the previous action find it. Extra
     model outputs are ``state_out``, and ``weights`` and ``n_step`` as RLlib's buffers add them.
-
-    Args:
-        drawn: from :func:`draw_sequences`.
-        storage: where the rows are.
-        columns: how ``observation``, ``action`` and ``state_out`` nest.
     """
     observation, action, state_out = (columns[name] for name in ("observation", "action", "state_out"))
     slots = torch.cat((drawn.before.unsqueeze(1), drawn.slots), dim=1)

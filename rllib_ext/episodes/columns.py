@@ -43,26 +43,19 @@ class Columns:
             raise ValueError(f"{name} has no entries: {struct!r}. Give a space with at least one Box or Discrete part.")
 
     def flatten(self, struct: Struct) -> list[np.ndarray]:
-        """Returns one array per leaf, in the dtypes of the first rows.
-
-        Raises:
-            ValueError: entries, shapes or dtypes are not those of the first rows.
-        """
+        """Returns one array per leaf, in the dtypes of the first rows, and refuses what does not fit them."""
         arrays = list(self._walk(struct, self._nesting, self.name))
         return [_fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
 
     def unflatten(self, arrays: list[Any]) -> Struct:
-        """Returns a nested value of one array per leaf."""
         return self._rebuild(self._nesting, iter(arrays))
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values for :meth:`from_state`."""
         leaves = [[list(leaf.key), leaf.dtype.str, list(leaf.shape)] for leaf in self.leaves]
         return {"name": self.name, "struct": self._nesting, "leaves": leaves}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Columns:
-        """Returns the columns that :meth:`state` was called of."""
         columns = cls.__new__(cls)
         columns.name, columns._nesting = state["name"], state["struct"]
         columns.leaves = [Leaf(tuple(key), np.dtype(dtype), tuple(shape)) for key, dtype, shape in state["leaves"]]

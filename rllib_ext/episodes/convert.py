@@ -68,16 +68,13 @@ class EpisodeConverter:
         self.columns: dict[str, Columns] = {}
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
-        """Returns episodes as columns; keeps nothing.
-
-        Raises:
-            ValueError: rows that do not fit the first ones, or infos that hold no number or no task.
-        """
+        """Returns episodes as columns, and refuses those that do not fit the first ones; keeps nothing."""
         structs = [(episode, _structs(episode)) for episode in episodes if len(episode) > 0]
         if not structs:
             return []
         # Kept by transitions(): a fragment that is refused must not decide what fits.
         columns = self.columns or {name: Columns(name, struct) for name, struct in structs[0][1].items()}
+        flat, information = [], self.information
         for episode, given in structs:
             if given.keys() != columns.keys():
                 here, before = ("state_out", "none") if _STATE in given else ("no state_out", "one with every step")
@@ -86,16 +83,11 @@ class EpisodeConverter:
                     f"{before}. One buffer stores what one module played, either a recurrent one (use_lstm) or one "
                     "without state"
                 )
-        return [
-            FlatEpisode(
-                episode,
-                columns,
-                arrays={name: columns[name].flatten(struct) for name, struct in given.items()},
-                information=self.information.read(episode),
-                tasks=self.information.read_tasks(episode),
-            )
-            for episode, given in structs
-        ]
+            arrays = {name: columns[name].flatten(struct) for name, struct in given.items()}
+            numbers = information.read(episode) if information.keys else []
+            tasks = None if information.tasks is None else information.read_tasks(episode)
+            flat.append(FlatEpisode(episode, columns, arrays, numbers, tasks))
+        return flat
 
     def transitions(self, flat: Sequence[FlatEpisode]) -> dict[Key, np.ndarray] | None:
         """Returns the new rows, in time order per trajectory; ``None`` if there are none.
@@ -109,48 +101,55 @@ class EpisodeConverter:
             state_out, step: of recurrent modules, the state after the step, nested as the module's, and int64 ``[n]``.
         """
         self.slices = []
-        if not flat:
-            return None
-        self.columns = flat[0].columns
-        parts = [part for part in map(self._new_rows, flat) if len(part["reward"])]
+        if flat:
+            self.columns = flat[0].columns
+        parts = [part for part in map(self._new_rows, flat) if part]
         if not parts:
             return None
-        if self.information.tasks is not None:
-            self.slices = [
-                EpisodeSlice(
-                    part["trajectory"], part["steps"][0], part["reward"], any(part["ends"]), int(part[TASK][-1])
-                )
-                for part in parts
-            ]
-        return _concatenate(parts, self.columns, self.information)
+        # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+    def _new_rows(self, flat: FlatEpisode) -> dict[Key, np.ndarray]:
+        episode, length = flat.episode, len(flat.episode)
+        trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
+        if first == length:
+            return {}
+        rewards = np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32)
+        terminated, truncated, done = np.zeros((3, length - first, 1), dtype=bool)
+        if episode.is_done:
+            terminated[-1], truncated[-1] = has_terminated(episode), episode.is_truncated
+            done[-1] = terminated[-1] | truncated[-1]
+        rows: dict[Key, np.ndarray] = {
+            ("trajectory",): np.full(length - first, trajectory),
+            ("next", "reward"): rewards[:, None],
+            ("next", "terminated"): terminated,
+            ("next", "truncated"): truncated,
+            ("next", "done"): done,
+        }
+        for key, column in zip(self.information.keys, flat.information, strict=True):
+            rows["next", key] = column[first:]
+        if flat.tasks is not None:
+            rows[(TASK,)] = flat.tasks[first:]
+            first_step, task = episode.t_started + first, int(flat.tasks[-1])
+            self.slices.append(EpisodeSlice(trajectory, first_step, rewards, bool(done[-1]), task))
+        if _STATE in flat.arrays:
+            rows[("step",)] = np.arange(episode.t_started + first, episode.t_started + length)
+        for name, columns in flat.columns.items():
+            for leaf, array in zip(columns.leaves, flat.arrays[name], strict=True):
+                rows[leaf.key] = array[first:length]
+                if name == "observation":
+                    rows["next", *leaf.key] = array[first + 1 :]
+        return rows
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values for :meth:`load_state`."""
         return {
             "fragments": self.fragments.state(),
             "columns": {name: columns.state() for name, columns in self.columns.items()},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`."""
         self.fragments.load_state(state["fragments"])
         self.columns = {name: Columns.from_state(part) for name, part in state["columns"].items()}
-
-    def _new_rows(self, flat: FlatEpisode) -> dict[str, Any]:
-        episode, length = flat.episode, len(flat.episode)
-        trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
-        observations = flat.arrays["observation"]
-        return {
-            **{name: [array[first:] for array in arrays] for name, arrays in flat.arrays.items()},
-            "observation": [array[first:-1] for array in observations],
-            "next": [array[first + 1 :] for array in observations],
-            "reward": np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32),
-            "ends": (has_terminated(episode), bool(episode.is_truncated)),
-            "trajectory": trajectory,
-            "steps": (episode.t_started + first, episode.t_started + length),
-            "information": [array[first:] for array in flat.information],
-            TASK: None if flat.tasks is None else flat.tasks[first:],
-        }
 
 
 def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
@@ -163,35 +162,3 @@ def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
     if _STATE in episode.extra_model_outputs:
         structs[_STATE] = episode.get_extra_model_outputs(_STATE, steps)
     return {name: stack_structs(value) if isinstance(value, list) else value for name, value in structs.items()}
-
-
-def _concatenate(
-    parts: list[dict[str, Any]], columns: dict[str, Columns], information: Information
-) -> dict[Key, np.ndarray]:
-    def joined(name: str, place: int) -> np.ndarray:
-        # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
-        return np.concatenate([part[name][place] for part in parts])
-
-    lengths = [len(part["reward"]) for part in parts]
-    last_rows = np.cumsum(lengths) - 1
-    ends = np.zeros((3, int(last_rows[-1]) + 1, 1), dtype=bool)
-    ends[:2, last_rows, 0] = np.asarray([part["ends"] for part in parts]).T
-    np.logical_or(ends[0], ends[1], out=ends[2])
-    rows: dict[Key, np.ndarray] = {
-        ("trajectory",): np.repeat([part["trajectory"] for part in parts], lengths),
-        ("next", "reward"): np.concatenate([part["reward"] for part in parts])[:, None],
-    }
-    for name, flags in zip(("terminated", "truncated", "done"), ends, strict=True):
-        rows["next", name] = flags
-    for place, key in enumerate(information.keys):
-        rows["next", key] = joined("information", place)
-    if information.tasks is not None:
-        rows[(TASK,)] = np.concatenate([part[TASK] for part in parts])
-    if _STATE in columns:
-        rows[("step",)] = np.concatenate([np.arange(*part["steps"], dtype=np.int64) for part in parts])
-    for name, column in columns.items():
-        for place, leaf in enumerate(column.leaves):
-            rows[leaf.key] = joined(name, place)
-            if name == "observation":
-                rows["next", *leaf.key] = joined("next", place)
-    return rows

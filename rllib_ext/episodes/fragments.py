@@ -19,9 +19,8 @@ class FragmentTracker:
         overlapping         4       3          5        rows 5 6, same trajectory, 1 duplicate
         one was lost        9       2          7        rows 9 10, new trajectory, 1 gap
 
-    Args:
-        remembered: episodes remembered at most, finished ones too, to recognize a fragment that is sent twice; the
-            one continued longest ago is removed first.
+    Finished episodes are remembered too, to recognize a fragment that is sent twice; the one continued longest ago is
+    removed first.
 
     Example:
         >>> fragments = FragmentTracker()
@@ -61,13 +60,11 @@ class FragmentTracker:
         self._known.clear()
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values for :meth:`load_state`."""
         return {
             "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories],
             "known": [[episode_id, *known] for episode_id, known in self._known.items()],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`."""
         self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories = state["counts"]
         self._known = OrderedDict((name, (trajectory, step)) for name, trajectory, step in state["known"])

@@ -47,13 +47,7 @@ class Information:
         self._rows_read = 0
 
     def read(self, episode: SingleAgentEpisode) -> list[np.ndarray]:
-        """Returns the values of each key in the steps' infos, float32 ``[n, 1]``.
-
-        Raises:
-            ValueError: a value that is neither a number nor a flag.
-        """
-        if not self.keys:
-            return []
+        """Returns the values of each key in the steps' infos, float32 ``[n, 1]``."""
         infos = _infos(episode)
         self._missing = {key for key in self._missing if not any(key in info for info in infos)}
         rows_before, self._rows_read = self._rows_read, self._rows_read + len(infos)
@@ -67,14 +61,8 @@ class Information:
             )
         return [np.array([[_number(key, info, episode)] for info in infos], dtype=np.float32) for key in self.keys]
 
-    def read_tasks(self, episode: SingleAgentEpisode) -> np.ndarray | None:
-        """Returns the task of each step, int64 ``[n]``; ``None`` where there is no curriculum.
-
-        Raises:
-            ValueError: a step without a task, or with one that does not exist.
-        """
-        if self.tasks is None:
-            return None
+    def read_tasks(self, episode: SingleAgentEpisode) -> np.ndarray:
+        """Returns the task of each step of a curriculum, int64 ``[n]``."""
         tag = episode.custom_data.get(TASK)
         if tag is not None:
             return np.full(len(episode), self._task(tag, episode), dtype=np.int64)

@@ -31,11 +31,8 @@ def begin_episode(
 ) -> None:
     """Sets the attribute ``task`` of an environment before its reset; the callback ``on_episode_created``.
 
-    The episode's custom data hold the task's name in all fragments.
-
-    Args:
-        target: the task of environments that evaluate.
-        first: the tasks of all environments that collect, until others are sent.
+    The episode's custom data hold the task's name in all fragments. Environments that evaluate play ``target``, those
+    that collect ``first``, until other tasks are sent.
     """
     if env_runner.config.in_evaluation:
         names = [target] * env.num_envs
@@ -47,14 +44,7 @@ def begin_episode(
 
 
 class TaskAssignment:
-    """Sends the tasks of a curriculum to the EnvRunners, which play them from the next episodes on.
-
-    Args:
-        algorithm: whose buffer has a curriculum.
-
-    Raises:
-        ValueError: environments without an attribute ``task``, or without one of the tasks.
-    """
+    """Sends the tasks of a curriculum to the EnvRunners, which play them from the next episodes on."""
 
     def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm
@@ -68,12 +58,10 @@ class TaskAssignment:
         self.send()
 
     def update(self) -> None:
-        """Sends the tasks if the scheduler has assigned others."""
         if assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config) != self._sent:
             self.send()
 
     def send(self) -> None:
-        """Sends the tasks to every EnvRunner."""
         self._sent = assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config)
         # Without waiting: an actor runs its calls in order, so it has the tasks before it samples again.
         assign = functools.partial(set_tasks, names=self._sent)
@@ -106,5 +94,4 @@ def find_problem(env_runner: Any, tasks: Sequence[str]) -> str | None:
 
 
 def set_tasks(env_runner: Any, names: Sequence[str]) -> None:
-    """Sets the tasks that the environments of an EnvRunner play from their next episode on."""
     _TASKS.set(env_runner, list(names))

@@ -27,12 +27,8 @@ class TaskProgress:
     """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
 
     The buffer gets every row and every end, so nothing is lost with an EnvRunner. Episodes whose beginning or middle
-    is missing do not count.
-
-    Args:
-        replay: with the tasks.
-        progress: makes the signals; episodes are only counted without it.
-        remembered: running episodes at most; the one continued longest ago is removed first.
+    is missing do not count. Without ``progress``, which makes the signals, episodes are only counted. Of more than
+    ``remembered`` running episodes the one continued longest ago is removed.
     """
 
     def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:
@@ -45,7 +41,6 @@ class TaskProgress:
         self.signals: dict[str, float] = {}
 
     def update(self, slices: list[EpisodeSlice]) -> None:
-        """Adds rows that were stored, each trajectory's in order of time."""
         for one in slices:
             before = 0.0 if one.first_step == 0 else self._running.pop(one.trajectory, None)
             if before is None:
@@ -71,11 +66,9 @@ class TaskProgress:
         return signals
 
     def forget_running(self) -> None:
-        """Removes the running episodes, which were interrupted."""
         self._running.clear()
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values for :meth:`load_state`, without the scheduler's."""
         return {
             "running": [[trajectory, total] for trajectory, total in self._running.items()],
             "episodes": dict(self.episodes),
@@ -84,7 +77,6 @@ class TaskProgress:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`."""
         self._running = OrderedDict((trajectory, total) for trajectory, total in state["running"])
         self.episodes, self.signals = Counter(state["episodes"]), dict(state["signals"])
         if self._progress is not None and state["progress"] is not None:

@@ -80,12 +80,10 @@ class TransitionBlock(SingleAgentEpisode):
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the last row is terminated."""
         return self.ends[0]
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the last row is truncated."""
         return self.ends[1]
 
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> TransitionBlock:
@@ -99,7 +97,6 @@ class TransitionBlock(SingleAgentEpisode):
         return type(self)(f"{self.id_}_{start}", columns, outputs, *self._ends_of(rows), self.module_id)
 
     def to_numpy(self) -> TransitionBlock:
-        """Returns the block itself: its columns are arrays."""
         return self
 
     def validate(self) -> None:
@@ -112,11 +109,9 @@ class TransitionBlock(SingleAgentEpisode):
         return self._all_rows("get_observations", indices, options, self._columns[0])
 
     def get_actions(self, indices: Any = None, **options: Any) -> Any:
-        """Returns the actions of all rows."""
         return self._all_rows("get_actions", indices, options, self._columns[2])
 
     def get_rewards(self, indices: Any = None, **options: Any) -> Any:
-        """Returns the rewards of all rows."""
         return self._all_rows("get_rewards", indices, options, self._columns[3])
 
     def get_infos(self, indices: Any = None, **options: Any) -> Any:
@@ -124,11 +119,9 @@ class TransitionBlock(SingleAgentEpisode):
         return self._all_rows("get_infos", indices, options, [{} for _ in range(self.t)])
 
     def get_extra_model_outputs(self, key: str, indices: Any = None, **options: Any) -> Any:
-        """Returns one further column of all rows."""
         return self._all_rows("get_extra_model_outputs", indices, options, self.extra_model_outputs[key])
 
     def _ends_of(self, rows: Any) -> tuple[Any, Any]:
-        """Returns which of these rows end an episode."""
         return self.ends if rows.stop == self.t else (False, False)
 
     def _all_rows(self, method: str, indices: Any, options: dict[str, Any], column: Any) -> Any:
@@ -136,6 +129,12 @@ class TransitionBlock(SingleAgentEpisode):
             given = "".join(f", {key}={value!r}" for key, value in options.items())
             self._refuse(f"{method}({indices}{given})")
         return column
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Reached for what the base class's constructor sets, through its methods that change or read an episode.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse(name)
 
     def _refuse(self, request: str) -> NoReturn:
         raise ValueError(
@@ -160,7 +159,6 @@ class FlaggedBlock(TransitionBlock):
 
     @property
     def is_truncated(self) -> bool:
-        """Refused, as :attr:`is_terminated`."""
         self._refuse_one_end("is_truncated")
 
     def _ends_of(self, rows: Any) -> tuple[Any, Any]:
@@ -179,21 +177,3 @@ def _contiguous(leaf: Any) -> Any:
 
 def _active(options: dict[str, Any]) -> bool:
     return any(value is not None and value is not False for value in options.values())
-
-
-def _refused(name: str) -> Any:
-    def method(self: TransitionBlock, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse(f"{name}(...)")
-
-    method.__doc__ = "Refused: a block cannot be changed or read as an episode."
-    return method
-
-
-for _name in (
-    *("add_env_reset", "add_env_step", "concat_episode", "cut"),
-    *("get_data_dict", "get_return", "get_sample_batch", "get_state"),
-    *("set_observations", "set_actions", "set_rewards", "set_extra_model_outputs"),
-):
-    setattr(TransitionBlock, _name, _refused(_name))
-for _name in ("observations", "actions", "rewards", "infos"):
-    setattr(TransitionBlock, _name, property(_refused(_name)))

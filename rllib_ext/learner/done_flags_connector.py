@@ -24,7 +24,6 @@ class AddFlagsFromBlocks(ConnectorV2):
         self._reader = BlockReader()
 
     def __call__(self, *, batch: dict[str, Any], episodes: list[Any], **rest: Any) -> dict[str, Any]:
-        """Returns the batch with both columns."""
         self._reader.read(episodes)
         if not all(isinstance(episode, FlaggedBlock) for episode in episodes):
             return batch

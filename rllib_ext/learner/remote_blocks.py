@@ -25,10 +25,9 @@ class RemoteBlock:
     :class:`BlockReader` replaces it in a Learner by a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
 
     Args:
-        name: as of a :class:`~rllib_ext.learner.blocks.TransitionBlock`.
+        name, module_id: as of a :class:`~rllib_ext.learner.blocks.TransitionBlock`.
         spans: where in a :class:`~rllib_ext.learner.blocks.FlaggedBlock` each row is, in order.
         weights: float32 ``[n]``, of each row.
-        module_id: the module that learns from the rows, where there are several agents.
         timeout_s: seconds after which a Learner counts rows as lost that it could not fetch.
     """
 
@@ -66,9 +65,6 @@ class BlockReader:
 
     Rows of a shard that was lost after the draw are replaced by others with a weight of 0: the Learner learns nothing
     from them, and their TD errors, which are dropped, keep the others in their order.
-
-    Attributes:
-        num_lost: rows replaced so far.
     """
 
     def __init__(self) -> None:
@@ -76,11 +72,7 @@ class BlockReader:
         self._rows: dict[str | None, Any] = {}  # one of each module, the last that was read
 
     def read(self, episodes: MutableSequence[Any]) -> None:
-        """Replaces the remote blocks among ``episodes``.
-
-        Raises:
-            RuntimeError: every row of a module was lost, and none was read before.
-        """
+        """Replaces the remote blocks among ``episodes``."""
         remote = [one for one in episodes if isinstance(one, RemoteBlock)]
         if not remote:
             return
@@ -93,11 +85,8 @@ class BlockReader:
 
     def _block(self, remote: RemoteBlock, blocks: dict[ray.ObjectRef[Any], FlaggedBlock | None]) -> FlaggedBlock:
         """Returns the rows of a remote block from those fetched; ``None`` is one that was lost."""
-        parts: list[Any] = []
-        weights = remote.weights
-        for reference, start, stop in remote.spans:
-            block = blocks[reference]
-            parts.append(None if block is None else block.slice(slice(start, stop)))
+        weights, held = remote.weights, [(blocks[span.reference], span) for span in remote.spans]
+        parts: list[Any] = [block and block.slice(slice(span.start, span.stop)) for block, span in held]
         found = [part for part in parts if part is not None]
         if found:
             row = found[0].slice(slice(0, 1))
@@ -107,7 +96,9 @@ class BlockReader:
             self._rows[remote.module_id] = kept
         if len(found) < len(parts):
             parts, weights = self._filled(remote, parts)
-        columns, outputs, (terminated, truncated) = _joined([part.content for part in parts])
+        content = [part.content for part in parts]
+        joined = content[0] if len(parts) == 1 else tree.map_structure(lambda *each: np.concatenate(each), *content)
+        columns, outputs, (terminated, truncated) = joined
         outputs = outputs | {"weights": weights}
         return FlaggedBlock(remote.id_, columns, outputs, terminated, truncated, remote.module_id)
 
@@ -131,9 +122,3 @@ class BlockReader:
             position += stop - start
         logger.warning("rows of a batch were lost with a shard; %d so far have a weight of 0 instead", self.num_lost)
         return filled, weights
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    return tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)

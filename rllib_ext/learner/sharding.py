@@ -25,9 +25,6 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
     Args:
         pieces: of each module, the longest first.
         num_learners: remote Learners; with 0 or 1 the order stays.
-
-    Returns:
-        The pieces with their modules, and for each module int64 ``[B]``.
     """
     if num_learners > 1 and len(pieces) > 1:
         owned = _in_rounds(pieces, num_learners)

@@ -54,11 +54,8 @@ def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_
     """Returns the surprise of each row, ``[B]``: the squared TD error.
 
     Of modules that predict distributions (``num_atoms`` above 1) it is KL(target || prediction): RLlib's TD error is
-    the cross-entropy then, which is larger by the entropy of the target and orders rows differently.
-
-    Args:
-        config, batch, fwd_out: as in ``compute_loss_for_module``.
-        td_error: ``[B]``.
+    the cross-entropy then, which is larger by the entropy of the target and orders rows differently. The first three
+    arguments are those of ``compute_loss_for_module``.
     """
     if config.num_atoms <= 1:
         return squared_td_error(td_error)
@@ -85,13 +82,7 @@ def target_distribution(config: Any, batch: dict[str, Any], fwd_out: dict[str, A
 
 
 def surprise_of_candidates(learner_group: Any, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
-    """Returns the surprise ``[M]`` of a module's new rows, pieces of a batch, in its order.
-
-    One forward pass of the present online and target networks of a Learner, which reports signals.
-
-    Raises:
-        RuntimeError: every Learner was lost.
-    """
+    """Returns the surprise ``[M]`` of a module's new rows, pieces of a batch, by one pass of a Learner's networks."""
     return np.asarray(call_one_learner(learner_group, _measured_surprise, module_id=module_id, episodes=episodes))
 
 
@@ -117,11 +108,7 @@ def _measured_surprise(learner: Any, *, module_id: str, episodes: Sequence[Singl
 def add_signals(
     metrics: MetricsLogger, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
 ) -> None:
-    """Adds the signals to the TD errors that were logged last.
-
-    Raises:
-        ValueError: a module without action values.
-    """
+    """Adds the signals to the TD errors that were logged last."""
     if (module_id, TD_ERROR_KEY) not in metrics:
         return  # a Learner of the user's that reports nothing
     if QF_PREDS not in fwd_out:

@@ -11,7 +11,7 @@ from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rllib_ext.class_paths import built, call, class_and_arguments
+from rllib_ext.class_paths import built, class_and_arguments
 from rllib_ext.levels.checks import (
     check_algorithm,
     check_apart,
@@ -74,7 +74,7 @@ def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmCon
             name: built(value, f"levels.{name}", functions=True, example=_EXAMPLE, examples=_EXAMPLES)
             for name, value in options.items()
         }
-        source = call(kind, arguments, "levels")
+        source = kind(**arguments)
     if not isinstance(source, LevelSelector):
         raise TypeError(
             f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "

@@ -71,7 +71,7 @@ class EpisodeShard(ReplayShard):
         for name, replay in self.replays.items():
             if name in largest:
                 replay.raise_largest_priority(largest[name])
-        most = min((module.intake.max_rows for module in self.held.modules.values()), default=0)
+        most = min((module.max_rows for module in self.held.modules.values()), default=0)
         at_once = len(episodes) if sum(map(len, episodes)) <= most else 1  # what comes may be more than a shard holds
         for start in range(0, len(episodes), max(at_once, 1)):
             self.held.add(episodes[start : start + at_once])
@@ -139,7 +139,7 @@ class EpisodeShard(ReplayShard):
         self.held.take_over(saved.modules, saved.state)
 
     def _report(self) -> ShardReport:
-        progress = {name: module.intake.task_progress for name, module in self.held.modules.items()}
+        progress = {name: module.task_progress for name, module in self.held.modules.items()}
         return ShardReport(
             env_steps_stored=self.held.num_env_steps_stored,
             counts=self.held.counts(),

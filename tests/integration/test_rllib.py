@@ -15,7 +15,7 @@ from ray.rllib.algorithms.tqc import TQCConfig
 
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 
-from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
+from .rllib_algorithms import small, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
@@ -44,20 +44,6 @@ def test_two_iterations(name: str) -> None:
     if buffer.replay.is_prioritized:
         assert buffer.replay.stats()["priorities_updated"] >= 16 * 10
         assert buffer.replay.stats()["late_updates_dropped"] == 0
-
-
-@pytest.mark.parametrize("num_learners", [0, 1])
-def test_every_td_error_reaches_its_row(num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(DQNConfig, Counting, "prioritized").learners(num_learners=num_learners, learner_class=EchoLearner)
-    config.training(train_batch_size_per_learner=48)
-    algorithm = config.build_algo()
-    buffer = algorithm.local_replay_buffer
-    home = watch_td_errors(algorithm, monkeypatch)
-    trained(algorithm)
-    done = buffer.replay.storage.get(slice(0, len(buffer)))["next", "done"].float().mean()
-    algorithm.stop()
-    assert done > 0.4  # many blocks of one row: the hard case for the order
-    assert len(home) >= 48 * 20 and all(home)
 
 
 def test_a_config_from_a_checkpoint_builds_and_trains(tmp_path: Path) -> None:

@@ -141,10 +141,10 @@ def test_on_two_env_runners(tmp_path: Path) -> None:
 
     # Even where its requests take all the room that the ratio leaves: after a while they are not expected any more.
     error_buffer, limiter.error_buffer = limiter.error_buffer, 80.0  # one request of 20 rows
-    collection = algorithm._collection
-    timeout_s, collection._timeout_s = collection._timeout_s, 0.0
+    collection = algorithm.collection
+    timeout_s, collection.timeout_s = collection.timeout_s, 0.0
     until(lambda: len(processes(algorithm, 2)) >= after[1] + 60, algorithm, 3000)
-    limiter.error_buffer, collection._timeout_s = error_buffer, timeout_s
+    limiter.error_buffer, collection.timeout_s = error_buffer, timeout_s
     gate.unlink()
     until(lambda: len(processes(algorithm, 1)) >= after[0] + 60, algorithm)  # it goes on with the others
 

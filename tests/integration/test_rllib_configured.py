@@ -24,7 +24,7 @@ from ray.rllib.connectors.env_to_module.frame_stacking import FrameStackingEnvTo
 from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 
 import rllib_ext
-from rllib_ext.hooks import install
+from rllib_ext.hooks import install_replay
 from rllib_ext.rllib_compat import values
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_columns, watch_td_errors
@@ -142,14 +142,6 @@ def test_a_connector_of_the_user_gets_real_episodes(caplog: pytest.LogCaptureFix
     assert batch["default_policy"]["rewards"].tolist() == [10.0] * 8
 
 
-def test_a_connector_given_after_configure_gets_real_episodes_too() -> None:
-    config = rllib_ext.configure(small(DQNConfig, Counting, "uniform"))
-    algorithm = config.learners(learner_connector=lambda *spaces: ScaleRewards()).build_algo()
-    trained(algorithm)
-    assert len(algorithm.local_replay_buffer.sample(num_items=8, n_step=1)) == 8
-    algorithm.stop()
-
-
 def test_one_block_with_connectors_of_the_user_is_refused() -> None:
     config = small(DQNConfig, Counting, "uniform", layout="flagged")
     config = rllib_ext.configure(config.learners(learner_connector=lambda *spaces: ScaleRewards()))
@@ -185,7 +177,7 @@ def test_the_users_hooks_stay_and_configuring_twice_is_configuring_once() -> Non
     config = rllib_ext.configure(rllib_ext.configure(config, restore=False))
     assert config.callbacks_class is UserCallback
     hooks = config.callbacks_on_algorithm_init
-    assert len(hooks) == 2 and isinstance(hooks[1], functools.partial) and hooks[1].func is install
+    assert len(hooks) == 2 and isinstance(hooks[1], functools.partial) and hooks[1].func is install_replay
     assert hooks[1].keywords == {"restore": True, "incremental": True, "assign_tasks": False}
     algorithm = config.build_algo()
     algorithm.stop()
@@ -277,11 +269,6 @@ def test_too_few_cpus_are_counted() -> None:
 )
 def test_a_capacity_below_one_round_is_refused(settings: dict[str, int], message: str) -> None:
     refused(small(DQNConfig, "CartPole-v1", "uniform", capacity=100).env_runners(**settings), message)
-
-
-def test_the_smallest_capacity_of_all_modules_counts() -> None:
-    config = small(DQNConfig, "CartPole-v1", "uniform", capacity=100, modules={"a": {"capacity": 10}, "b": None})
-    refused(config, "capacity is 10, below the 16 rows")
 
 
 def test_a_capacity_below_a_batch_is_refused() -> None:

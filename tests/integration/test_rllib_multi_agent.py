@@ -270,12 +270,5 @@ def test_each_module_may_have_its_own_recipe() -> None:
     assert not modules["of_0"].replay.is_prioritized and modules["of_1"].replay.stats()["priorities_updated"] > 0
 
 
-def test_a_recurrent_module_is_refused() -> None:
-    config = uneven(two_share).rl_module(model_config={"use_lstm": True, "max_seq_len": 4})
-    with pytest.raises(ValueError, match=r"use_lstm=True and the config has several agents"):
-        rllib_ext.configure(config)
-    rllib_ext.configure(config.rl_module(model_config={"use_lstm": False}))
-
-
 def test_the_example_runs(run_example: Any) -> None:
     assert run_example("rllib_two_agents.py")[-1].split()[0] == "200"

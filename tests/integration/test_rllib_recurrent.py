@@ -15,7 +15,6 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
-from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import TD_ERROR_KEY
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
@@ -171,23 +170,3 @@ def test_a_checkpoint_brings_back_the_same_sequences(tmp_path: Path) -> None:
     assert np.isfinite(again.train()["learners"]["default_policy"]["total_loss"])
     algorithm.stop()
     again.stop()
-
-
-def test_a_module_without_max_seq_len_is_refused_by_rllib() -> None:
-    config = recurrent("CartPole-v1", "uniform", 0, 0)
-    config.rl_module(model_config={name: value for name, value in LSTM.items() if name != "max_seq_len"})
-    algorithm = config.build_algo()
-    with pytest.raises(ValueError, match="not providing a 'max_seq_len' key"):
-        algorithm.train()
-    algorithm.stop()
-
-
-def test_sac_has_no_recurrent_module() -> None:
-    # RLlib 2.60 passes no state through SAC's module: it fails in the first forward pass, whatever the buffer.
-    config = SACConfig().environment("Pendulum-v1").rl_module(model_config=LSTM)
-    config.training(replay_buffer_config=rllib_ext.replay_config("uniform", capacity=300))
-    algorithm = config.build_algo()
-    assert not algorithm.env_runner.module.is_stateful()
-    with pytest.raises(AssertionError, match="desired batch and time dimensions"):
-        algorithm.env_runner.sample(num_timesteps=2)
-    algorithm.stop()

@@ -224,11 +224,6 @@ def test_without_configure_rows_are_kept_by_td_errors_alone(caplog: pytest.LogCa
     assert "rows are kept by surprise alone" in caplog.text and stats["refused"] == 0
 
 
-def test_an_interval_of_lengths_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(ValueError, match=r"n_step is \(1, 5\), an interval"):
-        rllib_ext.configure(retaining().training(n_step=(1, 5)))
-
-
 def test_one_of_several_agents_keeps_rows_by_importance(monkeypatch: pytest.MonkeyPatch) -> None:
     other = {"recipe": "prioritized", "priority_exponent": None}
     config = retaining(MultiAgentCartPole, modules={"p1": other}).learners(learner_class=EchoLearner)

@@ -189,19 +189,19 @@ def test_each_environment_plays_its_task_also_after_its_runner_was_lost(build: A
     episodes = {task: figures["num_episodes_lifetime"] for task, figures in result["replay_buffer"]["tasks"].items()}
     assert episodes["near"] > weights["near"]["num_episodes_lifetime"]
 
-    probabilities, state = buffer.replay.probabilities(), buffer.modules["default_policy"].intake.task_progress.state()
+    probabilities, state = buffer.replay.probabilities(), buffer.modules["default_policy"].task_progress.state()
     path = algorithm.save_to_path(tmp_path / "saved")
     algorithm.stop()
     again = Algorithm.from_checkpoint(path)
     restored = again.local_replay_buffer
     assert restored.replay.probabilities() == probabilities
-    assert restored.modules["default_policy"].intake.task_progress.state() == state
+    assert restored.modules["default_policy"].task_progress.state() == state
     again.train()
     assert {worker: tasks for (worker, _), tasks in played(restored).items()} == {
         1: {"target", "near"},
         2: {"far", "target"},
     }
-    later = restored.modules["default_policy"].intake.task_progress.episodes
+    later = restored.modules["default_policy"].task_progress.episodes
     again.stop()
     assert all(later[task] >= count for task, count in episodes.items()) and later["near"] > episodes["near"]
 

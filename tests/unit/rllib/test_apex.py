@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
 from rllib_ext.apex import ApexDQN, ApexDQNConfig, RateLimiter
-from rllib_ext.apex.exploration import epsilons
 
 
 def test_the_ratio_is_held_in_both_directions() -> None:
@@ -42,15 +40,6 @@ def test_the_ratio_is_held_in_both_directions() -> None:
     }
 
 
-def test_rows_on_their_way_count() -> None:
-    limiter = RateLimiter(1.0, min_size_to_sample=10, error_buffer=8, batch_size=4, insert_size=4)
-    assert limiter.may_insert(size=0, pending=8)  # 8 of the first 10
-    assert limiter.may_insert(size=0, pending=12)  # 2 + 4 beyond them
-    assert not limiter.may_insert(size=0, pending=16)  # 6 + 4
-    assert limiter.may_insert(size=10, pending=4)
-    assert not limiter.may_insert(size=10, pending=8)
-
-
 def test_rows_that_fill_the_buffer_again_call_for_no_draws() -> None:
     limiter = RateLimiter(3.0, min_size_to_sample=10, error_buffer=30, batch_size=4, insert_size=10)
     limiter.insert(10, size=0)
@@ -59,41 +48,6 @@ def test_rows_that_fill_the_buffer_again_call_for_no_draws() -> None:
     limiter.insert(6, size=7)  # 3 fill it
     assert limiter.balance == 9
     assert limiter.may_insert(size=9, pending=0)
-
-
-def test_without_a_ratio_only_the_first_rows_are_waited_for() -> None:
-    limiter = RateLimiter(min_size_to_sample=5, batch_size=100, insert_size=100)
-    assert not limiter.may_sample(size=4) and limiter.may_sample(size=5)
-    for _ in range(10):
-        limiter.sample()
-    assert limiter.may_sample(size=5) and limiter.may_insert(size=5, pending=10**9)
-    assert limiter.stats()["num_rows_sampled_lifetime"] == 1000 and limiter.balance == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples_per_insert": 0.0}, "samples_per_insert is 0.0; it must be"),
-        ({"samples_per_insert": -1}, "samples_per_insert is -1; it must be"),
-        ({"samples_per_insert": float("nan")}, "samples_per_insert is nan"),
-        ({"samples_per_insert": 1.0, "error_buffer": -1.0}, "error_buffer is -1.0"),
-        ({"samples_per_insert": 1.0, "batch_size": 8, "error_buffer": 7}, "error_buffer is 7; a draw takes 8 rows"),
-        ({"samples_per_insert": 2.0, "insert_size": 50, "error_buffer": 99}, "an insert of 50 calls for 100 drawn"),
-        ({"min_size_to_sample": 0}, "min_size_to_sample is 0"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"insert_size": 0}, "insert_size is 0"),
-    ],
-)
-def test_a_limiter_refuses(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RateLimiter(**options)
-
-
-def test_epsilons_are_those_of_the_paper() -> None:
-    # N = 8, ε = 0.4, α = 7: the exponents are 1, 2, ... 8
-    np.testing.assert_allclose(epsilons(8, 0.4, 7.0), [0.4**power for power in range(1, 9)])
-    np.testing.assert_allclose(epsilons(1, 0.4, 7.0), [0.4])
-    np.testing.assert_allclose(epsilons(2, 0.4, 7.0), [0.4, 0.4**8])
 
 
 def apex(**options: Any) -> ApexDQNConfig:
@@ -136,13 +90,6 @@ def test_the_error_buffer_holds_a_batch_and_all_requests_in_flight() -> None:
 def test_a_config_refuses(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         apex(**options).validate()
-
-
-def test_the_old_stack_is_refused() -> None:
-    config = apex(replay_buffer_config={"type": "MultiAgentPrioritizedReplayBuffer"})
-    config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
-    with pytest.raises(ValueError, match=r"Remove \.api_stack"):
-        config.validate()
 
 
 def test_configure_accepts_it_as_a_dqn() -> None:

@@ -57,7 +57,6 @@ def test_columns_are_answered_as_the_connectors_ask(block: TransitionBlock) -> N
         lambda block: block.get_extra_model_outputs("weights"),
         lambda block: block.get_return(),
         lambda block: block.get_state(),
-        lambda block: block.cut(),
         lambda block: block.rewards,
         lambda block: block.set_rewards(new_data=np.zeros(4)),
         lambda block: block[::2],
@@ -75,15 +74,6 @@ def test_a_slice_keeps_the_end_only_with_the_last_row(block: TransitionBlock) ->
     assert second.get_observations(slice(0, 1))["goal"][0].tolist() == [3]
     assert second.get_extra_model_outputs("weights", slice(0, 1)).tolist() == [43]
     assert len({block.id_, first.id_, second.id_}) == 3 and all("_" in part.id_ for part in (first, second))
-
-
-def test_pickling_sends_the_columns_out_of_band(block: TransitionBlock) -> None:
-    buffers: list[pickle.PickleBuffer] = []
-    again = pickle.loads(pickle.dumps(block, protocol=5, buffer_callback=buffers.append), buffers=buffers)
-    assert len(buffers) == 7
-    assert again.id_ == block.id_ and again.is_terminated and not again.is_truncated
-    assert again.get_observations(slice(1, 5))["arm"].tolist() == [10, 11, 12, 13]
-    assert again.get_extra_model_outputs("weights", slice(0, 4)).tolist() == [40, 41, 42, 43]
 
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks"])

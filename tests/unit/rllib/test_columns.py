@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
@@ -10,24 +9,6 @@ import pytest
 from rllib_ext.episodes.columns import Columns
 
 NESTED = {"camera": np.zeros((3, 4, 4, 3), np.uint8), "arm": (np.zeros((3, 2)), np.arange(3))}
-
-
-def test_keys_follow_the_nesting() -> None:
-    columns = Columns("observation", NESTED)
-    assert [leaf.key for leaf in columns.leaves] == [
-        ("observation", "camera"),
-        ("observation", "arm", "0"),
-        ("observation", "arm", "1"),
-    ]
-    assert [leaf.key for leaf in Columns("action", np.zeros(3)).leaves] == [("action",)]
-
-
-def test_unflatten_is_the_inverse_of_flatten() -> None:
-    columns = Columns("observation", NESTED)
-    again = columns.unflatten(columns.flatten(NESTED))
-    assert list(again) == list(NESTED) and isinstance(again["arm"], tuple)
-    np.testing.assert_array_equal(again["camera"], NESTED["camera"])
-    np.testing.assert_array_equal(again["arm"][1], NESTED["arm"][1])
 
 
 def test_another_order_of_entries_is_the_same_space() -> None:
@@ -67,18 +48,6 @@ def test_another_space_is_refused(later: object, message: str) -> None:
         Columns("observation", NESTED).flatten(later)
 
 
-def test_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="observation/name holds values of type <U1"):
-        Columns("observation", {"name": np.array(["a", "b"])})
-
-
 def test_a_space_without_entries_is_refused() -> None:
     with pytest.raises(ValueError, match="observation has no entries"):
         Columns("observation", {})
-
-
-def test_state_goes_through_json() -> None:
-    columns = Columns("observation", NESTED)
-    again = Columns.from_state(json.loads(json.dumps(columns.state())))
-    assert again.leaves == columns.leaves
-    assert isinstance(again.unflatten(again.flatten(NESTED))["arm"], tuple)

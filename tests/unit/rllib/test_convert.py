@@ -34,12 +34,6 @@ def test_rows_of_one_episode(numpy: bool) -> None:
     assert rows["trajectory"].tolist() == [0, 0, 0]
 
 
-def test_truncation_is_done_and_not_terminated() -> None:
-    rows = transitions_of(EpisodeConverter(), [numbered("a", 2, truncated=True)])
-    assert rows["next", "truncated"].tolist() == rows["next", "done"].tolist() == [[False], [True]]
-    assert not rows["next", "terminated"].any()
-
-
 @pytest.mark.parametrize("numpy", [True, False])
 def test_the_lookback_buffer_is_left_out(numpy: bool) -> None:
     rows = transitions_of(EpisodeConverter(), [numbered("a", 2, start=5, lookback=3, numpy=numpy)])
@@ -59,33 +53,6 @@ def test_interleaved_fragments_keep_their_trajectories() -> None:
     assert second["trajectory"].tolist() == [1, 1, 0]
     assert second["observation"][:, 0].tolist() == [101, 102, 2]
     assert second["next", "done"].flatten().tolist() == [False, True, False]
-
-
-def test_a_fragment_sent_twice_gives_no_rows() -> None:
-    converter = EpisodeConverter()
-    transitions_of(converter, [numbered("a", 3)])
-    assert transitions_of(converter, [numbered("a", 3)]) is None
-    rows = transitions_of(converter, [numbered("a", 4, start=2)])
-    assert rows["observation"][:, 0].tolist() == [3, 4, 5]
-    assert rows["next", "observation"][:, 0].tolist() == [4, 5, 6]
-    assert rows["next", "reward"].flatten().tolist() == [3, 4, 5]
-    assert rows["action"].tolist() == [1, 0, 1]
-
-
-def test_a_lost_fragment_leaves_complete_rows() -> None:
-    converter = EpisodeConverter()
-    transitions_of(converter, [numbered("a", 3)])
-    rows = transitions_of(converter, [numbered("a", 2, start=7)])
-    assert rows["observation"][:, 0].tolist() == [7, 8]
-    assert rows["trajectory"].tolist() == [1, 1]
-    assert converter.fragments.gaps == 1
-
-
-def test_an_episode_without_steps_is_skipped() -> None:
-    episode = SingleAgentEpisode()
-    episode.add_env_reset(np.zeros(2))
-    assert transitions_of(EpisodeConverter(), [episode]) is None
-    assert transitions_of(EpisodeConverter(), []) is None
 
 
 SPACES = {
@@ -132,11 +99,6 @@ def test_states_of_a_recurrent_module_and_the_steps_they_follow(numpy: bool) -> 
     assert rows["state_out", "h"].shape == (4, 1, 2) and rows["state_out", "h"].dtype == torch.float32
 
 
-def test_episodes_without_states_have_no_columns_for_them() -> None:
-    rows = transitions_of(EpisodeConverter(), [numbered("a", 2)])
-    assert set(rows.keys()) == {"observation", "action", "next", "trajectory"}
-
-
 def test_episodes_with_and_without_states_are_not_mixed() -> None:
     stateful, stateless = EpisodeConverter(), EpisodeConverter()
     with pytest.raises(ValueError, match="episode b carries no state_out .* before it one with every step"):
@@ -180,15 +142,6 @@ def test_a_refused_fragment_is_not_remembered() -> None:
         transitions_of(converter, [numbered("a", 2, start=2), bad])
     assert len(transitions_of(converter, [numbered("a", 2, start=2)])) == 2
     assert converter.fragments.duplicates == 0
-
-
-def test_state_continues_a_running_episode() -> None:
-    converter, again = EpisodeConverter(), EpisodeConverter()
-    transitions_of(converter, [numbered("a", 2)])
-    again.load_state(converter.state())
-    rows = transitions_of(again, [numbered("a", 3, start=1)])
-    assert rows["observation"][:, 0].tolist() == [2, 3]
-    assert rows["trajectory"].tolist() == [0, 0]
 
 
 def test_a_real_environment_in_fragments_equals_the_same_steps_whole() -> None:

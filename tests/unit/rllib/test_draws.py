@@ -65,29 +65,6 @@ def test_every_row_travels_once_with_its_own_end(layout: str, terminated: list[i
     assert len({episode.id_ for episode in episodes}) == len(episodes)
 
 
-def test_weights_and_steps_are_columns() -> None:
-    rows = drawn([1], [], priority_weight=torch.arange(6) / 6, steps_to_next_obs=torch.arange(6).view(-1, 1))
-    for layout in LAYOUTS.values():
-        episodes, order = apart(layout(rows))
-        np.testing.assert_allclose(column(episodes, "get_extra_model_outputs", "weights"), order / 6, rtol=1e-6)
-        np.testing.assert_array_equal(column(episodes, "get_extra_model_outputs", "n_step"), order)
-    assert rows.mean_n_step == 2.5
-
-
-def test_without_them_rows_weigh_one_and_take_one_step() -> None:
-    (block,), _ = apart(drawn([], []).blocks())
-    assert block.get_extra_model_outputs("weights", slice(0, 6)).tolist() == [1.0] * 6
-    assert block.get_extra_model_outputs("n_step", slice(0, 6)).tolist() == [1] * 6
-
-
-def test_one_done_row_ends_the_long_block() -> None:
-    #  rows   0 1 2 3 4 5     done: 1 and 4
-    #  blocks 0 2 3 5 1 | 4
-    (long, short), order = apart(drawn([1], [4]).blocks())
-    assert order.tolist() == [0, 2, 3, 5, 1, 4]
-    assert (len(long), long.is_terminated, len(short), short.is_truncated) == (5, True, 1, True)
-
-
 @pytest.mark.parametrize("num_learners", [1, 2, 3])
 @pytest.mark.parametrize("done", [0, 1, 2, 5, 9, 12])
 def test_learner_order_is_that_of_the_real_shards(num_learners: int, done: int) -> None:

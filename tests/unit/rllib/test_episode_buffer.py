@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -12,7 +11,7 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.rllib_compat import complete_results
 
-from .episodes import column, numbered, played
+from .episodes import column, numbered
 
 GAMMA = 0.9
 
@@ -82,16 +81,6 @@ def test_n_step_asked_for_late_and_after_the_ring_wrapped() -> None:
     assert column(episodes, "get_rewards").tolist() == expected
 
 
-@pytest.mark.parametrize("layout", ["blocks", "rows"])
-@pytest.mark.parametrize("number", [0, 4, 103, 106, 202])
-def test_td_errors_come_home(layout: str, number: int) -> None:
-    buffer = filled("prioritized", layout=layout, priority_exponent=1.0, importance_exponent=0.0)
-    for _ in range(10):
-        drawn = numbers(buffer.sample(num_items=60))
-        buffer.update_priorities(np.where(drawn == number, -50.0, 0.0), "default_policy")
-    assert (numbers(buffer.sample(num_items=100)) == number).all()
-
-
 @pytest.mark.parametrize("num_learners", [1, 2, 3])
 def test_td_errors_come_home_from_several_learners(num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=100, seed=0, num_learners=num_learners)
@@ -109,17 +98,6 @@ def test_td_errors_come_home_from_several_learners(num_learners: int, monkeypatc
     assert len(home) == 120 and all(home)
 
 
-def test_late_td_errors_are_dropped() -> None:
-    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=4, seed=0, priority_exponent=1.0)
-    buffer.add(numbered("a", 4))
-    buffer.sample(num_items=50)
-    buffer.add(numbered("b", 4, offset=100))  # every slot is rewritten before the TD errors arrive
-    buffer.update_priorities(np.full(50, 1000.0))
-    assert buffer.replay.stats()["late_updates_dropped"] == 50
-    drawn = numbers(buffer.sample(num_items=400))
-    assert set(drawn) == {100, 101, 102, 103}
-
-
 def test_weights_follow_the_recipe_whatever_beta_says() -> None:
     buffer = filled("prioritized", priority_exponent=1.0, importance_exponent=1.0)
     drawn = numbers(buffer.sample(num_items=300, beta=None))
@@ -128,13 +106,6 @@ def test_weights_follow_the_recipe_whatever_beta_says() -> None:
     weights = column(episodes, "get_extra_model_outputs", "weights")
     np.testing.assert_allclose(weights, np.where(numbers(episodes) < 100, 0.25, 1.0), rtol=1e-4)
     assert weights.dtype == np.float32
-
-
-def test_a_recipe_without_priorities_ignores_td_errors() -> None:
-    buffer = filled()
-    buffer.sample(num_items=5)
-    buffer.update_priorities(np.zeros(5))
-    assert column(buffer.sample(num_items=5), "get_extra_model_outputs", "weights").tolist() == [1.0] * 5
 
 
 def test_a_number_of_td_errors_that_is_not_that_of_the_rows_is_refused() -> None:
@@ -147,21 +118,6 @@ def test_a_number_of_td_errors_that_is_not_that_of_the_rows_is_refused() -> None
     with pytest.raises(ValueError, match="finite"):
         buffer.update_priorities(np.array([0, 1, np.nan, 2, 3]))
     buffer.update_priorities(np.zeros(5))
-
-
-def test_mixed_rows_lie_between_stored_ones() -> None:
-    buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", capacity=1000, num_neighbors=3, seed=0)
-    for episode in played(gym.make("Pendulum-v1"), steps=400, fragment=1):
-        buffer.add(episode)
-    stored = buffer.replay.storage.get(slice(0, 400))
-    episodes = buffer.sample(num_items=64)
-    actions, observations = column(episodes, "get_actions"), column(episodes, "get_observations")
-    known = {tuple(row) for row in stored["observation"].tolist()}
-    mixed = [row for row in observations.tolist() if tuple(row) not in known]
-    assert len(mixed) > 48
-    assert stored["action"].min() <= actions.min() and actions.max() <= stored["action"].max()
-    assert actions.shape == (64, 1) and actions.dtype == np.float32
-    assert column(episodes, "get_rewards").dtype == np.float32
 
 
 def test_length_and_counters() -> None:
@@ -264,20 +220,6 @@ def test_seeds_come_from_the_option_or_from_torch() -> None:
     assert draws() == first
 
 
-@pytest.mark.parametrize("n_step", [0, (3, 1), (0, 2)])
-def test_a_number_of_steps_below_one_is_refused(n_step: object) -> None:
-    if n_step == 0:  # RLlib's own buffers read 0 as "not given"
-        assert len(filled().sample(num_items=3, n_step=0)) >= 1
-        return
-    with pytest.raises(ValueError, match=r"n_step(\[0\])? is .*; it must be a whole number from 1 on"):
-        filled().sample(num_items=3, n_step=n_step)
-
-
-def test_sequences_are_refused() -> None:
-    with pytest.raises(ValueError, match="batch_length_T is 20: a recurrent module"):
-        filled().sample(num_items=3, batch_length_T=20)
-
-
 def test_an_empty_buffer_says_so() -> None:
     with pytest.raises(RuntimeError, match="empty"):
         RecipeEpisodeReplayBuffer("uniform", capacity=10).sample(num_items=3)
@@ -293,22 +235,3 @@ def test_observations_that_change_are_refused_and_nothing_is_lost() -> None:
     assert len(buffer) == 15
     buffer.add(numbered("c", 1, start=3, offset=200))
     assert len(buffer) == 16
-
-
-def test_a_restored_buffer_has_the_exponents_of_its_own_options() -> None:
-    base = {"recipe": "prioritized", "capacity": 100, "seed": 0}
-    asked = {"priority_exponent": 0.9, "importance_exponent": 0.7, "priority_offset": 0.5}
-    old = RecipeEpisodeReplayBuffer(**base, priority_exponent=0.5)
-    old.add([numbered("a", 4, terminated=True)])
-    old.sample(num_items=4)
-    slots, errors = torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    old.replay.update_priority(slots, errors)
-    new = RecipeEpisodeReplayBuffer(**base, **asked)
-    new.set_state(old.get_state())
-    fresh = RecipeEpisodeReplayBuffer(**base, **asked)
-    fresh.add([numbered("a", 4, terminated=True)])
-    fresh.replay.update_priority(slots, errors)
-    sampler = new.replay.sampler
-    assert (sampler.priority_exponent, sampler.beta, sampler.priority_offset) == (0.9, 0.7, 0.5)
-    totals, expected = new.replay.group_totals(), fresh.replay.group_totals()
-    np.testing.assert_allclose(totals.mass, expected.mass, rtol=1e-5)

@@ -1,27 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
-
 from rllib_ext.episodes.fragments import FragmentTracker
-
-
-def test_fragments_of_one_episode_are_one_trajectory() -> None:
-    fragments = FragmentTracker()
-    assert fragments.place("a", 0, 3) == (0, 0)
-    assert fragments.place("b", 0, 1) == (1, 0)
-    assert fragments.place("a", 3, 2) == (0, 0)
-    assert (fragments.episodes, fragments.gaps, fragments.duplicates) == (2, 0, 0)
-
-
-def test_a_fragment_sent_twice_has_no_new_rows() -> None:
-    fragments = FragmentTracker()
-    fragments.place("a", 0, 3)
-    fragments.place("a", 3, 2)
-    assert fragments.place("a", 3, 2) == (0, 2)
-    assert fragments.place("a", 0, 3) == (0, 3)
-    assert fragments.duplicates == 5
-    assert fragments.place("a", 5, 1) == (0, 0)
 
 
 def test_an_overlap_leaves_only_its_new_rows() -> None:
@@ -55,15 +35,3 @@ def test_the_episode_continued_longest_ago_is_forgotten_first() -> None:
     fragments.place("c", 0, 1)  # forgets b
     assert fragments.place("a", 2, 1) == (0, 0)
     assert fragments.place("b", 1, 1) == (3, 0)
-
-
-def test_state_goes_through_json() -> None:
-    fragments = FragmentTracker()
-    fragments.place("a", 0, 3)
-    fragments.place("a", 6, 3)
-    fragments.place("a", 6, 3)
-    again = FragmentTracker()
-    again.load_state(json.loads(json.dumps(fragments.state())))
-    assert again.place("a", 9, 1) == fragments.place("a", 9, 1) == (1, 0)
-    assert again.place("b", 0, 1) == fragments.place("b", 0, 1) == (2, 0)
-    assert (again.episodes, again.gaps, again.duplicates) == (2, 1, 3)

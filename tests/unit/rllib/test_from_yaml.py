@@ -115,7 +115,7 @@ def test_own_recipes_by_import_path(tmp_path: Path) -> None:
     refused("has no option 'priority_exponnt'", written(tmp_path, replay={**replay, "priority_exponnt": 1}))
     for recipe, message in {
         "no_such_module.recipe": "recipe names 'no_such_module.recipe', which cannot be imported",
-        "math.sqrt": "recipe 'math.sqrt' has no argument batch_size, capacity; a recipe takes",
+        "math.sqrt": "recipe 'math.sqrt' has no option 'capacity', 'seed'; accepted are x",
         "lightning_replay.recipes.retention.surprise_retention": "keeps rows by importance, .* name the parts",
     }.items():
         refused(message, written(tmp_path, replay={"recipe": recipe, "capacity": 500}))
@@ -134,7 +134,7 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"algorithm": None}, "the file has no key 'algorithm'"),
+        ({"algorithm": None}, "algorithm is None; accepted are DQN, "),
         ({"replay": None}, "the file has no key 'replay'; algorithm, environment, replay and stop are needed"),
         ({"algorithm": "A2C"}, "algorithm is 'A2C'; accepted are DQN, ApexDQN, SAC, TQC, PPO, APPO, IMPALA"),
         (
@@ -143,21 +143,17 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ),
         ({"algorithm": "PPO"}, "the key replay is for DQN, ApexDQN, SAC, TQC; algorithm is PPO, which takes levels"),
         ({"levels": {"levels": 9}}, "the key levels is for PPO, APPO, IMPALA; algorithm is DQN, which takes replay"),
-        ({"levels": {"levels": 9}, "replay": None}, "the key levels is for PPO, APPO, IMPALA; algorithm is DQN"),
         ({"algorithm": ["DQN"]}, r"algorithm is \['DQN'\]; accepted are"),
         ({"trainig": {}}, "the file has no 'trainig'; accepted are algorithm, .*training. Did you mean 'training'?"),
-        ({"offline_data": {}}, "the file has no 'offline_data'"),
         (
             {"training": {"gama": 0.9}},
             "training has no 'gama'; accepted are .*double_q, .*gamma.* Did you mean 'gamma'?",
         ),
-        ({"training": {"optimizer_lr": 1}}, "training has no 'optimizer_lr'"),
         ({"env_runners": {"num_rollout_workers": 1}}, "env_runners has no 'num_rollout_workers'"),  # deprecated
         ({"training": {"replay_buffer_config": {}}}, "the key replay describes the buffer"),
         ({"training": 3}, "training is 3; it holds arguments by name"),
         ({"rl_module": {"model_config": {"fcnet_hidden": [8]}}}, "rl_module.model_config has no 'fcnet_hidden'"),
         ({"replay": {"recipe": "unifrom", "capacity": 10}}, "there is no recipe 'unifrom'"),
-        ({"replay": {"recipe": "uniform"}}, "needs capacity"),
         ({"replay": {"recipe": "uniform", "capacity": 20}}, "capacity is 20, below the 32 rows of a train batch"),
         (
             {"configure": {"restores": True}},
@@ -166,7 +162,6 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ({"stop": {}}, "stop is empty: training would never end"),
         ({"stop": {"steps": 3}}, "stop has no 'steps'; accepted are env_steps, episode_return, iterations"),
         ({"stop": {"env_steps": "many"}}, "stop.env_steps is 'many'; it must be a finite number"),
-        ({"stop": {"env_steps": True}}, "stop.env_steps is True; it must be a finite number"),
         ({"checkpoint": 3}, "checkpoint is 3; it must be a path"),
     ],
 )
@@ -207,11 +202,6 @@ def test_numbers_as_people_write_them() -> None:
 def test_the_first_limit_reached_ends_training(stop: Stop, is_reached: bool) -> None:
     runners = {"num_env_steps_sampled_lifetime": 100, "episode_return_mean": 7.5}
     assert stop.is_reached({"env_runners": runners, "training_iteration": 4}) is is_reached
-
-
-def test_a_return_is_not_reached_before_the_first_episode_ends() -> None:
-    result = {"env_runners": {"num_env_steps_sampled_lifetime": 100}, "training_iteration": 4}
-    assert not Stop(episode_return=-1e9).is_reached(result)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -321,16 +311,6 @@ def test_errors_of_the_command_are_one_line(shared_ray: None, tmp_path: Path) ->
     ):
         with pytest.raises(SystemExit, match=message):
             main(arguments)
-
-
-def test_env_config_that_holds_no_arguments_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "word.yaml"
-    file.write_text(
-        "algorithm: DQN\nenvironment: {env: CartPole-v1, env_config: word}\n"
-        "replay: {recipe: uniform, capacity: 1000}\nstop: {env_steps: 100}\n"
-    )
-    with pytest.raises(TypeError, match=r"env_config is 'word'; it must be arguments by name"):
-        rllib_ext.load_config(file)
 
 
 def test_the_command_refuses_numbers_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -68,12 +67,6 @@ def test_a_config_survives_its_dictionary(algorithm: type[AlgorithmConfig]) -> N
     again.validate()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_config_is_pickled_with_the_class_by_reference(algorithm: type[AlgorithmConfig]) -> None:
-    again = pickle.loads(pickle.dumps(configured(algorithm)))
-    assert again.replay_buffer_config["type"] is RecipeEpisodeReplayBuffer
-
-
 @pytest.mark.parametrize("algorithm", [DQNConfig, SACConfig])
 def test_the_old_api_stack_is_refused_by_rllib_itself(algorithm: type[AlgorithmConfig]) -> None:
     config = configured(algorithm).api_stack(
@@ -93,12 +86,6 @@ def test_td_errors_reach_the_buffer() -> None:
         replay_buffer=buffer, td_errors={"default_policy": {"td_error": [1.0]}, "__all_modules__": {}}
     )
     assert given == [([1.0], "default_policy")]
-
-
-def test_the_class_is_itself_and_no_other() -> None:
-    assert RecipeEpisodeReplayBuffer != PrioritizedEpisodeReplayBuffer
-    assert RecipeEpisodeReplayBuffer != "EpisodeReplayBuffer"
-    assert {RecipeEpisodeReplayBuffer: 1}[RecipeEpisodeReplayBuffer] == 1
 
 
 def test_importing_the_class_does_not_import_torchrl() -> None:

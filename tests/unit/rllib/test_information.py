@@ -55,14 +55,6 @@ def test_each_row_has_the_info_of_its_own_step(fragment: int) -> None:
     assert informed.replay.storage.get(0)["next", "goal"].shape == (1,)
 
 
-def test_rows_sent_twice_are_stored_once_with_their_infos() -> None:
-    informed = buffer(info_keys=["goal"])
-    parts = telling(INFOS, 2, terminated=True)
-    for part in (parts[0], parts[0], parts[1], parts[0], parts[2]):
-        informed.add(part)
-    assert stored(informed, "next", "goal") == [1, 0, 2.5, 3, 1]
-
-
 def test_infos_are_events_and_are_saved() -> None:
     table = {"name": "goal", "condition": info_key("goal", at_least=2.0), "history_length": 2, "capacity": 10}
     first, again = (buffer("event_tables", info_keys=["goal"], tables=[table]) for _ in range(2))
@@ -128,14 +120,6 @@ def test_the_task_is_an_index_or_a_name(value: Any) -> None:
     taught.add(telling([{}, {"task": value}, {"task": 0}]))
     assert taught.replay.table("near")["next", "reward"].tolist() == [[0.0]]
     assert taught.replay.table("target")["task"].tolist() == [0]
-
-
-def test_the_assigned_task_stands_above_the_environments_own_numbers() -> None:
-    taught = buffer("parallel_curriculum", **CURRICULUM)
-    for part in telling([{"task": 0}] * 6, 2):
-        part.custom_data["task"] = "near"
-        taught.add(part)
-    assert len(taught.replay.table("near")) == 5 and len(taught.replay.table("target")) == 0
 
 
 @pytest.mark.parametrize(

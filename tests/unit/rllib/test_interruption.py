@@ -36,10 +36,3 @@ def test_an_ignored_signal_stays_ignored() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert not interruption.requested
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-def test_handlers_are_restored_after_the_block() -> None:
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Interruption():
-        assert signal.getsignal(signal.SIGTERM) != handlers[1]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers

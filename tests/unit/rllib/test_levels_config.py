@@ -230,13 +230,13 @@ def half(level_id: int, generator: torch.Generator) -> int:
             {"levels": 8, "score": scores.PolicyEntropy()},
             "the score needs .*logits.*; logits only where actions are discrete",
         ),
-        (plain(), {"levelz": 8}, "levels: LevelBuffer has no argument 'levelz'. Did you mean 'levels'"),
+        (plain(), {"levelz": 8}, "LevelBuffer has no argument 'levelz'. Did you mean 'levels'"),
         (
             plain(),
             {"class_path": "no.Such"},
             "levels names 'no.Such', which cannot be imported .* as 'lightning_replay.levels.UniformLevels'",
         ),
-        (plain(), {"class_path": "UniformLevels"}, "levels names 'UniformLevels', which .*it names no module"),
+        (plain(), {"class_path": "UniformLevels"}, "levels names 'UniformLevels', which cannot be imported"),
         (
             plain(),
             {"levels": 8, "score": {"class_path": "PositiveValueLoss"}},
@@ -245,13 +245,13 @@ def half(level_id: int, generator: torch.Generator) -> int:
         (
             plain(),
             {"class_path": "builtins.int", "args": 3},
-            r"levels has \['args'\]; beside class_path only init_args",
+            r"levels has the keys .*; accepted are class_path and init_args",
         ),
-        (plain(), {"levels": 8, "score": {"class_path": "builtins.int", "x": 3}}, r"levels.score has \['x'\]"),
+        (plain(), {"levels": 8, "score": {"class_path": "builtins.int", "x": 3}}, "levels.score has the keys"),
     ],
 )
 def test_what_cannot_work_is_refused(config: AlgorithmConfig, levels: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         configured(config, levels)
     assert not any(hooks(config).values())
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections import defaultdict
 from random import Random
@@ -32,7 +31,6 @@ from .multi_agent_episodes import (
     Played,
     Row,
     by_name,
-    number,
     play,
 )
 
@@ -129,60 +127,6 @@ def test_every_row_is_a_step_an_agent_took(random: Random) -> None:
         assert summed in returns[observed]
 
 
-def test_an_action_without_answer_is_completed_in_a_later_fragment() -> None:
-    #  step     0   1   2 | 3   4 | 5   6 | 7
-    #  a        o   .   . | .   o | .   . | x        acts at 0 and 4
-    #  b            o   o | .   x |       |          appears at 1, ends at 4
-    #  c        o   o   ! |       |       |          ends at 2 without a last observation
-    steps = agents_do({"a": "...o..x", "b": "oo.x", "c": "o!"})
-    played = play(["a", "c"], steps, fragment=2)
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
-    stored = []
-    for fragment in played.fragments:
-        buffer.add(fragment)
-        stored.append([len(buffer.modules.get(by_name(agent), ())) for agent in AGENTS])
-    assert stored == [[0, 1, 2], [1, 2, 2], [1, 2, 2], [2, 2, 2]]
-    assert stored_rows(buffer, "module_a") == [
-        Row(0, 0, 2.0 + 4 + 8 + 16, 4, False, False),
-        Row(4, 0, 32.0 + 64 + 128, 7, True, False),
-    ]
-    assert stored_rows(buffer, "module_b") == [
-        Row(1001, 1, 4.0, 1002, False, False),
-        Row(1002, 0, 8.0 + 16, 1004, True, False),
-    ]
-    assert stored_rows(buffer, "module_c") == [
-        Row(2000, 0, 2.0, 2001, False, False),
-        Row(2001, 1, 4.0, 2001, True, False),
-    ]
-    assert played.never_completed == []
-
-
-def test_a_last_step_without_observation_is_lost_where_rllib_cut_before_it() -> None:
-    played = play(["a", "b"], agents_do({"a": "o..!", "b": "oooo"}), fragment=2)
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100)
-    buffer.add(played.fragments)
-    assert [row.observation for row in stored_rows(buffer, "module_a")] == [0]
-    assert played.never_completed == [Row(1, 1, 4.0 + 8 + 16, 1, True, False)]
-
-
-def test_a_lost_fragment_ends_the_returns_before_it() -> None:
-    #  fragment       0       1 lost      2
-    #  a            o o o  |  o o o  |  o o x     the return from step 2 stops there
-    #  b            o o .  |  . . .  |  . o x     acts at 2, is answered at 8: nothing of b's was lost
-    played = play(["a", "b"], agents_do({"a": "oooooooox", "b": "oo.....ox"}), fragment=3)
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
-    buffer.add(played.fragments[0])
-    buffer.add(played.fragments[2])
-    drawn = buffer.sample(num_items=100, n_step=2, gamma=1.0)
-    returns = dict(zip(drawn_numbers(drawn).tolist(), column(drawn, "get_rewards").tolist(), strict=True))
-    waited = sum(2**step for step in range(3, 9))  # b from step 2 to step 8
-    assert returns == {
-        **{0: 2 + 4, 1: 4 + 8, 2: 8, 6: 128 + 256, 7: 256 + 512, 8: 512},
-        **{1000: 2 + 4, 1001: 4 + waited, 1002: waited + 512, 1008: 512},
-    }
-    assert buffer.get_metrics()["num_fragment_gaps_lifetime"].peek() == 1
-
-
 def test_agents_that_are_all_truncated_are_not_terminated() -> None:
     played = play(["a", "b"], agents_do({"a": "ot", "b": "ot", "c": ".."}), fragment=5)
     parts = played.fragments[0].agent_episodes
@@ -231,16 +175,6 @@ def test_an_agent_that_dies_in_the_last_step_of_all_is_terminated(
     terminated = whose[last & following["terminated"][:, 0]].tolist()
     assert "".join(sorted("?ab"[agent] for agent in terminated)) == died
     assert following["done"][:, 0].tolist() == last.tolist()
-
-
-def test_flags_of_single_agents_stay_as_they_are() -> None:
-    for ends in ((True, False), (False, True), (True, True)):
-        buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100)
-        episode = SingleAgentEpisode(observations=[0.0, 1.0], actions=[0], rewards=[1.0], len_lookback_buffer=0)
-        episode.add_env_step(2.0, 0, 1.0, terminated=ends[0], truncated=ends[1])
-        buffer.add([episode])
-        last = buffer.replay[1]["next"]
-        assert (bool(last["terminated"]), bool(last["truncated"])) == ends
 
 
 def default_for_a(agent: str, *args: Any, **rest: Any) -> str:
@@ -376,27 +310,3 @@ def test_environment_steps_are_counted_once_however_many_agents_act() -> None:
     result = reduced(buffer, root)
     assert (result["num_env_steps_added_lifetime"], result["num_env_steps_stored"]) == (20, 10)
     assert (result["num_env_steps_evicted_lifetime"], result["num_env_steps_evicted"]) == (10, 10)
-
-
-def test_a_restored_buffer_goes_on_with_the_same_draws_and_counters() -> None:
-    buffer = three_agents()
-    for name, errors in (("default_policy", np.arange(8.0)), ("other", np.ones(8))):
-        buffer.sample(num_items=8)
-        buffer.update_priorities(errors, name)
-    again = RecipeEpisodeReplayBuffer("prioritized", capacity=100, seed=5)
-    again.set_state(buffer.get_state())
-    assert json.loads(json.dumps(again.plain_state()["counters"])) == json.loads(
-        json.dumps(buffer.plain_state()["counters"])
-    )
-    for expected, restored in zip(buffer.sample(num_items=20), again.sample(num_items=20), strict=True):
-        assert (restored.id_, restored.module_id, restored.agent_id) == (
-            expected.id_,
-            expected.module_id,
-            expected.agent_id,
-        )
-        assert drawn_numbers([restored]).tolist() == drawn_numbers([expected]).tolist()
-    late = play(["b"], agents_do({"b": "ooo"}), fragment=9).fragments
-    again.add(late)  # a module that was not there before
-    assert len(again.modules["module_b"]) == 3
-    assert all(isinstance(fragment, MultiAgentEpisode) for fragment in late)
-    assert stored_rows(again, "module_b")[0].observation == number("b", 0)

@@ -15,7 +15,6 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import TD_ERROR_KEY
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-import rllib_ext
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.n_step import MAX_LAG
 from rllib_ext.learner.sharding import learner_order
@@ -108,26 +107,6 @@ def test_every_signal_reaches_its_row(layout: str, num_learners: int, priority_e
         assert np.bincount(drawn)[190] > 4 * max(np.bincount(drawn)[10], 1)
 
 
-def test_a_module_that_keeps_rows_by_age_takes_the_td_error_alone() -> None:
-    """As beside one that keeps them by importance, whose Learners report signals of all modules."""
-    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=10, priority_exponent=1.0, priority_offset=0.0, seed=0)
-    buffer.add(numbered("a", 5))
-    drawn = numbers(buffer.sample(num_items=40))
-    assert set(drawn) == set(range(5)) and buffer.modules["default_policy"]._expected.action is None
-    buffer.update_priorities(np.column_stack((drawn - 3.0, drawn + 7.0, drawn, -drawn)))
-    assert set(numbers(buffer.sample(num_items=400))) == {0, 1, 2, 4}  # the TD error of the others is 0
-    assert buffer.replay.stats()["priorities_updated"] == 40
-
-
-def test_td_errors_alone_keep_rows_by_their_squares() -> None:
-    buffer = retaining(priority_exponent=0.0)
-    buffer.add(numbered("a", 5))
-    drawn = numbers(buffer.sample(num_items=40))
-    buffer.update_priorities(-0.5 * drawn)
-    priority = buffer.replay.writer.retention_priority(torch.arange(5))
-    assert priority.tolist() == [(number / 2) ** 2 for number in range(5)]
-
-
 @pytest.mark.parametrize("n_step", [2, 3, 5])
 @pytest.mark.parametrize("fragment", [1, 2, 4])
 def test_formed_returns_are_those_of_whole_episodes(n_step: int, fragment: int) -> None:
@@ -161,27 +140,11 @@ def test_other_returns_than_the_formed_ones_are_refused(n_step: Any, gamma: floa
         buffer.sample(num_items=3, n_step=n_step, gamma=gamma)
 
 
-def test_a_buffer_that_was_told_nothing_gives_single_steps() -> None:
-    buffer = RecipeEpisodeReplayBuffer("surprise_retention", capacity=10)
-    buffer.add(numbered("a", 5))
-    assert len(buffer.sample(num_items=3, n_step=1, gamma=0.5)) == 1
-    with pytest.raises(ValueError, match="n_step is 3 with gamma 0.99.* over 1 step. Call rllib_ext.configure"):
-        buffer.sample(num_items=3, n_step=3)
-
-
 @pytest.mark.parametrize("options", [{}, {"recipe": None, "writer": "lightning_replay.writers.RetentionWriter"}])
 def test_an_interval_of_lengths_is_refused(options: dict[str, Any]) -> None:
     buffer = RecipeEpisodeReplayBuffer(**{"recipe": "surprise_retention", "capacity": 10, **options})
     with pytest.raises(ValueError, match=r"n_step is \(1, 5\), an interval .* Give one length"):
         buffer.form_returns((1, 5), GAMMA)
-
-
-def test_lengths_are_those_of_rllib() -> None:
-    with pytest.raises(ValueError, match=r"n_steps is not an option of replay_config; .*training\(n_step="):
-        rllib_ext.replay_config("surprise_retention", capacity=10, n_steps=3)
-    buffer = RecipeEpisodeReplayBuffer("surprise_retention", capacity=10)
-    with pytest.raises(ValueError, match="capacity 10 is below n_steps 11"):
-        buffer.form_returns(11, GAMMA)
 
 
 def test_other_recipes_form_their_returns_when_they_draw() -> None:
@@ -292,18 +255,6 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
     assert retention["age_over_capacity"] == pytest.approx((10 + 9 + 8 + 7 + 1) / 25)
     assert (retention["terminal_share"], retention["terminal_over_newest"]) == (0.0, 0.0)
     assert result["bytes_stored"] == buffer.replay.nbytes
-
-
-def test_figures_that_are_unknown_are_not_logged() -> None:
-    writer = {"class_path": "lightning_replay.writers.RetentionWriter"}
-    buffer = RecipeEpisodeReplayBuffer(None, capacity=5, writer=writer, seed=0)
-    buffer.add(numbered("a", 4, terminated=True))
-    buffer.sample(num_items=4)
-    root = MetricsLogger(root=True)
-    root.aggregate([buffer.get_metrics()], key="replay_buffer")
-    retention = root.compile()["replay_buffer"]["retention"]
-    assert "td_error_over_newest" not in retention, "no error was measured"
-    assert (retention["terminal_share"], retention["terminal_over_newest"]) == (0.25, 1.0)
 
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])

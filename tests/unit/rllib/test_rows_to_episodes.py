@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
-from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from tensordict import TensorDict
@@ -21,7 +20,6 @@ from torchrl.data.replay_buffers import TensorDictMaxValueWriter
 import rllib_ext
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.transforms import NStepTransitions
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.fill import episodes_of
 
@@ -94,22 +92,6 @@ def test_rows_become_episodes_the_one_with_the_oldest_row_first() -> None:
     ]
 
 
-def test_another_trajectory_is_another_episode_even_where_it_would_go_on() -> None:
-    rows = rows_of([(0, 1, GO), (0, 2, GO), (1, 3, GO)])
-    assert [described(episode)[0] for episode in converted(replay_of(rows))] == [[1, 2, 3], [3, 4]]
-
-
-def test_only_the_newest_rows_are_taken() -> None:
-    episodes = converted(replay_of(rows_of(STEPS)), most=5)
-    assert [described(episode)[0] for episode in episodes] == [[12, 13], [30, 31, 32], [40, 41], [45, 46]]
-
-
-def test_a_full_ring_is_read_from_its_oldest_row_on() -> None:
-    replay = replay_of(rows_of([(0, number, GO) for number in range(7)]), capacity=5)
-    replay.extend(rows_of([(0, number, GO) for number in range(7, 10)]))
-    assert [described(episode)[0] for episode in converted(replay)] == [[5, 6, 7, 8, 9, 10]]
-
-
 def test_rows_without_a_trajectory_are_one_stream() -> None:
     rows = rows_of([(0, 1, GO), (0, 2, TERMINATED), (0, 3, GO), (0, 4, GO), (0, 8, GO)]).exclude("trajectory")
     assert [described(episode)[0] for episode in converted(replay_of(rows))] == [[1, 2, 3], [3, 4, 5], [8, 9]]
@@ -122,14 +104,6 @@ def test_an_end_of_neither_kind_is_a_truncation() -> None:
     rows = rows_of([(0, 1, GO), (0, 2, TERMINATED), (0, 3, GO)])
     del rows["next", "truncated"], rows["next", "done"]
     assert [described(episode)[2:] for episode in converted(replay_of(rows))] == [(True, False), (False, False)]
-
-
-def test_dtypes_are_those_rllib_computes_with() -> None:
-    rows = rows_of(STEPS[:3])
-    rows["action"] = rows["action"].int()
-    (first, _) = converted(replay_of(rows), observation_space=spaces.Box(-1, 1, (1,), np.float64))
-    assert first.get_observations(slice(0, 2)).dtype == np.float64
-    assert first.get_actions(slice(0, 2)).dtype == np.int64 and first.get_rewards().dtype == np.float32
 
 
 def test_bounded_actions_become_those_the_module_computes() -> None:
@@ -231,12 +205,6 @@ def test_rows_that_do_not_fit_are_refused(columns: dict[Any, Any], settings: dic
         converted(replay_of(rows), **settings)
 
 
-def test_rows_of_one_step_that_were_formed_by_the_transform_are_taken() -> None:
-    replay = Replay(storage=PackedStorage(10), transform=NStepTransitions(1, 0.9), batch_size=1)
-    replay.extend(rows_of(STEPS[:3]))
-    assert sum(map(len, converted(replay))) == 3
-
-
 def test_replays_without_rows_or_order_are_refused() -> None:
     with pytest.raises(ValueError, match="the replay is empty"):
         converted(recipes.uniform(10, batch_size=1))
@@ -321,25 +289,6 @@ def gym_rows(name: str, count: int) -> Replay:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runners", [0, 1])
-def test_an_algorithm_learns_from_the_first_iteration_on(shared_ray: None, runners: int) -> None:
-    replay = gym_rows("Pendulum-v1", 400)
-    config = small(SACConfig(), "Pendulum-v1").env_runners(num_env_runners=runners).training(n_step=3)
-    algorithm = rllib_ext.configure(config).build_algo()
-    assert rllib_ext.fill(algorithm, replay) == 300
-    rows = algorithm.local_replay_buffer.replay.storage.get(slice(0, 300))
-    newest = replay.storage.get(slice(100, 400))
-    assert torch.equal(rows["observation"], newest["observation"])
-    assert torch.allclose(rows["action"] * 2, newest["action"], atol=1e-6)
-    assert torch.equal(rows["next", "done"], newest["next", "done"]) and rows["next", "truncated"].sum() == 2
-    result = algorithm.train()
-    algorithm.stop()
-    assert result["replay_buffer"]["num_env_steps_added_lifetime"] >= 310
-    assert result["learners"]["default_policy"]["num_module_steps_trained_lifetime"] >= 16
-    assert np.isfinite(result["learners"]["default_policy"]["qf_loss"])
-
-
-@pytest.mark.slow
 def test_a_module_of_several_agents_is_filled(shared_ray: None, caplog: pytest.LogCaptureFixture) -> None:
     config = small(DQNConfig(), MultiAgentCartPole, modules={"fixed": None, "second": {"capacity": 50}})
     config.environment(env_config={"num_agents": 3}).multi_agent(
@@ -363,28 +312,6 @@ def test_a_module_of_several_agents_is_filled(shared_ray: None, caplog: pytest.L
         with pytest.raises(ValueError, match=message):
             rllib_ext.fill(algorithm, replay, name)
     assert np.isfinite(algorithm.train()["learners"]["first"]["total_loss"])
-    algorithm.stop()
-
-
-@pytest.mark.slow
-def test_what_fill_does_not_work_on(shared_ray: None, caplog: pytest.LogCaptureFixture) -> None:
-    replay = gym_rows("CartPole-v1", 50)
-    config = DQNConfig().environment("CartPole-v1")
-    algorithm = config.build_algo()
-    with pytest.raises(TypeError, match="replay buffer is a PrioritizedEpisodeReplayBuffer; fill works with"):
-        rllib_ext.fill(algorithm, replay)
-    algorithm.stop()
-    config = small(DQNConfig(), "CartPole-v1").env_runners(env_to_module_connector=lambda *rest, **more: [])
-    config.rl_module(model_config={"use_lstm": True, "max_seq_len": 4})
-    algorithm = rllib_ext.configure(config).build_algo()
-    with pytest.raises(TypeError, match="replay is a TensorDict"):
-        rllib_ext.fill(algorithm, rows_of(STEPS))
-    with pytest.raises(ValueError, match="'default_policy' is recurrent"):
-        rllib_ext.fill(algorithm, replay)
-    algorithm.stop()
-    algorithm = rllib_ext.configure(config.copy(copy_frozen=False).rl_module(model_config={})).build_algo()
-    rllib_ext.fill(algorithm, replay)
-    assert "connectors of its own between environment and module" in caplog.text
     algorithm.stop()
 
 

@@ -96,13 +96,6 @@ def test_a_sample_has_the_types_a_trial_gets() -> None:
     assert sampled_configs(dqn())[0].lr == dqn().lr
 
 
-def test_a_grid_is_sampled_once() -> None:
-    assert samples_of({"n_step": tune.grid_search([1, 3]), "lr": 0.1}) == [
-        {"n_step": 1, "lr": 0.1},
-        {"n_step": 3, "lr": 0.1},
-    ]
-
-
 @pytest.mark.parametrize(
     ("written", "message"),
     [
@@ -114,12 +107,6 @@ def test_a_grid_is_sampled_once() -> None:
         (
             lambda: rllib_ext.configure(dqn(lr=tune.sample_from(lambda spec: spec.config.no_such_setting))),
             "the search spaces of the config cannot be sampled: .*'lr'.*read the config as spec.config",
-        ),
-        (
-            lambda: rllib_ext.configure(
-                dqn(rllib_ext.replay_config("surprise_retention", capacity=500), n_step=tune.choice([(1, 3), (2, 4)]))
-            ),
-            "an interval to draw lengths from, and the rows of this buffer are kept by importance",
         ),
         (
             lambda: rllib_ext.configure(dqn(tune.grid_search([replay(), replay("uniform")]))),

@@ -84,17 +84,6 @@ def test_td_errors_come_home(num_learners: int, burn_in: int, monkeypatch: pytes
         assert priorities == pytest.approx([expected[episode.id_] for episode in episodes if episode.id_ in expected])
 
 
-def test_a_learner_with_nothing_but_burn_in_is_refused() -> None:
-    SequencePriorities([4], num_learners=2, longest=4, burn_in=1)
-    with pytest.raises(ValueError, match="4 steps for 2 Learners leave one of them with no more than burn_in_len=2"):
-        SequencePriorities([4], num_learners=2, longest=4, burn_in=2)  # two steps to each
-    buffer = filled(num_learners=2)
-    with pytest.raises(ValueError, match=r"no more than burn_in_len=4 steps .* at least max_seq_len=7"):
-        drawn(buffer, 1, longest=7, burn_in=4)
-    for _ in range(50):
-        drawn(buffer, 14, longest=7, burn_in=4)
-
-
 def test_td_errors_of_another_shape_are_refused() -> None:
     buffer = filled("prioritized")
     episodes = drawn(buffer, 10, longest=5)

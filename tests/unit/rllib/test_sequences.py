@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -18,14 +17,8 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
-from torchrl.data.replay_buffers import SliceSampler
 
-from lightning_replay.episodes.links import EpisodeLinks
-from lightning_replay.replay import Replay
-from lightning_replay.storage.packed import PackedStorage
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.files import WarmUp, read_buffer, write_buffer
-from rllib_ext.buffer.sequences import check_sequences
 
 from .episodes import numbered
 from .recurrent_episodes import drawn, filled, numbers, recurrent, state_after, state_before
@@ -50,22 +43,6 @@ def test_every_sequence_of_three_episodes() -> None:
         assert states["h"].shape == (len(episode), 1, 2) and states["h"].dtype == np.float32
         assert states["h"][:, 0, 0].tolist() == (-states["c"])[:, 0, 1].tolist() == numbers(episode)
         assert episode.is_numpy and "_" not in episode.id_
-
-
-def test_lookback_is_the_step_before() -> None:
-    for episode in drawn(filled(), 200, longest=4):
-        if episode.t_started:
-            before = numbers(episode)[0] - 1
-            assert episode.get_observations(-1, neg_index_as_lookback=True)[0] == before
-            assert episode.get_actions(-1, neg_index_as_lookback=True) == before % 2
-            assert episode.get_rewards(-1, neg_index_as_lookback=True) == before
-
-
-def test_weights_and_n_step_are_those_of_rllib() -> None:
-    for episode in drawn(filled(), 50, longest=4):
-        weights = episode.get_extra_model_outputs("weights")
-        assert weights.dtype == np.float32 and weights.tolist() == [1.0] * len(episode)
-        assert episode.get_extra_model_outputs("n_step").tolist() == [1] * len(episode)
 
 
 def test_steps_are_counted_and_sequences_sorted_by_length() -> None:
@@ -226,11 +203,6 @@ def test_parts_of_one_sequence_in_one_learner_stay_apart() -> None:
 # What is refused
 
 
-def test_an_empty_buffer_says_so() -> None:
-    with pytest.raises(RuntimeError, match="empty"):
-        drawn(RecipeEpisodeReplayBuffer("uniform", capacity=10), 3, longest=2)
-
-
 def test_episodes_no_longer_than_the_burn_in_are_refused() -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=50, seed=0)
     buffer.add([recurrent(f"e{n}", 4, offset=10 * n, terminated=True) for n in range(5)])
@@ -239,22 +211,11 @@ def test_episodes_no_longer_than_the_burn_in_are_refused() -> None:
         drawn(buffer, 20, longest=9, burn_in=4)
 
 
-def test_a_burn_in_as_long_as_the_sequence_is_refused() -> None:
-    with pytest.raises(ValueError, match="burn_in_len is 4 and max_seq_len is 4"):
-        drawn(filled(), 20, longest=4, burn_in=4)
-
-
 def test_rows_without_state_are_refused() -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=50)
     buffer.add(numbered("a", 5))
     with pytest.raises(ValueError, match="batch_length_T is 20: .* carry no state_out"):
         drawn(buffer, 3, longest=20)
-
-
-@pytest.mark.parametrize("n_step", [3, (1, 2)])
-def test_n_step_returns_of_sequences_are_refused(n_step: Any) -> None:
-    with pytest.raises(ValueError, match="n_step=1 alone"):
-        filled().sample(num_items=3, n_step=n_step, batch_length_T=4)
 
 
 @pytest.mark.parametrize(
@@ -269,12 +230,6 @@ def test_recipes_of_more_than_single_rows_are_refused(recipe: str, options: dict
     buffer.add(recurrent("a", 5))
     with pytest.raises(ValueError, match=f"{reason}.* learns from sequences as they were played"):
         drawn(buffer, 3, longest=2)
-
-
-def test_samplers_of_slices_are_refused() -> None:
-    replay = Replay(storage=PackedStorage(50), sampler=SliceSampler(num_slices=1), batch_size=1)
-    with pytest.raises(ValueError, match="SliceSampler draws slices"):
-        check_sequences(replay)
 
 
 def played_by_two(state: bool) -> MultiAgentEpisode:
@@ -301,31 +256,6 @@ def test_recurrent_modules_of_several_agents_are_refused() -> None:
 
 
 # Saving
-
-
-@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
-@pytest.mark.parametrize("files", [False, True])
-def test_a_restored_buffer_draws_the_same_sequences(recipe: str, files: bool, tmp_path: Path) -> None:
-    buffer = filled(recipe, capacity=12)  # 0, 1 and 100 are overwritten
-    episodes = drawn(buffer, 20, longest=3)
-    buffer.update_priorities(np.arange(3.0 * len(episodes)).reshape(-1, 3))
-    again = RecipeEpisodeReplayBuffer(recipe, capacity=12, seed=5)
-    if files:
-        write_buffer(buffer, tmp_path / "buffer", WarmUp(0, 0))
-        saved = read_buffer(again, tmp_path / "buffer")
-        again.take_over(saved.modules, saved.state)
-    else:
-        again.set_state(buffer.get_state())
-    for _ in range(5):
-        expected, restored = drawn(buffer, 20, longest=3), drawn(again, 20, longest=3)
-        assert [numbers(episode) for episode in restored] == [numbers(episode) for episode in expected]
-        assert [state_before(episode) for episode in restored] == [state_before(episode) for episode in expected]
-        for one, other in zip(restored, expected, strict=True):
-            np.testing.assert_array_equal(
-                one.get_extra_model_outputs("weights"), other.get_extra_model_outputs("weights")
-            )
-        for each in (buffer, again):
-            each.update_priorities(np.ones((len(expected), 3)))
 
 
 def test_episodes_interrupted_by_a_restore_end_there() -> None:
@@ -387,11 +317,3 @@ def test_sequences_are_consecutive_steps_of_the_true_episodes(
         assert state_before(episode) == (number - 1 if number % 100 else None)
         assert episode.is_terminated == stored[starts[number][-1]] and not episode.is_truncated
         assert episode.get_observations(-1)[0] == starts[number][-1] + 1
-
-
-def test_links_that_skip_a_step_do_not_arise_late() -> None:
-    # followed from the first row on: a link made later could pass over a step that another writer has evicted
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10)
-    buffer.add(recurrent("a", 3))
-    links = buffer.modules["default_policy"]._returns.links
-    assert isinstance(links, EpisodeLinks) and links.successor[:3].tolist() == [1, 2, -1]

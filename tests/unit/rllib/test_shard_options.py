@@ -74,7 +74,7 @@ def test_the_driver_holds_no_rows() -> None:
         ({"importance": 1.0}, ValueError, "has no option 'importance'"),
         ({"samples_per_insert": 8.0}, ValueError, "no option 'samples_per_insert'.*modules.*Ray actors num_shards, "),
         ({"num_shard": 2}, ValueError, "has no option 'num_shard'. Did you mean 'num_shards'"),
-        ({"prefetch": 2}, ValueError, "prefetch is not an option of replay_config: .*num_prefetch draws ahead"),
+        ({"prefetch": 2}, ValueError, "has no option 'prefetch'.*num_prefetch"),
         ({"memmap": True}, TypeError, "memmap is True; it must be a directory, or None"),
         ({"layout": "rows"}, ValueError, "layout is 'rows', and Learners fetch .* Leave layout out, or num_shards"),
     ],

@@ -192,9 +192,7 @@ def test_a_batch_of_a_curriculum_is_of_one_task_and_signals_reach_the_scheduler(
         assert len(of_batch) == 1
         tasks |= of_batch
     assert tasks == {0, 1}
-    signals = [
-        one.intake.task_progress for one in (h.shard.held.modules["default_policy"] for h in replay.shards.handles)
-    ]
+    signals = [one.task_progress for one in (h.shard.held.modules["default_policy"] for h in replay.shards.handles)]
     assert sum(sum(one.episodes.values()) for one in signals) == 12
     assert not any(one.new_signals() for one in signals)  # all were sent
     assert replay.replay.tasks == ["target", "near"] and len(replay.replay) == 0

@@ -65,15 +65,6 @@ def test_drawn_stacks_are_those_the_episodes_had(recipe: str, n_step: int) -> No
             np.testing.assert_array_equal(after, stack(number + taken))
 
 
-def test_a_ring_takes_about_a_frame_for_each_row() -> None:
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=300, frame_stack=K, seed=0)
-    for start in range(0, 250, 50):
-        buffer.add(game("a", 50, start))
-    storage = buffer.replay.storage
-    assert storage.stats()["frames_per_transition"] == pytest.approx(1.0, abs=0.01)
-    assert storage.frame_bytes == 20
-
-
 @pytest.mark.parametrize(
     ("image_key", "wrap"),
     [
@@ -131,20 +122,6 @@ def test_what_is_no_stack_of_bytes_is_refused_at_the_first_rows(options: Any, wr
         assert len(buffer) == 5
 
 
-def test_parts_store_frames_once_too() -> None:
-    writer = "lightning_replay.writers.RetentionWriter"
-    buffer = RecipeEpisodeReplayBuffer(None, capacity=60, writer=writer, frame_stack=K, seed=0)
-    buffer.form_returns(5, 1.0)
-    buffer.add(game("a", 20, terminated=True))
-    assert buffer.replay.storage.frames_held == 21 and buffer.replay.storage.frame_capacity == 60 * 2 * K
-
-
-@pytest.mark.parametrize("options", [{"recipe": "uniform"}, {"sampler": "lightning_replay.samplers.UniformSampler"}])
-def test_an_image_key_without_frame_stack_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="image_key is 'camera' and frame_stack is not given"):
-        rllib_ext.replay_config(capacity=60, image_key="camera", **options)
-
-
 def test_rows_released_for_room_are_not_closed() -> None:
     #  frames    a 8 9 10 11    b 9 10 11 12    c 98 99 100 101: of the 6 there is room for c needs 4, so a and b leave
     options = {"capacity": 20, "frame_stack": K, "frame_capacity": 6, "seed": 0}
@@ -177,11 +154,6 @@ def test_the_module_sees_bytes_as_rllibs_own_sees_floats_with_the_channels_last(
     floats_given = {key: column.movedim(1, -1).float() / brightest for key, column in bytes_given.items()}
     for key, column in ours.forward_train(bytes_given).items():
         torch.testing.assert_close(column, theirs.forward_train(floats_given)[key])
-
-
-def test_the_module_takes_other_observations_as_they_are() -> None:
-    module = built_module(ImageDQNModule, gym.spaces.Box(-1, 1, (4,), np.float32))
-    assert module.compute_q_values({Columns.OBS: torch.ones(2, 4)})["qf_preds"].shape == (2, 3)
 
 
 def configured(config: Any, **options: Any) -> Any:

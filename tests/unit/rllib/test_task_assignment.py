@@ -121,21 +121,6 @@ def test_the_task_is_set_before_the_first_reset() -> None:
     runner.stop()
 
 
-def test_hooks_are_added_once_beside_the_users_and_only_for_curricula() -> None:
-    def mine(**ignored: Any) -> None:
-        """A user's."""
-
-    config = config_of().callbacks(on_episode_created=mine).env_runners(num_env_runners=3)
-    for _ in range(2):
-        configured(config)
-        assert config.callbacks_on_episode_created[0] is mine and len(config.callbacks_on_episode_created) == 2
-        assert len(config.callbacks_on_env_runners_recreated) == len(config.callbacks_on_algorithm_init) == 1
-    configured(config, assign_tasks=False)
-    assert config.callbacks_on_episode_created == [mine] and config.callbacks_on_env_runners_recreated == []
-    plain = configured(of_recipe("uniform", capacity=100))
-    assert plain.callbacks_on_episode_created is None and plain.callbacks_on_env_runners_recreated is None
-
-
 @pytest.mark.parametrize(
     ("options", "runners", "warnings"),
     [
@@ -156,17 +141,6 @@ def test_curricula_that_would_not_work_are_warned_of(
     assert len(said) == len(warnings) and all(part in text for part, text in zip(warnings, said, strict=True))
 
 
-def test_a_scheduler_is_an_object_or_a_class_path() -> None:
-    for scheduler in ("lightning_replay.schedulers.Exp3", {"class_path": "lightning_replay.schedulers.Exp3"}, Exp3()):
-        given = config_of(scheduler=scheduler).replay_buffer_config
-        replay = rllib_ext.RecipeEpisodeReplayBuffer(**{key: given[key] for key in given if key != "type"}).replay
-        assert isinstance(replay.sampler.scheduler, Exp3)
-    with pytest.raises(ValueError, match="scheduler names 'Exp3', which cannot be imported"):
-        config_of(scheduler="Exp3")
-    with pytest.raises(TypeError, match="scheduler is 3; it must be an object of lightning_replay.schedulers"):
-        config_of(scheduler=3)
-
-
 def test_capacities_are_those_of_each_task() -> None:
     config = config_of(capacity_per_task=100).env_runners(num_env_runners=6, rollout_fragment_length=51)
     with pytest.raises(ValueError, match="capacity_per_task is 100, and one round of sampling brings 102 steps"):
@@ -174,15 +148,6 @@ def test_capacities_are_those_of_each_task() -> None:
     configured(config.env_runners(rollout_fragment_length=50))
     with pytest.raises(ValueError, match="capacity_per_task is 100, below the 101 rows of a train batch"):
         configured(config.training(train_batch_size_per_learner=101))
-
-
-def test_capacities_of_modules_count_by_their_own_options() -> None:
-    # all modules but "tasks" store 1000 rows; "tasks" takes that option back, and stores 50 of each of its tasks
-    special = {"recipe": "parallel_curriculum", "capacity": None, "capacity_per_task": 50, "tasks": TASKS}
-    config = of_recipe("uniform", capacity=1000, modules={"tasks": special}).env_runners(num_env_runners=6)
-    with pytest.raises(ValueError, match="capacity_per_task is 50, and one round of sampling brings 52 steps"):
-        configured(config.env_runners(rollout_fragment_length=26))
-    configured(config.env_runners(rollout_fragment_length=25))
 
 
 @pytest.mark.parametrize(("environments", "given", "most"), [(3, None, 128), (100, None, 200), (100, 100, 100)])
