@@ -232,8 +232,3 @@ def _log_gradient_steps(learner: Any) -> None:
         learner.metrics.log_value((ALL_MODULES, NUM_UPDATES_LIFETIME), 1, reduce="lifetime_sum")
 
     learner.apply_gradients = counted
-
-
-# Their names in configs that earlier versions pickled.
-tell_recreated: Callable[..., None] = sync_recreated
-add_clocks: Callable[..., None] = add_results

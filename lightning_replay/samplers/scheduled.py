@@ -109,8 +109,8 @@ class ScheduledSampler(WithinTables):
         Raises:
             ValueError: the state of another scheduler.
         """
-        saved, kind = state_dict.get("scheduler_class"), type(self.scheduler).__name__
-        if saved not in (None, kind):  # early saves do not name it
+        saved, kind = state_dict["scheduler_class"], type(self.scheduler).__name__
+        if saved != kind:
             raise ValueError(f"the saved scheduler is {saved}, here it is {kind}; build it with {saved}")
         super().load_state_dict(state_dict)
         self.scheduler.load_state_dict(state_dict["scheduler"])

@@ -29,7 +29,7 @@ class SavedReplay(NamedTuple):
         data: the folder of its data.
         shards: the folders of shards in the save; of a replay without, which is the save itself, one without a name.
         recipe: its name; ``None`` of a replay without shards.
-        capacities: of all shards together, by option; ``None`` of a replay without, and in saves of earlier versions.
+        capacities: of all shards together, by option; ``None`` of a replay without.
         state: saved beside the shards; ``None`` of a replay without.
     """
 
@@ -64,7 +64,7 @@ class SavedReplay(NamedTuple):
             raise DamagedFileError(
                 f"{folder / MANIFEST_OF_SHARDS} is damaged ({error}); load an earlier save"
             ) from error
-        return cls(data, shards, recipe, manifest.get("capacities"), read_shards_state(folder, data, NAMES))
+        return cls(data, shards, recipe, manifest["capacities"], read_shards_state(folder, data, NAMES))
 
     def check(self, folder: Folder, recipe: str, capacities: Mapping[str, int]) -> None:
         """Refuses a save of shards for a replay of another recipe or other capacities.

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +22,7 @@ MANIFEST = "buffer.json"
 MANIFEST_OF_SHARDS = "shards.json"  # in place of the other, of a sharded replay
 ROWS = "rows"
 FORMAT = "lightning-replay-rllib"
-FORMAT_VERSION = 2  # version 1 had a checksum of the state alone
+FORMAT_VERSION = 2
 SHARDS_VERSION = 1  # of the other manifest
 
 
@@ -165,7 +163,7 @@ def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any])
 
 
 def read_buffer_manifest(folder: Path) -> dict[str, Any]:
-    """Returns a manifest of any version in the form of the newest; errors as :func:`read_buffer`."""
+    """Returns the checked manifest of a buffer; errors as :func:`read_buffer`."""
     from lightning_replay.saving import DamagedFileError
     from lightning_replay.saving.directory import read_manifest
     from lightning_replay.saving.serialization import MALFORMED
@@ -177,7 +175,7 @@ def read_buffer_manifest(folder: Path) -> dict[str, Any]:
             "restored. Give replay_config(num_shards=...); any number of shards can be restored from it"
         )
     try:
-        manifest = read_manifest(file, FORMAT_VERSION, checked_from=2)
+        manifest = read_manifest(file, FORMAT_VERSION)
     except (FileNotFoundError, DamagedFileError) as error:
         raise DamagedFileError(
             f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
@@ -185,10 +183,6 @@ def read_buffer_manifest(folder: Path) -> dict[str, Any]:
     try:
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}")
-        if manifest["version"] == 1:  # had a checksum of the state alone
-            if zlib.crc32(manifest["state"].encode()) != manifest["crc32"]:
-                raise ValueError("its checksum differs")
-            manifest |= {"state": json.loads(manifest["state"]), "data": manifest["rows"], "algorithm": None}
         WarmUp(**manifest["warm_up"]), Path(manifest["data"])
     except MALFORMED as error:
         raise DamagedFileError(

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import shutil
 import signal
@@ -31,7 +30,7 @@ from lightning_replay.writers import SurpriseOnPolicyness
 from tests.attack.states import fingerprint
 from tests.event_steps import IsTrue
 from tests.recipe_options import built, fitting
-from tests.saves import FORMAT_1, draws, files_of, flip_a_byte, forge, lengthen, names_in, remove, stored, truncate
+from tests.saves import draws, files_of, flip_a_byte, forge, lengthen, names_in, remove, stored, truncate
 from tests.transitions import numbered_steps
 
 
@@ -323,33 +322,6 @@ def test_a_buffer_of_another_capacity_refuses_the_save(tmp_path) -> None:
     with pytest.raises(ValueError, match="capacity 50, here 60"):
         other.load(tmp_path)
     assert len(other) == 5
-
-
-def test_a_save_of_format_1_still_loads(tmp_path) -> None:
-    """Written by the code of format 1: rows 0 to 19 in 16 slots, each of the priority of its slot's number plus one."""
-    assert json.loads((FORMAT_1 / MANIFEST).read_text())["version"] == 1
-    assert verify_replay(FORMAT_1)["length"] == 16
-    replay = load_replay(FORMAT_1)
-    rows = replay.storage.get(torch.arange(16))
-    assert rows["observation"][:, 0].tolist() == [16, 17, 18, 19, *range(4, 16)]
-    assert rows["generation"].tolist() == [2] * 4 + [1] * 12
-    assert replay.sampler.state_dict()["tree"]["leaves"].tolist() == list(range(1, 17))
-    assert replay.sample()["index"].tolist() == [2, 8, 14, 6]
-    damaged = shutil.copytree(FORMAT_1, tmp_path / "damaged")
-    flip_a_byte(next(damaged.glob("data-*/tensors.safetensors")))
-    for read in (load_replay, verify_replay):
-        with pytest.raises(DamagedFileError, match="nothing was loaded"):
-            read(damaged)
-
-
-def test_a_save_of_format_1_is_replaced_by_one_of_the_newest_format(tmp_path, caplog) -> None:
-    caplog.set_level(logging.INFO, "lightning_replay")
-    folder = shutil.copytree(FORMAT_1, tmp_path / "old")
-    size = save_replay(load_replay(folder), folder)
-    assert size.written == size.total
-    assert f"{folder} is not used as an earlier save: format version 1" in caplog.text
-    assert json.loads((folder / MANIFEST).read_text())["version"] == 3
-    assert load_replay(folder).sample()["index"].tolist() == [2, 8, 14, 6]
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -16,7 +16,7 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.checkpoint.replay import MANIFEST, SavedSize, verify_replay
 from lightning_replay.replay import Replay
-from tests.saves import FORMAT_1, files_of, forge, lengthen, names_in, remove, stored, truncate
+from tests.saves import files_of, forge, lengthen, names_in, remove, stored, truncate
 from tests.transitions import numbered_steps
 
 
@@ -107,11 +107,6 @@ def _newer(folder: Path) -> None:
     forge(folder / MANIFEST, version=99)
 
 
-def _older(folder: Path) -> None:
-    shutil.rmtree(folder)
-    shutil.copytree(FORMAT_1, folder)
-
-
 def _another_buffer(folder: Path) -> None:
     shutil.rmtree(folder)
     other = recipes.uniform(capacity=200, batch_size=8)
@@ -132,7 +127,6 @@ def _no_files(folder: Path) -> None:
         (_no_manifest, "no saved replay buffer"),
         (_half_a_manifest, "is damaged"),
         (_newer, "format version 99"),
-        (_older, "format version 1"),
         (_another_buffer, "no file of .* could be shared"),
         (_no_files, "missing or damaged in an earlier save"),
     ],

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import pickle
 from typing import Any
 
 import pytest
@@ -61,16 +59,6 @@ def test_both_neither_and_options_of_the_other_kind_are_refused(config: Any, opt
     assert not hooks(given)
 
 
-def test_the_former_name_warns_and_does_the_same() -> None:
-    with pytest.warns(DeprecationWarning, match=r"call configure\(config, levels=levels, ...\)"):
-        former = rllib_ext.configure_levels(ppo(), {"levels": 5}, held_out_levels=3, flush=True)
-    present = rllib_ext.configure(ppo(), levels={"levels": 5}, held_out_levels=3, flush=True)
-    for event in hooks(present):
-        ((one,), (other,)) = (getattr(config, f"callbacks_{event}") for config in (former, present))
-        assert one.func is other.func and one.keywords.keys() == other.keywords.keys()
-        assert {**one.keywords, "packed": None} == {**other.keywords, "packed": None}
-
-
 def test_levels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     builds = []
     monkeypatch.setattr(building, "call", lambda kind, arguments, name: builds.append(kind) or kind(**arguments))
@@ -78,30 +66,3 @@ def test_levels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ppo(), levels={"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 5}}
     )
     assert builds == [UniformLevels]
-
-
-@pytest.mark.filterwarnings("ignore:.* has moved:DeprecationWarning")
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("rllib_ext.install:install", "rllib_ext.levels.install:install", "rllib_ext.levels.install:add_results"),
-        *("rllib_ext.task_assignment:begin_episode", "rllib_ext.task_assignment:tell_recreated"),
-        *("rllib_ext.levels.install:tell_recreated", "rllib_ext.levels.evaluation:measure_gap"),
-        *("rllib_ext.levels.evaluation:note_return", "rllib_ext.levels.evaluation:check_evaluation"),
-        *("rllib_ext.levels.playing:wrap_environments", "rllib_ext.levels.playing:begin_episode"),
-        *("rllib_ext.clocks:add_clocks", "rllib_ext.flags:flags_connector"),
-        *("rllib_ext.levels.config:configure_levels", "rllib_ext.levels.config:built_levels"),
-        *("rllib_ext.episode_buffer:RecipeEpisodeReplayBuffer", "rllib_ext.image_module:ImageDQNModule"),
-    ],
-)
-def test_functions_in_configs_of_earlier_versions_are_found(path: str) -> None:
-    module, _, name = path.partition(":")
-    found = pickle.loads(f"c{module}\n{name}\n.".encode())
-    assert found.__name__ in (name, "sync_recreated", "add_results") and found.__module__.startswith("rllib_ext.")
-
-
-def test_hooks_of_earlier_versions_are_replaced() -> None:
-    former = importlib.import_module("rllib_ext.hooks").add_clocks
-    config = rllib_ext.configure(dqn().callbacks(on_train_result=functools.partial(former)))
-    (hook,) = config.callbacks_on_train_result
-    assert hook.func.__name__ == "add_results"
