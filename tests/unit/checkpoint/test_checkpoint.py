@@ -24,10 +24,13 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.saving import DamagedFileError, chunks
 from lightning_replay.saving.spec import NotRebuildableError
+from lightning_replay.schedulers import Exp3
 from lightning_replay.schedules import Linear
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.table_replay import CurriculumReplay
 from lightning_replay.writers import SurpriseOnPolicyness
 from tests.attack.states import fingerprint
+from tests.attack.variants import TASKS, VARIANTS, Variant
 from tests.event_steps import IsTrue
 from tests.recipe_options import built, fitting
 from tests.saves import draws, files_of, flip_a_byte, forge, lengthen, names_in, remove, stored, truncate
@@ -48,30 +51,6 @@ def used(replay: Replay) -> Replay:
         batch = replay.sample()
         replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"])
     return replay
-
-
-@pytest.mark.parametrize("name", sorted(recipes.known()))
-@pytest.mark.parametrize("n_steps", [1, 3])
-def test_a_loaded_buffer_goes_on_with_the_same_draws(name, n_steps, tmp_path) -> None:
-    replay = used(built(name, capacity=50, batch_size=8, n_steps=n_steps, seed=3))
-    save_replay(replay, tmp_path / "buffer")
-    again = load_replay(tmp_path / "buffer")
-    for batch in zip(draws(replay), draws(again), strict=True):
-        assert torch.equal(*batch)
-    more = fitting(replay, numbered_steps(100, 7))
-    for one in (replay, again):
-        one.extend(more)
-    for batch in zip(draws(replay), draws(again), strict=True):
-        assert torch.equal(*batch)
-    assert replay.stats() == again.stats()
-
-
-def test_prefetched_batches_are_saved_too(tmp_path) -> None:
-    replay = used(recipes.uniform(capacity=50, batch_size=8, prefetch=2, seed=3))
-    replay.save(tmp_path)
-    again = load_replay(tmp_path)
-    assert torch.equal(replay.sample()["index"], again.sample()["index"])
-    assert torch.equal(replay.sample()["index"], again.sample()["index"])
 
 
 def test_a_buffer_without_prefetching_drops_the_prefetched_batches_of_a_save(tmp_path) -> None:
@@ -113,6 +92,44 @@ def test_a_run_that_is_saved_and_loaded_in_the_middle_draws_as_one_without_a_bre
     resumed += trained(load_replay(tmp_path, end_episodes=False), rows[6:])
     for one, other in zip(whole, resumed, strict=True):
         assert fingerprint(one.to_dict()) == fingerprint(other.to_dict())
+
+
+OPTIONS = [
+    *(variant for variant in VARIANTS if variant.chosen and "prefetch" not in variant.chosen),
+    *(Variant("neighborhood_mixup", (("refresh_interval", interval),)) for interval in (1, 4)),
+    Variant("parallel_curriculum", (("scheduler", Exp3(exploration=0.2)), ("priority_exponent", 0.6))),
+]
+
+
+@pytest.mark.parametrize("variant", OPTIONS, ids=str)
+def test_with_any_options_a_loaded_buffer_and_its_parts_go_on_as_the_saved_one(variant: Variant, tmp_path) -> None:
+    world = variant.world(1)
+    replay = variant.build(20, 4, seed=3, memmap=tmp_path / "rows")
+    used = [_step(replay, world.take(7), []) for _ in range(6)]
+    replay.save(tmp_path / "save")
+    again = load_replay(tmp_path / "save", trust=["tests"], end_episodes=False)
+    for part, other in ((replay.sampler, again.sampler), (replay.writer, again.writer)):
+        part.dumps(tmp_path / "part")
+        other.loads(tmp_path / "part")
+        shutil.rmtree(tmp_path / "part")
+    for _ in range(6):
+        rows = world.take(7)
+        one, other = (_step(each, rows.clone(), used) for each in (replay, again))
+        assert fingerprint(one.to_dict()) == fingerprint(other.to_dict())
+    assert replay.stats() == again.stats()
+
+
+def _step(replay: Replay, rows: TensorDict, earlier: list[TensorDict]) -> TensorDict:
+    """Stores rows, draws, and returns TD errors of the batch and of an earlier one, some of whose rows have left."""
+    replay.extend(rows)
+    batch = replay.sample()
+    for each in (batch, *earlier[-1:]):
+        error = each["next", "reward"].flatten() + 1.0
+        replay.update_priority(each, error, surprise=error)
+    if isinstance(replay, CurriculumReplay):
+        task = int(batch["task"][0])
+        replay.progress(TASKS[task], task / 2)
+    return batch
 
 
 def test_saving_again_replaces_the_earlier_save(tmp_path) -> None:

@@ -93,18 +93,6 @@ def test_bad_options_are_refused(tasks, scheduler, min_size: int, message: str) 
         ScheduledSampler(tasks, scheduler, min_size)
 
 
-def test_the_state_holds_scheduler_and_generator() -> None:
-    tables = tables_of_lengths(5, 5, 5)
-    sampler, loaded = (ScheduledSampler(TASKS, Exp3(), seed=seed) for seed in (0, 1))
-    for _ in range(9):
-        drawn = int(sampler.rows_of_tables(tables, 4).argmax())
-        sampler.scheduler.progress(drawn, 0.7)
-    loaded.load_state_dict(sampler.state_dict())
-    np.testing.assert_array_equal(loaded.scheduler.log_weights, sampler.scheduler.log_weights)
-    for _ in range(20):
-        assert (loaded.rows_of_tables(tables, 4) == sampler.rows_of_tables(tables, 4)).all()
-
-
 def test_the_state_of_other_tasks_is_refused() -> None:
     state = ScheduledSampler(["a", "b", "c"], UniformTasks()).state_dict()
     with pytest.raises(ValueError, match="saved with the tasks"):
