@@ -59,11 +59,6 @@ class ScheduledSampler(WithinTables):
         self.min_size: int = checked_count("min_size", min_size, of="rows")
         self.scheduler.start(self.tasks)
 
-    @property
-    def refuses_unchanged(self) -> bool:  # type: ignore[override]
-        """Whether all that may raise an error comes before the generator is used; the scheduler declares its part."""
-        return not self.uses_priorities and self.scheduler.refuses_unchanged
-
     def ready(self, tables: HeldTables) -> np.ndarray:
         """Returns whether each task holds enough rows, bool ``[tasks]``."""
         if self.scheduler.shares_one_table:
@@ -93,7 +88,6 @@ class ScheduledSampler(WithinTables):
         return super().draw_state(), self.scheduler.state_dict()
 
     def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
         within, scheduler = state
         super().undo_draw(within)
         self.scheduler.load_state_dict(scheduler)

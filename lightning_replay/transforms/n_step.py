@@ -141,7 +141,6 @@ class NStepTransitions(ReplayTransform):
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`get_extra_state` returned."""
         self._waiting = TensorDict(state["waiting"], [state["length"]]) if state["length"] else None
         given = state["columns"]
         self._columns = None if given is None else frozenset((name, dtype, shape) for name, dtype, shape in given)
