@@ -145,15 +145,6 @@ def test_a_previous_save_of_no_use_is_said_and_everything_written(spoil, message
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_nothing_is_said_of_a_save_that_shares_or_has_nothing_to_share_with(tmp_path, caplog) -> None:
-    replay = stored()
-    caplog.set_level(logging.INFO, "lightning_replay.checkpoint")
-    replay.save(tmp_path / "first")
-    save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert not [record for record in caplog.records if record.name.startswith("lightning_replay.checkpoint")]
-
-
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("spoil", [truncate, lengthen, remove])
 def test_a_chunk_that_lost_its_size_is_not_linked(spoil, tmp_path) -> None:
     replay = stored()

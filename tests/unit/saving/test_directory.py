@@ -287,13 +287,6 @@ def test_every_changed_value_of_a_manifest_is_found(tmp_path) -> None:
         manifest_in(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"checksum": 1}', "[" * 100_000])
-def test_what_is_no_manifest_is_refused_as_damaged(text, tmp_path) -> None:
-    (tmp_path / "it.json").write_text(text)
-    with pytest.raises(DamagedFileError, match="damaged"):
-        manifest_in(tmp_path)
-
-
 def test_a_state_read_while_it_is_written_again_and_again(tmp_path) -> None:
     """Values and counts of a state belong together."""
     write_state(tmp_path, {"a": [0] * 50, "b": 0})
