@@ -121,12 +121,15 @@ def read_warm_up(folder: Path) -> WarmUp | None:
 
 def read_shards_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a sharded replay; errors as :func:`read_buffer`."""
+    return _checked_manifest(folder / MANIFEST_OF_SHARDS, SHARDS_VERSION)
+
+
+def _checked_manifest(file: Path, version: int) -> dict[str, Any]:
     from lightning_replay.saving import DamagedFileError
     from lightning_replay.saving.directory import read_manifest
 
-    file = folder / MANIFEST_OF_SHARDS
     try:
-        return read_manifest(file, SHARDS_VERSION)
+        return read_manifest(file, version)
     except (FileNotFoundError, DamagedFileError) as error:
         raise DamagedFileError(
             f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
@@ -165,7 +168,6 @@ def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any])
 def read_buffer_manifest(folder: Path) -> dict[str, Any]:
     """Returns the checked manifest of a buffer; errors as :func:`read_buffer`."""
     from lightning_replay.saving import DamagedFileError
-    from lightning_replay.saving.directory import read_manifest
     from lightning_replay.saving.serialization import MALFORMED
 
     file = folder / MANIFEST
@@ -174,12 +176,7 @@ def read_buffer_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} holds a replay of several shards, and this algorithm has one buffer in the driver; nothing was "
             "restored. Give replay_config(num_shards=...); any number of shards can be restored from it"
         )
-    try:
-        manifest = read_manifest(file, FORMAT_VERSION)
-    except (FileNotFoundError, DamagedFileError) as error:
-        raise DamagedFileError(
-            f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
-        ) from error
+    manifest = _checked_manifest(file, FORMAT_VERSION)
     try:
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}")
