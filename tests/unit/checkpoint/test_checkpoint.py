@@ -58,7 +58,7 @@ def test_a_buffer_without_prefetching_drops_the_prefetched_batches_of_a_save(tmp
     used(replay).save(tmp_path)
     again = recipes.uniform(capacity=50, batch_size=8, seed=3)
     again.load(tmp_path)
-    assert not again._prefetch_queue and len(again.sample()) == 8
+    assert again.state_dict()["prefetched"] == [] and len(again.sample()) == 8
 
 
 def with_tree(backend: str, prefetch: int | None) -> Replay:
@@ -158,8 +158,8 @@ def test_a_save_does_not_say_where_files_are_made(tmp_path) -> None:
     in_memory = load_replay(tmp_path / "save")
     on_disk = load_replay(tmp_path / "save", memmap=tmp_path / "mine")
     assert not (tmp_path / "theirs").exists()
-    assert in_memory.storage._memmap is None and in_memory.storage.init_arguments["memmap"] is None
-    assert on_disk.storage._memmap == str(tmp_path / "mine") and (tmp_path / "mine").exists()
+    assert in_memory.storage.init_arguments["memmap"] is None
+    assert on_disk.storage.init_arguments["memmap"] == str(tmp_path / "mine") and (tmp_path / "mine").exists()
     for batches in zip(draws(in_memory), draws(on_disk), strict=True):
         assert torch.equal(*batches)
 

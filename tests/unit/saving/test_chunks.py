@@ -186,8 +186,8 @@ def test_what_is_hashed_is_what_is_written_while_another_thread_writes_rows(tmp_
 def test_every_damage_is_found(num_bytes, tmp_path) -> None:
     file = tmp_path / "file"
     content = os.urandom(num_bytes)
-    record = Fingerprint(num_bytes, chunk_files._blake2b([memoryview(content)])).record()
     file.write_bytes(content)
+    record = fingerprint(file).record()
     target = bytearray(num_bytes)
     check_file(file, record)
     check_file(file, record, memoryview(target))

@@ -13,7 +13,7 @@ import torch
 
 import lightning_replay
 from lightning_replay.samplers.table_corrections import CORRECTIONS
-from lightning_replay.saving.spec import PUBLIC, NotRebuildableError, _import_path, build, describe, recorded
+from lightning_replay.saving.spec import PUBLIC, NotRebuildableError, build, describe, recorded
 
 
 @recorded
@@ -157,7 +157,7 @@ def test_a_save_names_classes_by_public_modules_wherever_their_files_are() -> No
     classes = _recorded_classes()
     assert len(classes) > 50
     for value in [*classes, *filter(None, CORRECTIONS.values())]:
-        path = _import_path(value)
+        path = describe(value)["import"]
         assert path.partition(":")[0] in PUBLIC, path
         for saved in (path, f"lightning_replay.a_file_that_moved:{value.__name__}"):
             assert build({"import": saved}) is value
