@@ -105,7 +105,6 @@ def save_id(path: str | Path) -> str:
 
 
 def read_replay(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns manifest and state of one save."""
     return read_save(
         directory,
         lambda: replay_manifest(directory),

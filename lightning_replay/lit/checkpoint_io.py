@@ -152,7 +152,6 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes the file and the buffers beside it."""
         super().remove_checkpoint(path)
         for directory in replays_beside(_local(path)):
             shutil.rmtree(directory, ignore_errors=True)

@@ -57,7 +57,6 @@ class ChunkedTensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize  # torch.Size.numel would wrap around
 
 
@@ -182,7 +181,6 @@ def check_file(
 
 
 def fingerprint(file: Path) -> Fingerprint:
-    """Returns the fingerprint of a file on disk."""
     return Fingerprint(file.stat().st_size, _blake2b(_blocks(file)))
 
 
