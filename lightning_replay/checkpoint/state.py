@@ -83,16 +83,7 @@ def restore_state(replay: LockedReplay, state: dict[str, Any]) -> None:
     _refuse_other_parts(state["built_from"], _parts_of(replay))
     batches = [_ready(batch) for batch in state["prefetched"]]
     with replay.unchanged():
-        loaded: list[tuple[Callable[[Any], Any], Any]] = []
-        try:
-            for read, load, saved in _restorations(replay, state):
-                loaded.append((load, read()))
-                load(saved)
-        except BaseException:  # one is refused: those loaded before are reverted
-            for load, before in reversed(loaded):
-                if before is not None:
-                    load(before)
-            raise
+        _restore_all(_restorations(replay, state))
         for future in replay._prefetch_queue:
             future.cancel()
         replay._prefetch_queue.clear()
@@ -142,6 +133,20 @@ def _restorations(replay: LockedReplay, state: dict[str, Any]) -> list[_Restorat
     return parts
 
 
+def _restore_all(parts: list[_Restoration]) -> None:
+    """Loads all states, or none: if one is refused, those loaded before are reverted."""
+    loaded: list[tuple[Callable[[Any], Any], Any]] = []
+    try:
+        for read, load, state in parts:
+            loaded.append((load, read()))
+            load(state)
+    except BaseException:
+        for load, before in reversed(loaded):
+            if before is not None:
+                load(before)
+        raise
+
+
 def _parts_of(replay: LockedReplay) -> dict[str, Any]:
     """Returns names and sizes of a buffer's parts, which must be the same where its state is loaded."""
     sampler = [type(replay._sampler).__name__]
@@ -182,6 +187,7 @@ def _ready(batch: dict[str, Any]) -> Future[Any]:
 
 
 def _copied(state: Any) -> Any:
+    """Returns a state with copies of its tensors."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, dict):
