@@ -12,7 +12,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.saving.serialization import MALFORMED, DamagedFileError
 from lightning_replay.saving.spec import NotRebuildableError, build
 from lightning_replay.storage.devices import MissingDeviceError
-from lightning_replay.validation import check_kind, checked_entries, checked_flag
+from lightning_replay.validation import checked_flag
 
 
 def load_replay(
@@ -34,28 +34,20 @@ def load_replay(
     Raises:
         FileNotFoundError: no saved buffer there.
         DamagedFileError: a file is missing, truncated or changed.
-        TypeError: ``trust`` is no list of names, or ``memmap`` no directory.
-        ValueError: saved by a newer version of this library; rows on a GPU that this machine lacks; an empty name in
-            ``trust``.
+        TypeError: ``trust`` is one name, not a list.
+        ValueError: saved by a newer version of this library; rows on a GPU that this machine lacks.
         NotRebuildableError: an option is neither a plain value nor an import path of a trusted package. Add the package
             to ``trust``, or build the buffer and call ``replay.load(path)``.
         MemoryError: the rows do not fit; give ``memmap``.
     """
     if isinstance(trust, str):
         raise TypeError(f"trust is {trust!r}; it must be a list of packages, as trust=[{trust!r}]")
-    packages = checked_entries("trust", trust, "a list of packages, as trust=['my_package']")
-    for place, package in enumerate(packages):
-        check_kind(f"trust[{place}]", package, str, "the name of a package, as trust=['my_package']")
-        if not package:
-            raise ValueError(f"trust[{place}] is ''; it must be the name of a package, as trust=['my_package']")
-    if memmap is not None:
-        check_kind("memmap", memmap, str | os.PathLike, "a directory, or None to keep the rows in memory")
     checked_flag("end_episodes", end_episodes)
     directory = Path(path)
     saved, state = read_replay(directory)
-    chosen = {"memmap": None if memmap is None else str(memmap)}
+    chosen = {"memmap": None if memmap is None else os.fspath(memmap)}
     try:
-        replay = build(saved["built_by"], trust=packages, chosen=chosen)
+        replay = build(saved["built_by"], trust=trust, chosen=chosen)
         if not isinstance(replay, Replay):
             raise TypeError(f"it describes a {type(replay).__name__}, not a replay buffer")
         replay.load_state_dict(state)

@@ -16,16 +16,13 @@ class PartState:
 
     Raises:
         TypeError: when a subclass derives from :class:`~lightning_replay.seeded.Seeded` behind its base class, whose
-            methods without effect would hide those of ``Seeded``; when ``saved_attributes`` is not a tuple of names.
+            methods without effect would hide those of ``Seeded``.
     """
 
     saved_attributes: tuple[str, ...] = ()  #: Names of attributes, tensors or plain values, that belong to the state.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        names: Any = cls.saved_attributes
-        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"saved_attributes of {cls.__name__} is {names!r}; give a tuple of names, as ('seen',)")
         if issubclass(cls, Seeded) and cls.__mro__.index(Seeded) > cls.__mro__.index(PartState):
             raise TypeError(f"{cls.__name__} names Seeded after its base class; name it first: (Seeded, ...)")
 

@@ -51,7 +51,6 @@ class Constant(Schedule):
         self.value: float = checked_number("value", value)
 
     def __call__(self, reading: int) -> float:
-        """Returns the value."""
         return self.value
 
     def __repr__(self) -> str:
@@ -81,7 +80,6 @@ class Linear(Schedule):
         self.clock: str = checked_choice("clock", clock, CLOCKS)
 
     def __call__(self, reading: int) -> float:
-        """Returns the value at this reading; readings before 0 count as 0."""
         if reading >= self.duration:
             return self.end
         return self.start + (self.end - self.start) * max(reading, 0) / self.duration

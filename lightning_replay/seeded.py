@@ -46,7 +46,6 @@ class Seeded:
             object.__setattr__(self, "_generator", generator)
 
     def reseed(self, seed: int) -> None:
-        """Restarts the generator from ``seed``."""
         self._generator.manual_seed(seed)
 
     def draw_state(self) -> Any:
@@ -62,5 +61,4 @@ class Seeded:
         return self._generator.get_state()
 
     def set_generator_state(self, state: Tensor) -> None:
-        """Restores :meth:`generator_state`."""
         self._generator.set_state(state.cpu().to(torch.uint8))

@@ -14,8 +14,6 @@ from lightning_replay.replay import Replay
 from lightning_replay.saving.directory import LOCK_FILE, checksum_of
 from tests.transitions import numbered_steps
 
-FORMAT_1 = Path(__file__).parent / "fixtures" / "replay_format_1"
-
 
 def forge(file: Path, **changes: Any) -> None:
     """Changes a manifest and makes its checksum fit, as whoever writes a file by hand can."""

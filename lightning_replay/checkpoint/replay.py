@@ -17,12 +17,11 @@ from lightning_replay.saving.replays import (
     MANIFEST,
     MANIFEST_OF_SHARDS,
     SHARDS_VERSION,
-    open_replay,
     replay_manifest,
 )
 from lightning_replay.saving.serialization import DamagedFileError
 from lightning_replay.saving.spec import describe
-from lightning_replay.saving.state import SavedSize, chunks_of, write_data
+from lightning_replay.saving.state import SavedSize, chunks_of, open_data, write_data
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -92,30 +91,24 @@ def verify_replay(path: str | Path) -> dict[str, Any]:
     """
 
     def check(manifest: dict[str, Any], data: Path) -> dict[str, Any]:
-        open_replay(manifest, data).check()
+        open_data(manifest, data).check()
         return {key: manifest[key] for key in ("built_by", "length")}
 
     return read_save(Path(path), lambda: replay_manifest(Path(path)), check)
 
 
-def save_id(path: str | Path) -> str | None:
-    """Returns the unique id of a save, also of a sharded replay; ``None`` before format version 3.
-
-    Raises as :func:`verify_replay`.
-    """
+def save_id(path: str | Path) -> str:
+    """Returns the unique id of a save, also of a sharded replay; raises as :func:`verify_replay`."""
     of_shards = Path(path) / MANIFEST_OF_SHARDS
-    if of_shards.exists():
-        identity: str = read_manifest(of_shards, SHARDS_VERSION)["id"]
-        return identity
-    return replay_manifest(Path(path)).get("id")
+    manifest = read_manifest(of_shards, SHARDS_VERSION) if of_shards.exists() else replay_manifest(Path(path))
+    return str(manifest["id"])
 
 
 def read_replay(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns manifest and state of one save."""
     return read_save(
         directory,
         lambda: replay_manifest(directory),
-        lambda manifest, data: (manifest, open_replay(manifest, data).read()),
+        lambda manifest, data: (manifest, open_data(manifest, data).read()),
     )
 
 
@@ -123,8 +116,6 @@ def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:
     """Returns the chunk files of an earlier save; none if it cannot be used."""
     try:
         manifest = replay_manifest(directory)
-        if manifest["version"] == 1:
-            raise ValueError("format version 1")
     except (OSError, ValueError, DamagedFileError) as error:
         logger.info("%s is not used as an earlier save: %s", directory, error)
         return {}

@@ -170,9 +170,7 @@ def _parts_of(replay: LockedReplay) -> dict[str, Any]:
 
 def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:
     different = [
-        f"{name} {saved[name]}, here {present[name]}"
-        for name in present
-        if saved.get(name, present[name]) != present[name]  # early saves lack the tables
+        f"{name} {saved.get(name)}, here {present[name]}" for name in present if saved.get(name) != present[name]
     ]
     if different:
         raise ValueError(

@@ -152,7 +152,6 @@ class RunningObservations:
         return {"trajectory": names, "last": torch.from_numpy(last.copy()), "abandoned": others}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         names, last = state["trajectory"].tolist(), state["last"].numpy()
         self.abandon(state["abandoned"].tolist())
         self._last |= {name: row.tobytes() for name, row in zip(names, last, strict=False)}

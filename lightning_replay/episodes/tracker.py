@@ -201,7 +201,6 @@ class EpisodeTracker:
         return {"links": None if self.links is None else self.links.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self.links = None
         if state_dict["links"] is not None:
             self.links = self._new_links(storage)

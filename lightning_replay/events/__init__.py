@@ -12,7 +12,19 @@ from lightning_replay.events.conditions.condition import (
     load_state_of,
     state_of,
 )
-from lightning_replay.events.conditions.episodes import EpisodeCondition
+from lightning_replay.events.conditions.episodes import (
+    EpisodeCondition,
+    FirstInEpisode,  # noqa: F401  this and the others left out of __all__: saves find them here
+    Reestablished,  # noqa: F401
+    Sustained,  # noqa: F401
+)
+from lightning_replay.events.conditions.steps import (
+    InfoKey,  # noqa: F401
+    KeyInRegion,  # noqa: F401
+    RewardAtLeast,  # noqa: F401
+    RewardBelow,  # noqa: F401
+    TerminalWithReward,  # noqa: F401
+)
 from lightning_replay.events.event_table import (
     Event,
     EventTable,

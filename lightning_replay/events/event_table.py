@@ -171,7 +171,6 @@ class EventTable:
         return {"conditions": [state_of(event.condition) for event in self.events]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         for event, saved in zip(self.events, state["conditions"], strict=True):
             load_state_of(event.condition, saved)
 

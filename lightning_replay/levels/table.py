@@ -288,6 +288,6 @@ class LevelTable:
         self._generations = state_dict["generation"].cpu().numpy().astype(np.int64)
         self._count = len(self._scores)
         self._order.fill(self._scores, self._timestamps)
-        self._order.load_state_dict(state_dict.get("prioritization", {}))  # early saves have none
+        self._order.load_state_dict(state_dict["prioritization"])
         self._staleness.fill(self._timestamps.tolist())
         self.generator.set_state(state_dict["generator"].cpu())

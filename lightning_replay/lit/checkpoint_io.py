@@ -3,23 +3,25 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_replay.checkpoint.replay import save_id
-from lightning_replay.lit.checkpoint_digest import CheckedCheckpointIO
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import LOCK_FILE, exclusive
 from lightning_replay.saving.serialization import sync
 from lightning_replay.training_replay import TrainingReplay
 
-__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "replays_beside", "saved_replay"]
+__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "check_checkpoint", "replays_beside", "saved_replay"]
 
 _UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
 
@@ -32,6 +34,39 @@ class _ReplayOwner(Protocol):
     def replay_stamp(self) -> Hashable: ...
 
     def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None: ...
+
+
+class CheckedCheckpointIO(CheckpointIO):
+    """Warns once of entries that could not be loaded again, and waits until a checkpoint file is on the disk.
+
+    A data module installs it; other plug-ins keep working underneath.
+
+    Args:
+        wrapped: writes and reads the file itself.
+    """
+
+    def __init__(self, wrapped: CheckpointIO) -> None:
+        self.wrapped = wrapped
+        self._is_loadable_checked = False
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+        if not self._is_loadable_checked:
+            self._is_loadable_checked = True
+            _warn_of_unloadable(checkpoint)
+        if Path(path).is_file():  # not if a plug-in writes later or elsewhere
+            sync(Path(path))
+            sync(Path(path).parent)
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = self.wrapped.load_checkpoint(path, *args, **kwargs)
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        self.wrapped.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        self.wrapped.teardown()
 
 
 class ReplayCheckpointIO(CheckedCheckpointIO):
@@ -107,7 +142,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         """Reads the file and finds the replay beside it, before anything is restored.
 
         Raises:
-            DamagedFileError: file or replay are not those that were saved.
+            DamagedFileError: the replay is that of another checkpoint, or damaged.
             FileNotFoundError: the replay is not there.
         """
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
@@ -117,10 +152,57 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes the file and the buffers beside it."""
         super().remove_checkpoint(path)
         for directory in replays_beside(_local(path)):
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def check_checkpoint(path: str | Path | None) -> None:
+    """Refuses a local file that is no checkpoint of Lightning; names such as ``"last"`` and addresses pass.
+
+    Raises:
+        ValueError: there is no such file, or it is something else.
+    """
+    if path is None or "://" in str(path) or str(path) in ("best", "last", "hpc") or str(path).startswith("registry"):
+        return
+    accepted = "give a .ckpt file that a run has saved, or 'last'"
+    if not Path(path).is_file():
+        raise ValueError(f"ckpt_path is {str(path)!r}, which is no file; {accepted}")
+    try:
+        content = torch.load(path, map_location="meta", weights_only=True)
+    except Exception as error:  # torch raises errors of many kinds for files of other programs
+        reason = " ".join(str(error).split(". ")[0].split())
+        raise ValueError(f"ckpt_path is {str(path)!r}, which torch does not load ({reason}); {accepted}") from error
+    if not isinstance(content, Mapping) or not {"state_dict", "pytorch-lightning_version"} <= set(content):
+        raise ValueError(f"ckpt_path is {str(path)!r}, which is no checkpoint of Lightning; {accepted}")
+
+
+def _warn_of_unloadable(checkpoint: Mapping[str, Any]) -> None:
+    """Warns of entries with objects that torch does not load with ``weights_only``, Lightning's default."""
+    parts: dict[str, Any] = {}
+    for name, value in checkpoint.items():
+        if name not in ("state_dict", "optimizer_states"):  # tensors, and large
+            nested = isinstance(value, Mapping)
+            parts |= {f"{name}.{key}": entry for key, entry in value.items()} if nested else {name: value}
+    unloadable = {name: type(value).__name__ for name, value in parts.items() if not _is_loadable(value)}
+    if unloadable:
+        named = ", ".join(f"{name} ({kind})" for name, kind in unloadable.items())
+        rank_zero_warn(
+            f"a checkpoint holds {named}, which fit(ckpt_path=...) and load_from_checkpoint do not load unless "
+            "weights_only=False is given. Give the hyperparameters as plain numbers, texts, lists and tensors, or "
+            "leave them out with save_hyperparameters(ignore=...)."
+        )
+
+
+def _is_loadable(value: Any) -> bool:
+    content = io.BytesIO()
+    try:
+        torch.save(value, content)
+        content.seek(0)
+        torch.load(content, weights_only=True)
+    except Exception:  # as of objects of any class
+        return False
+    return True
 
 
 def replays_beside(file: Path) -> list[Path]:
@@ -128,14 +210,13 @@ def replays_beside(file: Path) -> list[Path]:
     return [path for path in file.parent.glob("*.replay") if _stem_of(path) == file.stem]
 
 
-def saved_replay(file: Path, name: str | None, replay_id: str | None = None) -> Path:
+def saved_replay(file: Path, name: str | None, replay_id: str) -> Path:
     """Returns the buffer a checkpoint file refers to: the folder it names, or one that was renamed together with it.
 
     Args:
         file: the checkpoint.
         name: of the folder in the checkpoint.
-        replay_id: of the save, see :func:`~lightning_replay.checkpoint.replay.save_id`; ``None`` in checkpoints of
-            earlier versions.
+        replay_id: of the save, see :func:`~lightning_replay.checkpoint.replay.save_id`.
 
     Raises:
         FileNotFoundError: neither is beside the file.
@@ -144,7 +225,7 @@ def saved_replay(file: Path, name: str | None, replay_id: str | None = None) -> 
     candidates = [*([file.with_name(name)] if name else []), *replays_beside(file)]
     found = [candidate for candidate in candidates if candidate.is_dir()]
     for candidate in found:
-        if replay_id is None or save_id(candidate) == replay_id:
+        if save_id(candidate) == replay_id:
             return candidate
     if found:
         raise DamagedFileError(

@@ -101,7 +101,7 @@ def _run(arguments: Sequence[str]) -> None:
     import lightning_replay.lit.callbacks
     import lightning_replay.lit.datamodules.levels
     import lightning_replay.lit.datamodules.replay  # noqa: F401
-    from lightning_replay.lit.checkpoint_digest import check_checkpoint
+    from lightning_replay.lit.checkpoint_io import check_checkpoint
     from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
     from lightning_replay.lit.stop_signals import SIGTERM_STATUS
 

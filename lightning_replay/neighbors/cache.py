@@ -96,7 +96,6 @@ class NeighborCache:
         return {name: column[:limit].clone() for name, column in self._columns().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         columns = self._columns()
         for name, saved in state.items():
             columns[name][: len(saved)] = saved

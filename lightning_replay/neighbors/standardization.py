@@ -81,7 +81,6 @@ class Standardization:
         return {"count": self.count, **{name: tensor.clone() for name, tensor in tensors.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self.count = int(state["count"])
         self.mean, self.std = state["mean"].to(self.mean, copy=True), state["std"].to(self.mean, copy=True)
         self._total, self._square = state["total"].to(self.mean, copy=True), state["square"].to(self.mean, copy=True)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
-from lightning_replay.recipes.options import assemble, prioritized_or_uniform, recipe
+from lightning_replay.recipes.options import ReplayOptions, assemble, prioritized_or_uniform, recipe
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
@@ -36,14 +37,7 @@ def neighborhood_mixup(
     discrete: str | None = None,
     feature_keys: Sequence[str | tuple[str, ...]] = FEATURE_KEYS,
     keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[ReplayOptions],
 ) -> Replay:
     """Mixes each drawn transition with one of its nearest neighbours (NMER, Sander et al. 2022).
 
@@ -75,7 +69,7 @@ def neighborhood_mixup(
     if discrete is not None:  # equal in both of a pair
         keys = [key for key in keys if key != feature_keys[-1]]
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    return assemble(Replay, locals(), sampler, transform=transform)
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
 
 
 @recipe
@@ -86,22 +80,15 @@ def continuous_transition(
     mixup_concentration: float = 0.75,
     fraction: float = 1.0,
     keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[ReplayOptions],
 ) -> Replay:
     """Mixes each drawn transition with the next one of its episode (CT, Lin et al. 2021, arXiv:2011.14487).
 
     As in NMER's baseline, the mixing temperature is not tuned.
     """
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    sampler = ContinuousTransitionSampler(check_continuity=check_continuity)
-    return assemble(Replay, locals(), sampler, transform=transform)
+    sampler = ContinuousTransitionSampler(check_continuity=options["check_continuity"])
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
 
 
 @recipe
@@ -112,21 +99,14 @@ def mixup(
     mixup_concentration: float = 0.75,
     fraction: float = 1.0,
     keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[ReplayOptions],
 ) -> Replay:
     """Mixes each drawn transition with any other (naive mixup, Zhang et al. 2018, arXiv:1710.09412).
 
     A baseline of NMER.
     """
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    return assemble(Replay, locals(), RandomPairSampler(), transform=transform)
+    return assemble(Replay, capacity, batch_size, options, RandomPairSampler(), transform=transform)
 
 
 @recipe
@@ -136,14 +116,7 @@ def s4rl(
     *,
     mixup_concentration: float = 0.75,
     keys: Sequence[str | tuple[str, ...]] = ("observation",),
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[ReplayOptions],
 ) -> Replay:
     """Mixes each observation with its own next observation (S4RL, Sinha et al. 2022, arXiv:2103.06326).
 
@@ -152,7 +125,7 @@ def s4rl(
             nested under it.
     """
     transform = MixStates(mixup_concentration=mixup_concentration, keys=keys)
-    return assemble(Replay, locals(), UniformSampler(), transform=transform)
+    return assemble(Replay, capacity, batch_size, options, UniformSampler(), transform=transform)
 
 
 @recipe
@@ -163,14 +136,7 @@ def noisy(
     sigma: float = 0.1,
     keys: Sequence[str | tuple[str, ...]] = NOISY_KEYS,
     kind: str = "additive",
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[ReplayOptions],
 ) -> Replay:
     """Adds Gaussian noise to the state, action, reward and next state of every drawn transition, a baseline of NMER.
 
@@ -183,4 +149,4 @@ def noisy(
         kind: ``"additive"`` as in the paper, or ``"multiplicative"`` as in the authors' code, ``value * (1 + noise)``.
     """
     transform = GaussianNoise(sigma=sigma, keys=keys, kind=kind)
-    return assemble(Replay, locals(), UniformSampler(), transform=transform)
+    return assemble(Replay, capacity, batch_size, options, UniformSampler(), transform=transform)

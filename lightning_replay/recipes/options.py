@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that recipes share: their documentation, and the buffer that is built from them.
-
-Every recipe names them in its signature, with its own defaults.
-"""
+"""Options that recipes share: their types, defaults and documentation, and the buffer that is built from them."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 from torchrl.data.replay_buffers import Sampler
 
@@ -25,7 +23,34 @@ R = TypeVar("R")
 B = TypeVar("B", bound=Replay)
 
 _OF_STORAGE = ("device", "memmap", "frame_stack", "image_key", "frame_capacity", "n_steps")
-_OF_BUFFER = ("batch_size", "n_steps", "discount", "prefetch", "check_finite", "check_continuity", "seed")
+_OF_BUFFER = ("n_steps", "discount", "prefetch", "check_finite", "check_continuity", "seed")
+
+
+class ReplayOptions(TypedDict, total=False):
+    """Options of every recipe."""
+
+    n_steps: int
+    discount: float
+    device: str
+    memmap: str | None
+    prefetch: int | None
+    check_finite: bool
+    check_continuity: bool
+    seed: int | None
+
+
+class FrameOptions(ReplayOptions, total=False):
+    """Options of recipes that can store each frame once."""
+
+    frame_stack: int | None
+    image_key: str | tuple[str, ...]
+    frame_capacity: int | None
+
+
+_PARAMETERS = {
+    **inspect.signature(Replay.__init__).parameters,
+    **inspect.signature(storage_for).parameters,
+}  # with the defaults
 
 _DOCUMENTED = """
     capacity: most transitions kept.
@@ -57,29 +82,47 @@ _SHARED = {entry[1]: entry[0] for entry in _ENTRY.finditer(_DOCUMENTED)}
 
 
 def recipe(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a recipe: adds the shared options to its docstring and refuses unknown options by name.
+    """Decorator of a recipe: adds the shared options to its signature and docstring, and refuses unknown ones by name.
 
-    A recipe documents an option itself where it differs. The signature is left alone: editors, ``--help``, YAML files
-    and RLlib's checks read names and defaults from it.
+    Editors and type checkers read the types of ``**options``; ``--help``, YAML files and RLlib's checks read names and
+    defaults from the signature that this sets. A recipe documents an option itself where it differs.
 
     Raises:
         KeyError: neither the recipe nor this module documents an option.
     """
-    if function.__doc__ is not None:  # python -OO has none
-        before, _, rest = f"{inspect.cleandoc(function.__doc__)}\n\n".partition("Args:\n")
+    signature = inspect.signature(function)
+    *own, options = signature.parameters.values()
+    (kind,) = get_args(get_type_hints(function)[options.name])
+    annotations = {name: hint.__forward_arg__ for name, hint in kind.__annotations__.items()}
+    defaults = {name: _PARAMETERS[name].default for name in annotations}
+    shared = [
+        _PARAMETERS[name].replace(kind=_PARAMETERS[name].KEYWORD_ONLY, annotation=annotations[name])
+        for name in annotations
+    ]
+
+    @functools.wraps(function)
+    def build(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **{**defaults, **kwargs})
+
+    build.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    build.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != options.name}
+    build.__annotations__ |= annotations
+    if build.__doc__ is not None:  # python -OO has none
+        before, _, rest = f"{inspect.cleandoc(build.__doc__)}\n\n".partition("Args:\n")
         section, _, after = rest.partition("\n\n")
-        own = {entry[1]: entry[0] for entry in _ENTRY.finditer(section)}
-        entries = [own.get(name) or _SHARED[name] for name in inspect.signature(function).parameters]
-        function.__doc__ = "\n".join([f"{before}Args:", *entries, "", after]).rstrip() + "\n"
-    return with_named_arguments(function)
+        documented = {entry[1]: entry[0] for entry in _ENTRY.finditer(section)}
+        entries = [documented.get(name) or _SHARED[name] for name in inspect.signature(build).parameters]
+        build.__doc__ = "\n".join([f"{before}Args:", *entries, "", after]).rstrip() + "\n"
+    return with_named_arguments(build)
 
 
 def assemble(
     kind: type[B],
-    given: Mapping[str, Any],
+    slots: int,
+    batch_size: int | None,
+    options: ReplayOptions,
     sampler: Sampler,
     *,
-    slots: int | None = None,
     default_frame_capacity: int | None = None,
     **parts: Any,
 ) -> B:
@@ -87,18 +130,18 @@ def assemble(
 
     Args:
         kind: class of the buffer.
-        given: the recipe's arguments, as ``locals()``; those of :mod:`~lightning_replay.recipes.options` are used.
+        slots: of the storage.
+        batch_size: transitions per batch.
+        options: those that recipes share.
         sampler: of the buffer.
-        slots: of the storage; ``None`` takes the option ``capacity``.
         default_frame_capacity: see :func:`~lightning_replay.recipes.storage.storage_for`.
-        parts: further arguments of the buffer, before those in ``given``.
+        parts: further arguments of the buffer, before those in ``options``.
     """
-    storage = storage_for(
-        given["capacity"] if slots is None else slots,
-        default_frame_capacity=default_frame_capacity,
-        **{name: given[name] for name in _OF_STORAGE if name in given},
-    )
-    return kind(storage=storage, sampler=sampler, **({name: given[name] for name in _OF_BUFFER} | parts))
+    given: dict[str, Any] = {**options}
+    of_storage = {name: given[name] for name in _OF_STORAGE if name in given}
+    storage = storage_for(slots, default_frame_capacity=default_frame_capacity, **of_storage)
+    of_buffer = {name: given[name] for name in _OF_BUFFER} | parts
+    return kind(storage=storage, sampler=sampler, batch_size=batch_size, **of_buffer)
 
 
 def prioritized_or_uniform(

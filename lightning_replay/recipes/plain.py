@@ -6,8 +6,10 @@ Options that a recipe's own documentation leaves out are those of :mod:`lightnin
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from lightning_replay.events.event_table import ConditionLike
-from lightning_replay.recipes.options import assemble, recipe
+from lightning_replay.recipes.options import FrameOptions, assemble, recipe
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, ReverseSweepSampler, UniformSampler
 from lightning_replay.schedules import Schedule
@@ -17,21 +19,10 @@ from lightning_replay.schedules import Schedule
 def uniform(
     capacity: int,
     batch_size: int | None = None,
-    *,
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    frame_stack: int | None = None,
-    image_key: str | tuple[str, ...] = "pixels",
-    frame_capacity: int | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[FrameOptions],
 ) -> Replay:
     """Draws uniformly and evicts the oldest: experience replay as introduced by Lin (1992)."""
-    return assemble(Replay, locals(), UniformSampler())
+    return assemble(Replay, capacity, batch_size, options, UniformSampler())
 
 
 @recipe
@@ -43,17 +34,7 @@ def prioritized(
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
     normalize_over_batch: bool = False,
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    frame_stack: int | None = None,
-    image_key: str | tuple[str, ...] = "pixels",
-    frame_capacity: int | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[FrameOptions],
 ) -> Replay:
     """Draws rows of large TD errors more often (Schaul et al. 2016, https://arxiv.org/abs/1511.05952).
 
@@ -71,7 +52,7 @@ def prioritized(
         priority_offset=priority_offset,
         normalize_over_batch=normalize_over_batch,
     )
-    return assemble(Replay, locals(), sampler)
+    return assemble(Replay, capacity, batch_size, options, sampler)
 
 
 @recipe
@@ -81,17 +62,7 @@ def reverse_sweep(
     *,
     goal: ConditionLike,
     sweep_share: float = 0.5,
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    frame_stack: int | None = None,
-    image_key: str | tuple[str, ...] = "pixels",
-    frame_capacity: int | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[FrameOptions],
 ) -> Replay:
     """Replays episodes that reached a goal backwards in contiguous batches, mixed with uniform ones.
 
@@ -102,5 +73,5 @@ def reverse_sweep(
         goal: which steps reach the goal, for instance :func:`lightning_replay.events.reward_at_least`.
         sweep_share: share of batches that are part of a sweep.
     """
-    sampler = ReverseSweepSampler(goal=goal, sweep_share=sweep_share, check_continuity=check_continuity)
-    return assemble(Replay, locals(), sampler)
+    sampler = ReverseSweepSampler(goal=goal, sweep_share=sweep_share, check_continuity=options["check_continuity"])
+    return assemble(Replay, capacity, batch_size, options, sampler)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.recipes.options import assemble, prioritized_or_uniform, recipe
+from lightning_replay.recipes.options import FrameOptions, assemble, prioritized_or_uniform, recipe
 from lightning_replay.recipes.storage import frames_at_worst
 from lightning_replay.replay import Replay
 from lightning_replay.schedules import Schedule
@@ -31,17 +32,7 @@ def surprise_retention(
     priority_exponent: float = 0.5,
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    frame_stack: int | None = None,
-    image_key: str | tuple[str, ...] = "pixels",
-    frame_capacity: int | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[FrameOptions],
 ) -> Replay:
     """Evicts the row of lowest surprise times on-policyness, for small buffers (https://openreview.net/forum?id=SPRHpBKzJE).
 
@@ -95,6 +86,7 @@ def surprise_retention(
                 f"rule is {type(rule).__name__}, so {ignored} would be ignored; leave it out, or give it to the "
                 "rule if that has such an option"
             )
+    n_steps = options["n_steps"]
     if checked_count("capacity", capacity, of="transitions") < checked_count("n_steps", n_steps):
         raise ValueError(
             f"capacity {capacity} is below n_steps {n_steps}: a single return spans more steps than are kept. "
@@ -102,10 +94,12 @@ def surprise_retention(
         )
     return assemble(
         Replay,
-        locals(),
+        capacity,
+        batch_size,
+        options,
         prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset),
-        default_frame_capacity=frames_at_worst(capacity, frame_stack, n_steps),
+        default_frame_capacity=frames_at_worst(capacity, options["frame_stack"], n_steps),
         writer=RetentionWriter(rule, initial_surprise=initial_surprise, always_admit=always_admit),
-        transform=None if n_steps == 1 else NStepTransitions(n_steps, discount, check_continuity),
+        transform=None if n_steps == 1 else NStepTransitions(n_steps, options["discount"], options["check_continuity"]),
         n_steps=1,  # of draws: the transform forms the returns
     )

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torchrl.data.replay_buffers import Sampler
 
 from lightning_replay.events.event_table import EventTable
-from lightning_replay.recipes.options import assemble, recipe
+from lightning_replay.recipes.options import FrameOptions, assemble, recipe
 from lightning_replay.recipes.storage import frames_in_order
 from lightning_replay.replay import given_batch_size
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
@@ -43,17 +44,7 @@ def event_tables(
     priority_offset: float = 1e-6,
     max_trajectories: int = 64,
     forget_stale: bool = False,
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    frame_stack: int | None = None,
-    image_key: str | tuple[str, ...] = "pixels",
-    frame_capacity: int | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[FrameOptions],
 ) -> TableReplay:
     """Draws a share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
 
@@ -115,7 +106,7 @@ def event_tables(
         max_trajectories=max_trajectories,
         forget_stale=forget_stale,
         count_state_actions=correction in NEEDS_COUNTS,
-        check_continuity=check_continuity,
+        check_continuity=options["check_continuity"],
     )
     batch_size = given_batch_size(batch_size, capacity)
     least = min(batch_size, capacity) if min_size is None else checked_count("min_size", min_size, of="rows")
@@ -143,9 +134,9 @@ def event_tables(
     lengths = [max(event.history_length for event in table.events) for table in tables]
     runs = [(capacity, 32), *((table.capacity, length) for table, length in zip(tables, lengths, strict=True))]
     runs.append((max_trajectories * max(lengths), max(lengths)))
-    frames = sum(frames_in_order(rows, frame_stack, length) for rows, length in runs)
+    frames = sum(frames_in_order(rows, options["frame_stack"], length) for rows, length in runs)
     return assemble(
-        TableReplay, locals(), sampler, slots=writer.num_slots, default_frame_capacity=frames, writer=writer
+        TableReplay, writer.num_slots, batch_size, options, sampler, default_frame_capacity=frames, writer=writer
     )
 
 
@@ -160,17 +151,7 @@ def parallel_curriculum(
     priority_exponent: float = 0.0,
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
-    n_steps: int = 1,
-    discount: float = 0.99,
-    device: str = "cpu",
-    memmap: str | None = None,
-    frame_stack: int | None = None,
-    image_key: str | tuple[str, ...] = "pixels",
-    frame_capacity: int | None = None,
-    prefetch: int | None = None,
-    check_finite: bool = True,
-    check_continuity: bool = True,
-    seed: int | None = None,
+    **options: Unpack[FrameOptions],
 ) -> CurriculumReplay:
     """Draws each batch from one of several tasks, a hard one and easier ones (DPCER).
 
@@ -207,7 +188,7 @@ def parallel_curriculum(
         importance_exponent=importance_exponent,
         priority_offset=priority_offset,
     )
-    return assemble(CurriculumReplay, locals(), sampler, slots=writer.num_slots, writer=writer)
+    return assemble(CurriculumReplay, writer.num_slots, batch_size, options, sampler, writer=writer)
 
 
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:

@@ -122,7 +122,7 @@ def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.
         tables = writer["tables"]
         slots = np.flatnonzero(array_of(tables["slots"]["references"]) > 0)
         return slots, array_of(tables["written_at"])[slots], int(tables["rows_written"])
-    length = int(state["length"] if "length" in state else storage["length"])  # early saves have the latter
+    length = int(state["length"])
     if not 0 <= length <= _most_rows(storage):
         raise ValueError(f"{length:,} rows are claimed, more than are stored")
     slots = np.arange(length)

@@ -53,7 +53,7 @@ def retained_of(writer: Mapping[str, Any]) -> Retained | None:
     keys = array_of(rows["keys"])
     slots = np.delete(np.arange(len(keys)), rows["holes"])
     surprise = np.full(len(keys), np.nan, np.float32)
-    saved = array_of(rows["surprise"])  # early saves have it only where a schedule needs it
+    saved = array_of(rows["surprise"])  # format 3 began with it only where a schedule needs it
     surprise[: len(saved)] = saved
     diagnostics = writer.get("diagnostics")
     newest = np.zeros(0, np.float32) if diagnostics is None else array_of(diagnostics["newest"]["surprise"])

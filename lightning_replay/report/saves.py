@@ -13,13 +13,13 @@ from urllib.parse import unquote
 from lightning_replay.report.contents import ReplayContents, contents_of
 from lightning_replay.report.levels import LevelContents, levels_of
 from lightning_replay.saving.directory import read_manifest, read_save
-from lightning_replay.saving.replays import MANIFEST, open_replay, replay_manifest
-from lightning_replay.saving.serialization import MALFORMED, VALUES_FILE, DamagedFileError, join_state
-from lightning_replay.saving.state import STATE_MANIFEST, STATE_VERSION, SavedState, open_data, read_state
+from lightning_replay.saving.replays import MANIFEST, replay_manifest
+from lightning_replay.saving.serialization import MALFORMED, DamagedFileError, join_state
+from lightning_replay.saving.state import STATE_MANIFEST, STATE_VERSION, SavedState, open_data
 
 # of RLlib checkpoints, see rllib_ext.buffer.files and rllib_ext.sharded.checkpoint
 _MODULES_MANIFEST, _SHARDS_MANIFEST = "buffer.json", "shards.json"
-_NEWEST_VERSION = 1 << 30  # each buffer in a folder has a version of its own
+_VERSIONS = {_MODULES_MANIFEST: 2, _SHARDS_MANIFEST: 1}
 _CHECKPOINT_FOLDERS = ("replay_buffer", "levels")
 
 Contents = ReplayContents | LevelContents
@@ -56,7 +56,7 @@ def _places(path: Path) -> list[tuple[str, Path]]:
     """Returns names and directories of the buffers at a path."""
     if path.is_file() and path.suffix == ".ckpt":
         return _beside(path)
-    if (path / MANIFEST).exists() or (path / STATE_MANIFEST).exists() or (path / VALUES_FILE).exists():
+    if (path / MANIFEST).exists() or (path / STATE_MANIFEST).exists():
         return [("", path)]
     if (path / _SHARDS_MANIFEST).exists():
         data, manifest = _data_of(path / _SHARDS_MANIFEST)
@@ -98,10 +98,9 @@ def _nothing_at(path: Path) -> FileNotFoundError:
 
 def _data_of(file: Path) -> tuple[Path, dict[str, Any]]:
     """Returns the folder that a manifest of several buffers names, and the manifest."""
-    manifest = read_manifest(file, _NEWEST_VERSION)
+    manifest = read_manifest(file, _VERSIONS[file.name])
     try:
-        name = manifest["data"] if "data" in manifest else manifest["rows"]  # of the first format
-        folder = file.parent / Path(name).name
+        folder = file.parent / Path(manifest["data"]).name
     except MALFORMED as error:
         raise DamagedFileError(f"{file} is damaged ({error}); give an earlier save") from error
     if not folder.is_dir():
@@ -112,7 +111,11 @@ def _data_of(file: Path) -> tuple[Path, dict[str, Any]]:
 def _read(name: str, path: Path) -> SavedBuffer:
     if (path / MANIFEST).exists():
         return read_save(path, lambda: replay_manifest(path), lambda *save: _read_replay(name, path, *save))
-    state = read_state(path) if not (path / STATE_MANIFEST).exists() else _small_state(path)
+    state = read_save(
+        path,
+        lambda: read_manifest(path / STATE_MANIFEST, STATE_VERSION),
+        lambda manifest, data: _lazy(open_data(manifest, data)),
+    )
     state = state.get("levels", state)  # of an RLlib checkpoint
     with _refusing(path, "a level buffer"):
         contents = levels_of(state)
@@ -120,18 +123,10 @@ def _read(name: str, path: Path) -> SavedBuffer:
 
 
 def _read_replay(name: str, path: Path, manifest: dict[str, Any], data: Path) -> SavedBuffer:
-    state = _lazy(open_replay(manifest, data))
+    state = _lazy(open_data(manifest, data))
     with _refusing(path, "a replay buffer"):
         contents = contents_of(state, manifest["built_by"])
     return SavedBuffer(name, path, contents, sum(int(one["bytes"]) for one in manifest["files"].values()))
-
-
-def _small_state(path: Path) -> dict[str, Any]:
-    return read_save(
-        path,
-        lambda: read_manifest(path / STATE_MANIFEST, STATE_VERSION),
-        lambda manifest, data: _lazy(open_data(manifest, data)),
-    )
 
 
 def _lazy(saved: SavedState) -> dict[str, Any]:

@@ -263,7 +263,7 @@ class RetainedRows:
         self._length, self._holes = len(keys), list(state_dict["holes"])
         if self._chances is not None:
             self._chances.load_state_dict(state_dict["chances"])
-        surprise = state_dict["surprise"]  # early saves have it only where a schedule needs it
+        surprise = state_dict["surprise"]  # format 3 began with it only where a schedule needs it
         self._surprise[: len(surprise)] = surprise.cpu().numpy()
         if len(self._on_policyness):
             self._on_policyness[: len(keys)] = state_dict["on_policyness"].cpu().numpy()

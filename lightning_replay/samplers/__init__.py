@@ -10,6 +10,7 @@ from lightning_replay.samplers.pairs import PairSampler, RandomPairSampler
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
 from lightning_replay.samplers.scheduled import ScheduledSampler
+from lightning_replay.samplers.table_corrections import lemma2, lemma2_exact, mixture  # noqa: F401  as saves name them
 from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.samplers.uniform import UniformSampler
 

@@ -59,11 +59,6 @@ class ScheduledSampler(WithinTables):
         self.min_size: int = checked_count("min_size", min_size, of="rows")
         self.scheduler.start(self.tasks)
 
-    @property
-    def refuses_unchanged(self) -> bool:  # type: ignore[override]
-        """Whether all that may raise an error comes before the generator is used; the scheduler declares its part."""
-        return not self.uses_priorities and self.scheduler.refuses_unchanged
-
     def ready(self, tables: HeldTables) -> np.ndarray:
         """Returns whether each task holds enough rows, bool ``[tasks]``."""
         if self.scheduler.shares_one_table:
@@ -93,7 +88,6 @@ class ScheduledSampler(WithinTables):
         return super().draw_state(), self.scheduler.state_dict()
 
     def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
         within, scheduler = state
         super().undo_draw(within)
         self.scheduler.load_state_dict(scheduler)
@@ -109,8 +103,8 @@ class ScheduledSampler(WithinTables):
         Raises:
             ValueError: the state of another scheduler.
         """
-        saved, kind = state_dict.get("scheduler_class"), type(self.scheduler).__name__
-        if saved not in (None, kind):  # early saves do not name it
+        saved, kind = state_dict["scheduler_class"], type(self.scheduler).__name__
+        if saved != kind:
             raise ValueError(f"the saved scheduler is {saved}, here it is {kind}; build it with {saved}")
         super().load_state_dict(state_dict)
         self.scheduler.load_state_dict(state_dict["scheduler"])

@@ -133,7 +133,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
 
     def _differs(self, option: str, state_dict: Mapping[str, Any]) -> bool:
-        """Returns whether the saved sampler was built with another value; early saves do not hold with which."""
+        """Returns whether the saved sampler was built with another value; format 3 began without these."""
         return state_dict.get("built_with", self._built_with)[option] != self._built_with[option]
 
     def draw_state(self) -> Any:

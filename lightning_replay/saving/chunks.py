@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import stat
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,7 +57,6 @@ class ChunkedTensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize  # torch.Size.numel would wrap around
 
 
@@ -161,20 +159,19 @@ def check_file(
 
     Args:
         file: to check.
-        expected: ``bytes`` and ``blake2b``, see :meth:`Fingerprint.record`; ``crc32`` in saves of the first format.
+        expected: ``bytes`` and ``blake2b``, see :meth:`Fingerprint.record`.
         target: receives the content, of the expected length.
         reads: with ``False`` only the size is checked.
 
     Raises:
         DamagedFileError: the file is missing or not as expected.
     """
-    kind, hash_of = ("crc32", _crc32) if "crc32" in expected else ("blake2b", _blake2b)
     found: dict[str, Any] = {}
     try:
         check_regular(file)
         found["bytes"] = file.stat().st_size
         if reads and found["bytes"] == expected.get("bytes"):
-            found[kind] = hash_of(_blocks(file, target))
+            found["blake2b"] = _blake2b(_blocks(file, target))
     except OSError as error:
         raise DamagedFileError(f"{file} cannot be read ({error}); nothing was loaded. Load an earlier save") from error
     if found != (expected if reads else {"bytes": expected["bytes"]}):
@@ -184,7 +181,6 @@ def check_file(
 
 
 def fingerprint(file: Path) -> Fingerprint:
-    """Returns the fingerprint of a file on disk."""
     return Fingerprint(file.stat().st_size, _blake2b(_blocks(file)))
 
 
@@ -264,10 +260,3 @@ def _blake2b(blocks: Iterable[memoryview]) -> str:
     for block in blocks:
         digest.update(block)
     return digest.hexdigest()
-
-
-def _crc32(blocks: Iterable[memoryview]) -> int:
-    checksum = 0
-    for block in blocks:
-        checksum = zlib.crc32(block, checksum)
-    return checksum

@@ -88,13 +88,8 @@ def replaced_save(directory: Path, manifest_name: str, *, folder: str) -> Iterat
             shutil.rmtree(directory / before, ignore_errors=True)
 
 
-def read_manifest(file: Path, newest: int, *, checked_from: int = 1) -> dict[str, Any]:
-    """Reads a manifest.
-
-    Args:
-        file: of the manifest.
-        newest: latest version that can be read.
-        checked_from: first version with a checksum.
+def read_manifest(file: Path, version: int) -> dict[str, Any]:
+    """Reads and checks a manifest of a format version.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -104,21 +99,18 @@ def read_manifest(file: Path, newest: int, *, checked_from: int = 1) -> dict[str
     try:
         check_regular(file)
         manifest = json.loads(file.read_text())
-        version = manifest["version"]
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise ValueError(f"format version {version!r}")
-        # a checksum must match, whatever version the manifest claims to have
-        if "checksum" in manifest or checked_from <= version <= newest:
-            if manifest.get("checksum") != checksum_of(manifest):
-                raise ValueError("its checksum differs")
-            _ = manifest["id"]
+        if manifest["checksum"] != checksum_of(manifest):
+            raise ValueError("its checksum differs")
+        found, _ = manifest["version"], manifest["id"]
+        if isinstance(found, bool) or not isinstance(found, int) or found < version:
+            raise ValueError(f"format version {found!r}")
     except FileNotFoundError:
         raise
     except (OSError, *MALFORMED) as error:
         raise DamagedFileError(f"{file} is damaged ({error}); load an earlier save") from error
-    if version > newest:
+    if found > version:
         raise ValueError(
-            f"{file} has format version {version}; this lightning-replay reads versions up to {newest}. "
+            f"{file} has format version {found}; this lightning-replay reads version {version}. "
             "Install a newer lightning-replay"
         )
     return manifest

@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_replay.saving.chunks import check_file
 from lightning_replay.saving.directory import read_manifest
-from lightning_replay.saving.serialization import MALFORMED, TENSORS_FILE, VALUES_FILE, DamagedFileError, read_halves
-from lightning_replay.saving.state import STATE_MANIFEST, SavedState, open_data
+from lightning_replay.saving.serialization import MALFORMED, DamagedFileError
+from lightning_replay.saving.state import STATE_MANIFEST
 
 FORMAT = "lightning-replay"
-FORMAT_VERSION = 3  # version 1 kept every tensor in one file, version 2 had no checksum of the manifest
-CHECKED_FROM = 3
+FORMAT_VERSION = 3
 MANIFEST = "replay.json"
 SHARDS_VERSION = 1
 MANIFEST_OF_SHARDS = "replay_shards.json"  # in place of the other, of a replay divided over several processes
@@ -30,24 +27,15 @@ def replay_manifest(directory: Path) -> dict[str, Any]:
     """
     file = directory / MANIFEST
     if not file.exists():
-        is_of_levels = any((directory / name).exists() for name in (STATE_MANIFEST, VALUES_FILE))
+        is_of_levels = (directory / STATE_MANIFEST).exists()
         hint = ". A level buffer is there: levels.load(path) of one built alike reads it" if is_of_levels else ""
         if (directory / MANIFEST_OF_SHARDS).exists():
             hint = ". A sharded replay is there: ShardedReplay(...).load(path) of one built alike reads it"
         raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing{hint}")
-    manifest = read_manifest(file, FORMAT_VERSION, checked_from=CHECKED_FROM)
+    manifest = read_manifest(file, FORMAT_VERSION)
     try:
         _ = manifest["built_by"], manifest["length"], Path(manifest["data"])
         _ = [record["bytes"] for record in manifest["files"].values()]
     except MALFORMED as error:
         raise DamagedFileError(f"{file} is damaged ({error}); load an earlier save") from error
     return manifest
-
-
-def open_replay(manifest: Mapping[str, Any], data: Path) -> SavedState:
-    """Reads and checks the small files of a saved buffer, and the sizes of the others."""
-    if manifest["version"] > 1:
-        return open_data(manifest, data)
-    for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *manifest["files"])):
-        check_file(data / Path(name).name, manifest["files"].get(name, {}))
-    return SavedState(data, *read_halves(data), {})

@@ -40,7 +40,6 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the content."""
         return self._bytes.numel()
 
     def keep(self, slots: slice | np.ndarray) -> None:

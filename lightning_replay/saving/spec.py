@@ -14,12 +14,17 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from lightning_replay.argument_names import accepted_names, refuse_unknown
-from lightning_replay.moved import current_module
 
 C = TypeVar("C", bound=type)
 
 #: Packages whose modules may be imported because a file names them.
 TRUSTED = ("lightning_replay", "rllib_ext", "tensordict", "torch", "torchrl")
+
+#: Modules of this library in which a class or function is looked up by its name, so that saves depend on no other path.
+PUBLIC = tuple(
+    f"lightning_replay{module}"
+    for module in ("", ".schedules", ".samplers", ".writers", ".storage", ".transforms", ".events", ".schedulers")
+)
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -194,7 +199,19 @@ def _advice(what: str, defined: Any) -> str:
 
 
 def _import_path(value: Any) -> str:
-    return f"{value.__module__}:{value.__qualname__}"
+    """Returns ``module:qualname``, with a module of :data:`PUBLIC` in place of the one that defines it."""
+    module, public = value.__module__, _public(value.__qualname__)
+    return f"{module if public is None or public[1] is not value else public[0]}:{value.__qualname__}"
+
+
+@functools.cache
+def _public(name: str) -> tuple[str, Any] | None:
+    """Returns the class or function of this library with a name, and before it the public module that has it."""
+    for path in PUBLIC:
+        found = getattr(importlib.import_module(path), name, None)
+        if getattr(found, "__qualname__", None) == name and found.__module__.startswith("lightning_replay."):
+            return path, found
+    return None
 
 
 def _importable(value: Any) -> bool:
@@ -218,7 +235,8 @@ def _resolve(path: Any, name: str, trust: Sequence[str]) -> Any:
             f"trust it, load with trust=[{module.partition('.')[0]!r}]; or build the replay buffer yourself with the "
             "same options and call replay.load(path)."
         )
-    module = current_module(module)
+    if module.partition(".")[0] == "lightning_replay" and (public := _public(qualname)) is not None:
+        return public[1]  # wherever the file that defines it was when it was saved
     try:
         found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
         if _import_path(found) != f"{module}:{qualname}":

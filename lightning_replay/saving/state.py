@@ -94,12 +94,10 @@ def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = 
             )
         save.manifest |= {"format": "lightning-replay-state", "version": STATE_VERSION, "of": of}
         write_data(save, state)
-    for early in (TENSORS_FILE, VALUES_FILE):  # of a save by an earlier version of this library
-        (directory / early).unlink(missing_ok=True)
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
-    """Reads a state that :func:`write_state` wrote, in this or an earlier version of this library.
+    """Reads a state that :func:`write_state` wrote.
 
     Raises:
         FileNotFoundError: nothing was saved there.
@@ -109,13 +107,11 @@ def read_state(path: str | Path) -> dict[str, Any]:
     directory = Path(path)
     file = directory / STATE_MANIFEST
     if not file.exists():
-        remains = any((directory / name).exists() for name in (TENSORS_FILE, VALUES_FILE))
-        if not remains and not any(directory.glob(f"{STATE_FOLDER}-*")):
-            raise FileNotFoundError(
-                f"no state was saved in {directory}: {STATE_MANIFEST} does not exist. Give the directory that was "
-                "written"
-            )
-        return join_state(*read_halves(directory))
+        if any(directory.glob(f"{STATE_FOLDER}-*")):
+            raise DamagedFileError(f"{file} does not exist, and data of a save do; load an earlier save")
+        raise FileNotFoundError(
+            f"no state was saved in {directory}: {STATE_MANIFEST} does not exist. Give the directory that was written"
+        )
     return read_save(directory, lambda: read_manifest(file, STATE_VERSION), lambda *save: open_data(*save).read())
 
 

@@ -47,8 +47,6 @@ class Exp3(Scheduler):
         array([0.2673, 0.2442, 0.2442, 0.2442])
     """
 
-    refuses_unchanged = True
-
     def __init__(self, exploration: float = 0.1) -> None:
         super().__init__()
         self.exploration: float = checked_share("exploration", exploration, ABOVE_ZERO)
@@ -57,7 +55,6 @@ class Exp3(Scheduler):
         self._waiting: list[float | None] = []
 
     def start(self, tasks: Sequence[str]) -> None:
-        """Sets the tasks and gives each the same weight."""
         super().start(tasks)
         self.log_weights = np.zeros(len(self.tasks))
         self._drawn_with = [None] * len(self.tasks)
@@ -101,7 +98,6 @@ class Exp3(Scheduler):
         self._normalize()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the weights, the pending signals and the probabilities of draws without a signal yet."""
         return {
             **super().state_dict(),
             "log_weights": self.log_weights.tolist(),
@@ -110,7 +106,6 @@ class Exp3(Scheduler):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
         super().load_state_dict(state)
         self.log_weights = np.array(state["log_weights"], dtype=np.float64)
         self._drawn_with = list(state["drawn_with"])

@@ -65,14 +65,12 @@ class ReturnProgress(ABC):
         """Computes the signal of a task from its newest returns, oldest first; clipped to [0, 1] afterwards."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the newest returns and the number of episodes by task, as plain values."""
         return {
             "returns": {str(task): list(returns) for task, returns in self._returns.items()},
             "episodes": {str(task): episodes for task, episodes in self._episodes.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; keeps the newest returns if there are more than ``window``."""
         self._returns = {int(task): deque(returns, maxlen=self.window) for task, returns in state["returns"].items()}
         self._episodes = {int(task): int(episodes) for task, episodes in state["episodes"].items()}
 
@@ -97,7 +95,6 @@ class MeanReturn(ReturnProgress):
     """
 
     def signal(self, returns: list[float]) -> float:
-        """Computes the scaled mean."""
         return (math.fsum(returns) / len(returns) - self.low) / (self.high - self.low)
 
 
@@ -124,6 +121,5 @@ class ReturnChange(ReturnProgress):
     least_episodes = 2
 
     def signal(self, returns: list[float]) -> float:
-        """Computes the scaled distance of the two means."""
         half = len(returns) // 2
         return abs(math.fsum(returns[-half:]) - math.fsum(returns[:half])) / half / (self.high - self.low)

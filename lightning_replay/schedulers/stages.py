@@ -24,13 +24,11 @@ class _StagedScheduler(Scheduler):
         """Returns the tasks played now, the hardest first."""
 
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        """Returns the shares of the actors among the tasks played now."""
         shares, played = np.zeros(len(self.tasks)), self._played()
         shares[played] = 1.0 / len(played)
         return among_ready(shares, ready)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
-        """Returns the tasks played now in turn, the hardest of them first."""
         return self._in_turn(self._played(), num_actors)
 
 
@@ -47,8 +45,6 @@ class OneTask(_StagedScheduler):
         >>> scheduler.actor_tasks(3)
         [1, 1, 1]
     """
-
-    refuses_unchanged = True
 
     def __init__(self, task: str = "target") -> None:
         super().__init__()
@@ -88,8 +84,6 @@ class EasyToHard(_StagedScheduler):
         (1, [1, 1, 1, 1])
     """
 
-    refuses_unchanged = True
-
     def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
         super().__init__()
         self.order: tuple[Any, ...] = tuple(
@@ -104,7 +98,6 @@ class EasyToHard(_StagedScheduler):
         self._signals_in_stage = 0
 
     def progress(self, task: int, value: float) -> None:
-        """Ends the stage if the signal is of its task and reaches ``advance_at``, or is its last one."""
         super().progress(task, value)
         if self.stage + 1 == len(self.order) or self.tasks[task] != self.order[self.stage]:
             return
@@ -114,16 +107,10 @@ class EasyToHard(_StagedScheduler):
             self._signals_in_stage = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the order, the stage, and the number of its signals so far."""
         stage = {"order": list(self.order), "stage": self.stage, "signals_in_stage": self._signals_in_stage}
         return super().state_dict() | stage
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`.
-
-        Raises:
-            ValueError: the state was saved with other tasks or another order.
-        """
         super().load_state_dict(state)
         if list(state["order"]) != list(self.order):
             raise ValueError(

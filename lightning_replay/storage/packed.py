@@ -541,7 +541,7 @@ class PackedStorage(ForkableStorage):
         """
         self.check_writable()
         layout = self._saved_layout(state_dict)
-        least = max(self._least_generation, state_dict.get("least_generation", 0))
+        least = max(self._least_generation, state_dict["least_generation"])
         if self._generation is not None and self._reached:  # above all that were handed out
             least = max(least, int(self._generation[: self._reached].max()))
         with self.snapshots.lock:
@@ -554,16 +554,14 @@ class PackedStorage(ForkableStorage):
                 if layout is not None:
                     reached = length = state_dict["length"]
                     self._rows[:length] = state_dict["rows"].to(self._rows.device)
-                    emptied = state_dict.get("emptied")  # early saves have none
-                    if emptied is not None:
-                        reached += len(emptied)
-                        self._generation[length:reached] = emptied.to(self._generation.device)
+                    reached += len(state_dict["emptied"])
+                    self._generation[length:reached] = state_dict["emptied"].to(self._generation.device)
                 self._generation[reached : self._reached] += 1  # these rows leave, and none comes in their place
                 self._reached = max(self._reached, reached)
             self._least_generation = least
             self._given_device = None
             self._len = state_dict["length"]
-            self._last_cursor = state_dict.get("last_cursor")  # early saves have none
+            self._last_cursor = state_dict.get("last_cursor")  # format 3 began without it
         self._bump_mutation_revision()
 
     def _saved_layout(self, state_dict: dict[str, Any]) -> RowLayout | None:
@@ -581,8 +579,8 @@ class PackedStorage(ForkableStorage):
                 f"the saved rows {list(rows.shape)} are not {length} of {layout.row_bytes} bytes in a storage of "
                 f"{self.capacity}; nothing was loaded"
             )
-        emptied = state_dict.get("emptied")
-        if emptied is not None and (emptied.ndim != 1 or len(emptied) > self.capacity - length):
+        emptied = state_dict["emptied"]
+        if emptied.ndim != 1 or len(emptied) > self.capacity - length:
             raise ValueError(
                 f"the saved generations {list(emptied.shape)} of emptied slots are not those of at most "
                 f"{self.capacity - length} slots; nothing was loaded"

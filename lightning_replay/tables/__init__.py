@@ -1,11 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of references into one storage, each first in, first out."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-from lightning_replay.moved import former_names
-
-__getattr__: Callable[[str], Any] = former_names(__name__)

@@ -243,7 +243,7 @@ class Tables(Occupancy):
             )
         self.entries[:] = entries
         self.appended[:] = state_dict["appended"].numpy()
-        self.arrays.first[:] = state_dict["first"].numpy() if "first" in state_dict else 0  # early saves have none
+        self.arrays.first[:] = state_dict["first"].numpy()
         self.arrays.written_at[:] = state_dict["written_at"].numpy()
         self.arrays.counters[WRITTEN] = int(state_dict["rows_written"])
         self.pool.load_state_dict(state_dict["slots"])

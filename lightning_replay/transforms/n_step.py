@@ -141,9 +141,8 @@ class NStepTransitions(ReplayTransform):
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`get_extra_state` returned."""
         self._waiting = TensorDict(state["waiting"], [state["length"]]) if state["length"] else None
-        given = state.get("columns")  # early saves have none
+        given = state["columns"]
         self._columns = None if given is None else frozenset((name, dtype, shape) for name, dtype, shape in given)
 
     def _chain(self, steps: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:

@@ -376,7 +376,7 @@ class EventTableWriter(TableWriter):
         self._histories.load_state_dict(state_dict["histories"])
         if "running" in state_dict:
             self._running.load_state_dict(state_dict["running"])
-        else:  # an early save: what its episodes ended with is not known, so that nothing continues them
+        else:  # format 3 began without it: what its episodes ended with is not known, so that nothing continues them
             self._running.abandon(state_dict["histories"]["trajectory"].tolist())
         self._event_arrays.sent[:] = state_dict["sent"].numpy().T
         self._fired = np.array(state_dict["fired"], dtype=np.int64)

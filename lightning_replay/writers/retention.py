@@ -385,12 +385,12 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 *(rule.surprise_exponent, state_dict["surprise_exponent"]),
             )
         self._rows.load_state_dict(state_dict["rows"])
-        self._diagnostics.load_state_dict(state_dict.get("diagnostics"))  # early saves have none
+        self._diagnostics.load_state_dict(state_dict.get("diagnostics"))  # format 3 began without it
         self.insert_nothing()
         self._offered, self._refused = state_dict["offered"], state_dict["refused"]
         self._evicted, self._write_count = state_dict["evicted"], state_dict["write_count"]
         self._generator.set_state(state_dict["generator"].cpu().to(torch.uint8))
-        if state_dict.get("asks_for_surprise", False) and self.initial_surprise is None:
+        if state_dict["asks_for_surprise"] and self.initial_surprise is None:
             logger.warning(
                 "the saved buffer had a function for the surprise of new rows, and this one has none: they get the "
                 "largest priority seen until replay.writer.initial_surprise is set"

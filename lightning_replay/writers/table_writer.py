@@ -126,6 +126,5 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return {"tables": self.tables.state_dict(), "write_count": self._write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self.tables.load_state_dict(state_dict["tables"])
-        self._write_count = int(state_dict.get("write_count", self.tables.rows_written))  # early saves have none
+        self._write_count = int(state_dict["write_count"])

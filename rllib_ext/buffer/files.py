@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +22,7 @@ MANIFEST = "buffer.json"
 MANIFEST_OF_SHARDS = "shards.json"  # in place of the other, of a sharded replay
 ROWS = "rows"
 FORMAT = "lightning-replay-rllib"
-FORMAT_VERSION = 2  # version 1 had a checksum of the state alone
+FORMAT_VERSION = 2
 SHARDS_VERSION = 1  # of the other manifest
 
 
@@ -123,12 +121,15 @@ def read_warm_up(folder: Path) -> WarmUp | None:
 
 def read_shards_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a sharded replay; errors as :func:`read_buffer`."""
+    return _checked_manifest(folder / MANIFEST_OF_SHARDS, SHARDS_VERSION)
+
+
+def _checked_manifest(file: Path, version: int) -> dict[str, Any]:
     from lightning_replay.saving import DamagedFileError
     from lightning_replay.saving.directory import read_manifest
 
-    file = folder / MANIFEST_OF_SHARDS
     try:
-        return read_manifest(file, SHARDS_VERSION)
+        return read_manifest(file, version)
     except (FileNotFoundError, DamagedFileError) as error:
         raise DamagedFileError(
             f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
@@ -165,9 +166,8 @@ def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any])
 
 
 def read_buffer_manifest(folder: Path) -> dict[str, Any]:
-    """Returns a manifest of any version in the form of the newest; errors as :func:`read_buffer`."""
+    """Returns the checked manifest of a buffer; errors as :func:`read_buffer`."""
     from lightning_replay.saving import DamagedFileError
-    from lightning_replay.saving.directory import read_manifest
     from lightning_replay.saving.serialization import MALFORMED
 
     file = folder / MANIFEST
@@ -176,19 +176,10 @@ def read_buffer_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} holds a replay of several shards, and this algorithm has one buffer in the driver; nothing was "
             "restored. Give replay_config(num_shards=...); any number of shards can be restored from it"
         )
-    try:
-        manifest = read_manifest(file, FORMAT_VERSION, checked_from=2)
-    except (FileNotFoundError, DamagedFileError) as error:
-        raise DamagedFileError(
-            f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
-        ) from error
+    manifest = _checked_manifest(file, FORMAT_VERSION)
     try:
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}")
-        if manifest["version"] == 1:  # had a checksum of the state alone
-            if zlib.crc32(manifest["state"].encode()) != manifest["crc32"]:
-                raise ValueError("its checksum differs")
-            manifest |= {"state": json.loads(manifest["state"]), "data": manifest["rows"], "algorithm": None}
         WarmUp(**manifest["warm_up"]), Path(manifest["data"])
     except MALFORMED as error:
         raise DamagedFileError(

@@ -30,7 +30,7 @@ def check_fingerprints(checkpoint: Folder, recorded: Mapping[str, Any] | None, i
 
     Args:
         checkpoint: that RLlib has saved.
-        recorded: by :func:`fingerprints_of`; ``None`` in checkpoints of earlier versions, which hold none.
+        recorded: by :func:`fingerprints_of`; ``None`` of a buffer written without an algorithm.
         instead: option that restores the algorithm alone, for the error.
 
     Raises:

@@ -65,7 +65,6 @@ class ReplayPart:
         return WarmUp(self._warmup_steps, self._algorithm.config.num_steps_sampled_before_learning_starts)
 
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
-        """Writes the buffer."""
         previous = self._last_save if self._incremental and folder.local is not None else None
         with folder.to_write() as local:
             size = write_buffer(self._buffer, local, state, previous, files)
@@ -74,7 +73,6 @@ class ReplayPart:
         logger.info("replay buffer saved: %s bytes, %s of them written", f"{size.total:,}", f"{size.written:,}")
 
     def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
-        """Reads the buffer into new modules."""
         with folder.to_read() as local:
             saved = read_buffer(self._buffer, local)
         check_files(saved.algorithm)
@@ -82,7 +80,6 @@ class ReplayPart:
         return functools.partial(self._take_over, saved)
 
     def leave_out(self, folder: Folder) -> Callable[[], None]:
-        """Reads the warm-up alone."""
         with folder.to_read(deep=False) as local:
             return functools.partial(self._restart_warm_up, read_warm_up(local))
 

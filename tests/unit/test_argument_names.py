@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Unpack
 
 import pytest
 
@@ -10,7 +11,7 @@ from lightning_replay.argument_names import hint_for, with_named_arguments
 from lightning_replay.events import EventTable
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.neighbors import NeighborLists
-from lightning_replay.recipes.options import recipe
+from lightning_replay.recipes.options import ReplayOptions, recipe
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler, UniformSampler
 from lightning_replay.saving.spec import recorded
@@ -116,7 +117,7 @@ def test_every_option_of_a_recipe_is_documented_in_the_order_of_its_signature() 
 
 
 def test_an_option_that_nobody_documents_is_found_where_the_recipe_is_defined() -> None:
-    def without(capacity: int, novelty: float = 1.0) -> None:
+    def without(capacity: int, novelty: float = 1.0, **options: Unpack[ReplayOptions]) -> None:
         """Builds nothing."""
 
     with pytest.raises(KeyError, match="novelty"):

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -250,14 +248,6 @@ def test_lists_and_tensors_with_gradients_are_numbers_too(exact) -> None:
     exact.update_priority(batch_of(2, 0), [-3.0, 0.5])
     exact.update_priority(batch_of(1), torch.tensor([2.0], requires_grad=True))
     assert priorities(exact) == [0.5, 2.0, 3.0, 1.0]
-
-
-def test_a_saved_count_of_what_was_dropped_goes_on(exact, tmp_path: Path) -> None:
-    exact.update_priority(batch_of(2, 1, generation=2), torch.ones(2))
-    exact.save(tmp_path)
-    again = load_replay(tmp_path)
-    again.update_priority(batch_of(2, 1, generation=2), torch.ones(2))
-    assert again.stats()["late_updates_dropped"] == 4
 
 
 @pytest.mark.parametrize("batch", [True, False])

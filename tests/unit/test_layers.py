@@ -17,7 +17,6 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
     *(
-        "moved",
         "start_method",
         "validation",
         "extras",

@@ -147,28 +147,6 @@ def test_the_bytes_are_those_of_rows_tables_and_priorities() -> None:
     assert prioritized.nbytes == plain.nbytes + prioritized.sampler.nbytes
 
 
-@pytest.mark.parametrize("prefetch", [None, 1])  # of two threads either may draw first
-@pytest.mark.parametrize("priority_exponent", [0.0, 0.6])
-def test_a_loaded_buffer_goes_on_with_the_same_draws(priority_exponent: float, prefetch, tmp_path) -> None:
-    replay = events(priority_exponent=priority_exponent, correction="mixture", prefetch=prefetch)
-    fill(replay)
-    for _ in range(3):
-        batch = replay.sample()
-        replay.update_priority(batch["index"], torch.rand(4), generation=batch["generation"])
-    replay.save(tmp_path)
-    loaded = load_replay(tmp_path, trust=["tests"])
-    assert same_draws(replay, loaded)
-    if prefetch:
-        return  # what threads have drawn ahead of a write is a matter of time
-    for first in (15, 30):
-        for one in (replay, loaded):
-            fill(one, first=first)
-            one.update_priority(torch.arange(4), torch.arange(4.0))
-        assert same_draws(replay, loaded)
-    drawn = [one.stats()["tables"]["goal"]["share_drawn"] for one in (replay, loaded)]
-    assert drawn[0] == drawn[1]
-
-
 def test_a_buffer_with_other_tables_refuses_the_state_and_keeps_its_rows(tmp_path) -> None:
     """As many slots and entries in all, in tables of other capacities, names or order."""
     second = [EventTable(name, condition=IsTrue("goal"), history_length=2, capacity=4, min_size=1) for name in "xy"]

@@ -47,7 +47,6 @@ class Combination(Condition):
         return {"conditions": [state_of(condition) for condition in self.conditions]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         for condition, saved in zip(self.conditions, state["conditions"], strict=True):
             load_state_of(condition, saved)
 

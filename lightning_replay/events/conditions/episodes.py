@@ -93,7 +93,6 @@ class EpisodeCondition(Condition):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self._running = dict(zip(state["trajectory"].tolist(), state["remembered"].tolist(), strict=True))
         if state["unnamed"] is not None:
             self._running[None] = int(state["unnamed"])

@@ -21,7 +21,7 @@ from lightning_replay.agents.feedback import UpdateBatches
 from lightning_replay.agents.foreign import idle_schedulers, name_of
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.envs.building import check_env
-from lightning_replay.lit.checkpoint_digest import CheckedCheckpointIO
+from lightning_replay.lit.checkpoint_io import CheckedCheckpointIO
 from lightning_replay.lit.collectors import Collector
 from lightning_replay.lit.env_step_axis import EnvStepAxis
 from lightning_replay.lit.environments import make_environment

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import shutil
 import signal
@@ -23,15 +22,18 @@ from lightning_replay.events import EventTable
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
-from lightning_replay.saving import DamagedFileError, chunks
+from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.spec import NotRebuildableError
+from lightning_replay.schedulers import Exp3
 from lightning_replay.schedules import Linear
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.table_replay import CurriculumReplay
 from lightning_replay.writers import SurpriseOnPolicyness
 from tests.attack.states import fingerprint
+from tests.attack.variants import TASKS, VARIANTS, Variant
 from tests.event_steps import IsTrue
 from tests.recipe_options import built, fitting
-from tests.saves import FORMAT_1, draws, files_of, flip_a_byte, forge, lengthen, names_in, remove, stored, truncate
+from tests.saves import draws, files_of, flip_a_byte, forge, lengthen, names_in, remove, stored, truncate
 from tests.transitions import numbered_steps
 
 
@@ -51,36 +53,12 @@ def used(replay: Replay) -> Replay:
     return replay
 
 
-@pytest.mark.parametrize("name", sorted(recipes.known()))
-@pytest.mark.parametrize("n_steps", [1, 3])
-def test_a_loaded_buffer_goes_on_with_the_same_draws(name, n_steps, tmp_path) -> None:
-    replay = used(built(name, capacity=50, batch_size=8, n_steps=n_steps, seed=3))
-    save_replay(replay, tmp_path / "buffer")
-    again = load_replay(tmp_path / "buffer")
-    for batch in zip(draws(replay), draws(again), strict=True):
-        assert torch.equal(*batch)
-    more = fitting(replay, numbered_steps(100, 7))
-    for one in (replay, again):
-        one.extend(more)
-    for batch in zip(draws(replay), draws(again), strict=True):
-        assert torch.equal(*batch)
-    assert replay.stats() == again.stats()
-
-
-def test_prefetched_batches_are_saved_too(tmp_path) -> None:
-    replay = used(recipes.uniform(capacity=50, batch_size=8, prefetch=2, seed=3))
-    replay.save(tmp_path)
-    again = load_replay(tmp_path)
-    assert torch.equal(replay.sample()["index"], again.sample()["index"])
-    assert torch.equal(replay.sample()["index"], again.sample()["index"])
-
-
 def test_a_buffer_without_prefetching_drops_the_prefetched_batches_of_a_save(tmp_path) -> None:
     replay = recipes.uniform(capacity=50, batch_size=8, prefetch=2, seed=3)
     used(replay).save(tmp_path)
     again = recipes.uniform(capacity=50, batch_size=8, seed=3)
     again.load(tmp_path)
-    assert not again._prefetch_queue and len(again.sample()) == 8
+    assert again.state_dict()["prefetched"] == [] and len(again.sample()) == 8
 
 
 def with_tree(backend: str, prefetch: int | None) -> Replay:
@@ -116,13 +94,42 @@ def test_a_run_that_is_saved_and_loaded_in_the_middle_draws_as_one_without_a_bre
         assert fingerprint(one.to_dict()) == fingerprint(other.to_dict())
 
 
-def test_saving_again_replaces_the_earlier_save(tmp_path) -> None:
-    replay = used(recipes.uniform(capacity=50, batch_size=8))
-    replay.save(tmp_path)
-    replay.extend(numbered_steps(500, 50))
-    replay.save(tmp_path)
-    assert names_in(tmp_path) == ["data", MANIFEST]
-    assert load_replay(tmp_path).sample()["observation"].min() >= 500
+OPTIONS = [
+    *(variant for variant in VARIANTS if variant.chosen and "prefetch" not in variant.chosen),
+    *(Variant("neighborhood_mixup", (("refresh_interval", interval),)) for interval in (1, 4)),
+    Variant("parallel_curriculum", (("scheduler", Exp3(exploration=0.2)), ("priority_exponent", 0.6))),
+]
+
+
+@pytest.mark.parametrize("variant", OPTIONS, ids=str)
+def test_with_any_options_a_loaded_buffer_and_its_parts_go_on_as_the_saved_one(variant: Variant, tmp_path) -> None:
+    world = variant.world(1)
+    replay = variant.build(20, 4, seed=3, memmap=tmp_path / "rows")
+    used = [_step(replay, world.take(7), []) for _ in range(6)]
+    replay.save(tmp_path / "save")
+    again = load_replay(tmp_path / "save", trust=["tests"], end_episodes=False)
+    for part, other in ((replay.sampler, again.sampler), (replay.writer, again.writer)):
+        part.dumps(tmp_path / "part")
+        other.loads(tmp_path / "part")
+        shutil.rmtree(tmp_path / "part")
+    for _ in range(6):
+        rows = world.take(7)
+        one, other = (_step(each, rows.clone(), used) for each in (replay, again))
+        assert fingerprint(one.to_dict()) == fingerprint(other.to_dict())
+    assert replay.stats() == again.stats()
+
+
+def _step(replay: Replay, rows: TensorDict, earlier: list[TensorDict]) -> TensorDict:
+    """Stores rows, draws, and returns TD errors of the batch and of an earlier one, some of whose rows have left."""
+    replay.extend(rows)
+    batch = replay.sample()
+    for each in (batch, *earlier[-1:]):
+        error = each["next", "reward"].flatten() + 1.0
+        replay.update_priority(each, error, surprise=error)
+    if isinstance(replay, CurriculumReplay):
+        task = int(batch["task"][0])
+        replay.progress(TASKS[task], task / 2)
+    return batch
 
 
 def test_a_saved_buffer_may_be_moved(tmp_path) -> None:
@@ -151,8 +158,8 @@ def test_a_save_does_not_say_where_files_are_made(tmp_path) -> None:
     in_memory = load_replay(tmp_path / "save")
     on_disk = load_replay(tmp_path / "save", memmap=tmp_path / "mine")
     assert not (tmp_path / "theirs").exists()
-    assert in_memory.storage._memmap is None and in_memory.storage.init_arguments["memmap"] is None
-    assert on_disk.storage._memmap == str(tmp_path / "mine") and (tmp_path / "mine").exists()
+    assert in_memory.storage.init_arguments["memmap"] is None
+    assert on_disk.storage.init_arguments["memmap"] == str(tmp_path / "mine") and (tmp_path / "mine").exists()
     for batches in zip(draws(in_memory), draws(on_disk), strict=True):
         assert torch.equal(*batches)
 
@@ -197,22 +204,6 @@ def test_what_is_trusted_is_a_list_of_packages(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"trust": 5}, TypeError, "trust is 5; it must be a list of packages"),
-        ({"trust": None}, TypeError, "trust is None; it must be a list of packages"),
-        ({"trust": [5]}, TypeError, r"trust\[0\] is 5; it must be the name of a package"),
-        ({"trust": ["tests", ""]}, ValueError, r"trust\[1\] is ''; it must be the name of a package"),
-        ({"memmap": 5}, TypeError, "memmap is 5; it must be a directory, or None"),
-    ],
-)
-def test_options_of_loading_of_another_kind_are_refused(options, error, message, tmp_path) -> None:
-    built("uniform", capacity=4, batch_size=2).save(tmp_path)
-    with pytest.raises(error, match=f"^{message}"):
-        load_replay(tmp_path, **options)
-
-
-@pytest.mark.parametrize(
     ("state", "error", "message"),
     [
         ({}, ValueError, r"the state lacks \['built_from', .*; it is not what state_dict\(\) of a replay buffer"),
@@ -222,19 +213,6 @@ def test_options_of_loading_of_another_kind_are_refused(options, error, message,
 def test_a_state_of_nothing_is_refused(state, error, message) -> None:
     with pytest.raises(error, match=f"^{message}"):
         built("uniform", capacity=4, batch_size=2).load_state_dict(state)
-
-
-def test_damage_is_found_before_anything_is_loaded(tmp_path) -> None:
-    replay = used(recipes.prioritized(capacity=50, batch_size=8))
-    for number, damage in enumerate([flip_a_byte, truncate, remove]):
-        replay.save(tmp_path / str(number))
-        damage(next((tmp_path / str(number)).glob("data-*/tensors.safetensors")))
-        with pytest.raises(DamagedFileError, match="nothing was loaded"):
-            load_replay(tmp_path / str(number))
-        fresh = recipes.prioritized(capacity=50, batch_size=8)
-        with pytest.raises(DamagedFileError):
-            fresh.load(tmp_path / str(number))
-        assert len(fresh) == 0
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -264,48 +242,6 @@ def test_verifying_says_how_the_buffer_was_built(tmp_path) -> None:
     assert found["built_by"]["arguments"]["storage"]["arguments"]["capacity"] == 50
 
 
-@pytest.mark.usefixtures("small_chunks")
-def test_a_manifest_that_lacks_a_file_is_found(tmp_path) -> None:
-    stored().save(tmp_path)
-    complete = json.loads((tmp_path / MANIFEST).read_text())
-    assert len(complete["files"]) == 2 + 13
-    for name in complete["files"]:
-        files = {each: record for each, record in complete["files"].items() if each != name}
-        forge(tmp_path / MANIFEST, files=files)
-        for read in (load_replay, verify_replay):
-            with pytest.raises(DamagedFileError):
-                read(tmp_path)
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_files_that_are_no_halves_of_a_state_are_refused(tmp_path) -> None:
-    stored().save(tmp_path)
-    manifest = json.loads((tmp_path / MANIFEST).read_text())
-    values = tmp_path / manifest["data"] / "values.json"
-    content = json.loads(values.read_text())
-    for other in ({"state": content["state"]}, {"chunked": {}}, {"state": {"$tensor": "x"}, "chunked": {}}, [], 3):
-        values.write_text(json.dumps(other))
-        forge(tmp_path / MANIFEST, files=manifest["files"] | {"values.json": chunks.fingerprint(values).record()})
-        with pytest.raises(DamagedFileError):
-            load_replay(tmp_path)
-
-
-def test_a_damaged_manifest_is_named(tmp_path) -> None:
-    used(recipes.uniform(capacity=50, batch_size=8)).save(tmp_path)
-    manifest = tmp_path / MANIFEST
-    text = manifest.read_text()
-    odd = [{"version": "2x"}, {"version": 0}, {"files": {"values.json": 3}}, {"files": []}, {"data": 3}]
-    texts = [json.dumps(json.loads(text) | changed) for changed in odd]
-    for damaged in (text[:40], "[]", '{"version": 1}', '{"version": "x"}', "[" * 100_000, *texts):
-        manifest.write_text(damaged)
-        for read in (load_replay, verify_replay):
-            with pytest.raises(DamagedFileError, match="damaged"):
-                read(tmp_path)
-    manifest.write_bytes(b"\xff" + text.encode())
-    with pytest.raises(DamagedFileError, match="damaged"):
-        load_replay(tmp_path)
-
-
 def test_a_newer_version_and_a_missing_save_are_said(tmp_path) -> None:
     used(recipes.uniform(capacity=50, batch_size=8)).save(tmp_path)
     forge(tmp_path / MANIFEST, version=99)
@@ -323,33 +259,6 @@ def test_a_buffer_of_another_capacity_refuses_the_save(tmp_path) -> None:
     with pytest.raises(ValueError, match="capacity 50, here 60"):
         other.load(tmp_path)
     assert len(other) == 5
-
-
-def test_a_save_of_format_1_still_loads(tmp_path) -> None:
-    """Written by the code of format 1: rows 0 to 19 in 16 slots, each of the priority of its slot's number plus one."""
-    assert json.loads((FORMAT_1 / MANIFEST).read_text())["version"] == 1
-    assert verify_replay(FORMAT_1)["length"] == 16
-    replay = load_replay(FORMAT_1)
-    rows = replay.storage.get(torch.arange(16))
-    assert rows["observation"][:, 0].tolist() == [16, 17, 18, 19, *range(4, 16)]
-    assert rows["generation"].tolist() == [2] * 4 + [1] * 12
-    assert replay.sampler.state_dict()["tree"]["leaves"].tolist() == list(range(1, 17))
-    assert replay.sample()["index"].tolist() == [2, 8, 14, 6]
-    damaged = shutil.copytree(FORMAT_1, tmp_path / "damaged")
-    flip_a_byte(next(damaged.glob("data-*/tensors.safetensors")))
-    for read in (load_replay, verify_replay):
-        with pytest.raises(DamagedFileError, match="nothing was loaded"):
-            read(damaged)
-
-
-def test_a_save_of_format_1_is_replaced_by_one_of_the_newest_format(tmp_path, caplog) -> None:
-    caplog.set_level(logging.INFO, "lightning_replay")
-    folder = shutil.copytree(FORMAT_1, tmp_path / "old")
-    size = save_replay(load_replay(folder), folder)
-    assert size.written == size.total
-    assert f"{folder} is not used as an earlier save: format version 1" in caplog.text
-    assert json.loads((folder / MANIFEST).read_text())["version"] == 3
-    assert load_replay(folder).sample()["index"].tolist() == [2, 8, 14, 6]
 
 
 @pytest.mark.usefixtures("small_chunks")

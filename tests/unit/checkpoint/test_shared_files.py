@@ -16,7 +16,7 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.checkpoint.replay import MANIFEST, SavedSize, verify_replay
 from lightning_replay.replay import Replay
-from tests.saves import FORMAT_1, files_of, forge, lengthen, names_in, remove, stored, truncate
+from tests.saves import files_of, forge, lengthen, names_in, remove, stored, truncate
 from tests.transitions import numbered_steps
 
 
@@ -107,11 +107,6 @@ def _newer(folder: Path) -> None:
     forge(folder / MANIFEST, version=99)
 
 
-def _older(folder: Path) -> None:
-    shutil.rmtree(folder)
-    shutil.copytree(FORMAT_1, folder)
-
-
 def _another_buffer(folder: Path) -> None:
     shutil.rmtree(folder)
     other = recipes.uniform(capacity=200, batch_size=8)
@@ -132,7 +127,6 @@ def _no_files(folder: Path) -> None:
         (_no_manifest, "no saved replay buffer"),
         (_half_a_manifest, "is damaged"),
         (_newer, "format version 99"),
-        (_older, "format version 1"),
         (_another_buffer, "no file of .* could be shared"),
         (_no_files, "missing or damaged in an earlier save"),
     ],
@@ -148,15 +142,6 @@ def test_a_previous_save_of_no_use_is_said_and_everything_written(spoil, message
     assert {record.levelname for record in said} == {"INFO"}
     assert any(re.search(message, record.getMessage()) for record in said)
     assert load_replay(tmp_path / "second").sample()["index"].tolist() == replay.sample()["index"].tolist()
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_nothing_is_said_of_a_save_that_shares_or_has_nothing_to_share_with(tmp_path, caplog) -> None:
-    replay = stored()
-    caplog.set_level(logging.INFO, "lightning_replay.checkpoint")
-    replay.save(tmp_path / "first")
-    save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert not [record for record in caplog.records if record.name.startswith("lightning_replay.checkpoint")]
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -449,10 +449,3 @@ def test_a_buffer_without_a_score_counts_as_one_and_shows_what_it_holds():
     play(levels, 3, 0.5)
     assert repr(levels) == "LevelBuffer(10 levels, 1 with a score, 1 episodes)"
     assert repr(UniformLevels(None)) == "UniformLevels(an unbounded set, 0 with a score, 0 episodes)"
-
-
-def test_the_former_name_of_the_selector_warns_and_is_the_same_class():
-    from lightning_replay import levels
-
-    with pytest.warns(DeprecationWarning, match="LevelSource has moved: it is named LevelSelector"):
-        assert levels.LevelSource is LevelSelector

@@ -234,51 +234,6 @@ def resume(path: Path) -> ReplayDataModule:
     return data
 
 
-def rewrite(path: Path, change) -> None:
-    """Changes a checkpoint without a new digest, as a disk or a hand does."""
-    checkpoint = torch.load(path, weights_only=False)
-    change(checkpoint)
-    torch.save(checkpoint, path)
-
-
-def another_weight(checkpoint: dict) -> None:
-    checkpoint["state_dict"]["weight"] = torch.tensor([0.25])
-
-
-def another_step(checkpoint: dict) -> None:
-    checkpoint["global_step"] += 1
-
-
-def another_clock(checkpoint: dict) -> None:
-    checkpoint["ReplayDataModule"]["updates"] += 1
-
-
-def another_learning_rate(checkpoint: dict) -> None:
-    checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] = 2e-4
-
-
-def no_loops(checkpoint: dict) -> None:
-    del checkpoint["loops"]
-
-
-@pytest.mark.parametrize("change", [another_weight, another_step, another_clock, another_learning_rate, no_loops])
-def test_a_checkpoint_that_was_changed_is_refused(tmp_path: Path, change) -> None:
-    path = saved_at(tmp_path / "by_hand.ckpt")
-    rewrite(path, change)
-    with pytest.raises(DamagedFileError, match="by_hand.ckpt was changed since it was saved; nothing was restored"):
-        resume(path)
-
-
-def test_a_checkpoint_of_an_earlier_version_has_neither_digest_nor_id_and_resumes(tmp_path: Path) -> None:
-    path = saved_at(tmp_path / "by_hand.ckpt")
-
-    def forget(checkpoint: dict) -> None:
-        del checkpoint["lightning_replay_digest"], checkpoint["ReplayDataModule"]["replay_id"]
-
-    rewrite(path, forget)
-    assert resume(path).updates_done == 40
-
-
 def test_a_checkpoint_beside_the_replay_of_another_run_is_refused_before_the_agent_is_restored(tmp_path: Path) -> None:
     mine, other = saved_at(tmp_path / "mine" / "a.ckpt"), saved_at(tmp_path / "other" / "a.ckpt")
     shutil.rmtree(mine.with_name("a.7.replay"))

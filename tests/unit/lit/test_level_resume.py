@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_replay.agents import PPO
 from lightning_replay.levels import SequentialLevels, UniformLevels, tscl
 from lightning_replay.lit import ReturnNormalization
-from lightning_replay.saving import DamagedFileError
 from tests.unit.lit.level_toys import Valuer, fit, make_agent, make_data, make_levels
 from tests.unit.lit.toys import make_trainer
 
@@ -89,16 +88,6 @@ def test_the_state_is_plain(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     state = torch.load(tmp_path / "end.ckpt", weights_only=True)["LevelDataModule"]
     assert _plain(state) == _plain(data.state_dict())
-
-
-def test_a_checkpoint_whose_scores_were_changed_is_refused(tmp_path: Path) -> None:
-    trainer, _ = fit(tmp_path, make_data())
-    trainer.save_checkpoint(tmp_path / "end.ckpt")
-    checkpoint = torch.load(tmp_path / "end.ckpt", weights_only=False)
-    checkpoint["LevelDataModule"]["levels"]["sampler"]["episodes"] += 1
-    torch.save(checkpoint, tmp_path / "end.ckpt")
-    with pytest.raises(DamagedFileError, match="end.ckpt was changed since it was saved"):
-        make_trainer(tmp_path).fit(Valuer(), datamodule=make_data(env_steps=80), ckpt_path=tmp_path / "end.ckpt")
 
 
 def test_a_second_fit_goes_on_with_new_episodes(tmp_path: Path) -> None:

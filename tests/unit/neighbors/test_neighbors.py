@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from lightning_replay.neighbors import NeighborLists
-from lightning_replay.saving import read_state, write_state
 
 FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "nmer_neighbours.json").read_text())
 CASES = {case["name"]: case for case in FIXTURE["cases"]}
@@ -240,25 +239,6 @@ def test_statistics_do_not_lose_digits_far_from_zero() -> None:
     now = torch.cat([1e6 + 2 * (data[:40] - 1e6), data[340:]])
     change = (now.std(0, correction=0) / lists.standardization.std - 1).abs().max()
     assert lists.standardization.drift() == pytest.approx(float(change), rel=1e-9)
-
-
-@pytest.mark.parametrize("refresh_interval", [1, 16])
-def test_the_next_draws_are_the_same_after_saving_and_loading(refresh_interval: int, tmp_path: Path) -> None:
-    data = walk(400)
-    lists = filled(data[:200], 5, capacity=300, refresh_interval=refresh_interval)
-    lists.draw(torch.arange(10), torch.Generator().manual_seed(0))
-    lists.write(torch.arange(200, 210), data[200:210])
-    lists.write(torch.arange(5), data[300:305])
-    write_state(tmp_path / "lists", lists.state_dict())
-    again = NeighborLists(300, 5, refresh_interval=refresh_interval)
-    again.load_state_dict(read_state(tmp_path / "lists"))
-    first, second = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
-    index = torch.arange(20, 190)
-    for step in range(210, 290):
-        assert torch.equal(lists.draw(index, first), again.draw(index, second))
-        for each in (lists, again):
-            each.write(torch.tensor([step]), data[step : step + 1])
-    assert torch.equal(lists.neighbors(torch.arange(290)), again.neighbors(torch.arange(290)))
 
 
 def test_empty_lists_save_load_and_clear() -> None:

@@ -32,7 +32,7 @@ from lightning_replay.saving import DamagedFileError, write_state
 from lightning_replay.saving.chunks import locate_chunks, write_chunks
 from tests.frame_steps import frame_rows, stacks_of
 from tests.recipe_options import built, fitting
-from tests.saves import FORMAT_1, flip_a_byte, forge
+from tests.saves import flip_a_byte, forge
 from tests.transitions import numbered_steps
 
 
@@ -96,11 +96,6 @@ def test_levels(tmp_path: Path) -> None:
     again = LevelBuffer(levels=6, min_fill=1.0, seed=1)
     again.load(tmp_path)
     assert again.next_level(actor=1) == levels.next_level(actor=1)
-
-
-def test_a_save_of_the_first_format() -> None:
-    contents = read(FORMAT_1).contents
-    assert isinstance(contents, ReplayContents) and len(contents) > 0 and contents.draws is not None
 
 
 def large(path: Path) -> Replay:

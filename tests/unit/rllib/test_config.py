@@ -16,8 +16,8 @@ from .episodes import sampled
 
 def test_unknown_options_are_refused_by_name() -> None:
     message = (
-        "recipe 'uniform' has no option 'alpha', 'beta'; accepted are capacity, device, memmap, frame_stack, "
-        "image_key, frame_capacity, check_finite, check_continuity, seed, for the whole buffer layout, "
+        "recipe 'uniform' has no option 'alpha', 'beta'; accepted are capacity, device, memmap, "
+        "check_finite, check_continuity, seed, frame_stack, image_key, frame_capacity, for the whole buffer layout, "
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         rllib_ext.replay_config("uniform", capacity=100, alpha=0.6, beta=0.4)

@@ -247,25 +247,6 @@ def test_over_prioritized_first_elements() -> None:
     assert batch["priority_weight"].shape == (32,)
 
 
-@pytest.mark.parametrize("refresh_interval", [1, 64])
-def test_state_goes_on_with_the_same_draws(refresh_interval: int, tmp_path: Path) -> None:
-    def make() -> TensorDictReplayBuffer:
-        return make_buffer(NeighborhoodMixupSampler(num_neighbors=3, refresh_interval=refresh_interval))
-
-    buffer, again = make(), make()
-    buffer.extend(random_steps(50))
-    buffer.sample()
-    buffer.extend(random_steps(30))
-    again.load_state_dict(buffer.state_dict())
-    buffer.sampler.dumps(tmp_path)
-    read = NeighborhoodMixupSampler(num_neighbors=3, refresh_interval=refresh_interval)
-    read.loads(tmp_path)
-    for _ in range(3):
-        drawn = buffer.sample()["index"]
-        assert torch.equal(drawn, again.sample()["index"])
-        assert torch.equal(drawn, read.sample(buffer.storage, 32)[0])
-
-
 def test_recall_bytes_and_emptying() -> None:
     sampler = NeighborhoodMixupSampler(num_neighbors=5, seed=0)
     buffer = make_buffer(sampler)

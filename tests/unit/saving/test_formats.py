@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that earlier versions wrote give back what is known by hand; ``tests/saved_formats.py`` has their contents."""
+"""Saves on disk give back what is known by hand; ``tests/saved_formats.py`` has their contents."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_replay import load_replay
-from lightning_replay.checkpoint.replay import FORMAT_VERSION, verify_replay
+from lightning_replay.checkpoint.replay import verify_replay
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.replay import Replay
 from tests.level_steps import column, segment
 from tests.saved_formats import empty_levels
 
-FORMATS = [2, 3]  # of replay buffers; the levels of the second have a manifest, those of the first have none
+NEXT_DRAWS = json.loads(
+    (Path(__file__).parents[2] / "fixtures" / "saves_before_the_move" / "next_draws.json").read_text()
+)
 
 
-@pytest.fixture(params=FORMATS, ids=lambda number: f"format {number}")
-def saves(request, fixtures: Path) -> Path:
-    return fixtures / f"saves_{request.param}"
+@pytest.fixture
+def saves(fixtures: Path) -> Path:
+    return fixtures / "saves_3"
 
 
 def numbers(rows) -> list[int]:
@@ -33,12 +34,6 @@ def again(replay: Replay, folder: Path) -> Replay:
     """What was loaded, saved in the format of now and loaded again."""
     replay.save(folder)
     return load_replay(folder, trust=["tests"])
-
-
-def test_every_format_up_to_the_newest_is_among_the_fixtures(fixtures: Path) -> None:
-    found = [fixtures / "replay_format_1", *(fixtures / f"saves_{number}" / "prioritized" for number in FORMATS)]
-    versions = [json.loads((folder / "replay.json").read_text())["version"] for folder in found]
-    assert versions == list(range(1, FORMAT_VERSION + 1)), "run python -m tests.saved_formats and keep what it writes"
 
 
 @pytest.mark.parametrize("saved_anew", [False, True])
@@ -108,9 +103,8 @@ def _loaded(folder: Path) -> LevelBuffer:
     return levels
 
 
-def test_levels_without_a_manifest_are_replaced_by_those_that_have_one(fixtures: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(fixtures / "saves_2" / "levels", tmp_path / "levels")
-    assert not (folder / "state.json").exists()
-    _loaded(folder).save(folder)
-    assert (folder / "state.json").exists() and not (folder / "values.json").exists()
-    assert column(_loaded(folder), "score") == {0: 0.25, 1: 0.5, 2: 1.0}
+@pytest.mark.parametrize("name", sorted(NEXT_DRAWS))
+def test_a_saved_recipe_goes_on_with_the_recorded_draws(name: str, fixtures: Path) -> None:
+    """The import paths in these saves are of modules that have moved since."""
+    replay = load_replay(fixtures / "saves_before_the_move" / name, trust=["tests"])
+    assert [replay.sample()["index"].tolist() for _ in range(3)] == NEXT_DRAWS[name]

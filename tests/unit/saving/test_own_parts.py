@@ -227,7 +227,7 @@ def test_a_state_that_cannot_be_saved_is_named(module, tmp_path: Path) -> None:
         save_replay(filled(**options_of(parts, "Newest")), tmp_path / "buffer")
 
 
-def test_the_manifest_says_what_was_not_saved_in_the_way_that_earlier_versions_read(module, tmp_path: Path) -> None:
+def test_the_manifest_names_what_was_not_saved(module, tmp_path: Path) -> None:
     save_replay(filled(**options_of(module(PARTS, "described_parts"), "Newest")), tmp_path / "buffer")
     sampler = json.loads((tmp_path / "buffer" / "replay.json").read_text())["built_by"]["arguments"]["sampler"]
     assert list(sampler.items()) == [("not_saved", "a Newest"), ("defined", "described_parts:Newest")]

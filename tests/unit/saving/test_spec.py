@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import importlib
 import json
 import os.path
+import pkgutil
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
-from lightning_replay.saving.spec import NotRebuildableError, build, describe, recorded
+import lightning_replay
+from lightning_replay.samplers.table_corrections import CORRECTIONS
+from lightning_replay.saving.spec import PUBLIC, NotRebuildableError, build, describe, recorded
 
 
 @recorded
@@ -133,3 +137,33 @@ def test_a_subclass_with_a_constructor_of_its_own_is_not_built_with_its_parents_
 def test_numbers_of_numpy_are_plain_values() -> None:
     described = describe([numpy.int64(3), numpy.float32(0.5)])
     assert build(json.loads(json.dumps(described))) == [3, 0.5]
+
+
+def _recorded_classes() -> list[type]:
+    """The recorded classes of this library, wherever they are defined."""
+    for module in pkgutil.walk_packages(lightning_replay.__path__, "lightning_replay."):
+        if module.name.startswith(tuple(PUBLIC[1:])):
+            importlib.import_module(module.name)
+    found, classes = {object}, [object]
+    while classes:
+        new = {cls for cls in type.__subclasses__(classes.pop()) if cls is not type} - found
+        found |= new
+        classes += new
+    own = [cls for cls in found if str(cls.__module__).startswith("lightning_replay.") and "_record" in vars(cls)]
+    return sorted(own, key=lambda cls: cls.__name__)
+
+
+def test_a_save_names_classes_by_public_modules_wherever_their_files_are() -> None:
+    classes = _recorded_classes()
+    assert len(classes) > 50
+    for value in [*classes, *filter(None, CORRECTIONS.values())]:
+        path = describe(value)["import"]
+        assert path.partition(":")[0] in PUBLIC, path
+        for saved in (path, f"lightning_replay.a_file_that_moved:{value.__name__}"):
+            assert build({"import": saved}) is value
+
+
+def test_only_what_this_library_defines_is_found_by_its_name() -> None:
+    for path in ("lightning_replay.samplers:annotations", "lightning_replay:Any", "lightning_replay.nothing:Nothing"):
+        with pytest.raises(NotRebuildableError, match="cannot be imported here"):
+            build({"import": path})

@@ -204,20 +204,6 @@ def test_cleared_tables_are_as_new() -> None:
     assert new(tables, 0, 2) == [0, 1]
 
 
-def test_the_tables_come_back_from_their_state_and_go_on_alike() -> None:
-    tables = Tables({"default": 3, "goal": 2}, extra_slots=1)
-    for _ in range(4):
-        send(tables, 1, *new(tables, 0, 2)[:1])
-    loaded = Tables({"default": 3, "goal": 2}, extra_slots=1)
-    new(loaded, 0, 1)
-    loaded.load_state_dict(tables.state_dict())
-    for one in (tables, loaded):
-        send(one, 1, *new(one, 0, 1))
-    assert held(loaded) == held(tables) and free(loaded.pool) == free(tables.pool)
-    assert loaded.position.tolist() == tables.position.tolist()
-    assert loaded.age_of(loaded.slots_of(0)).tolist() == [2, 1, 0]
-
-
 def test_the_state_of_other_tables_is_refused() -> None:
     state = Tables({"default": 3, "goal": 2}).state_dict()
     with pytest.raises(ValueError, match="saved tables hold 5 entries over 5 slots, these 4 over 4.*capacities"):

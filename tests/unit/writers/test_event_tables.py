@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from lightning_replay import PackedStorage, Replay, load_replay, recipes
+from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import (
     Event,
     EventTable,
@@ -89,21 +89,6 @@ def test_the_history_survives_its_eviction_from_the_default_table() -> None:
     for first in range(6, 60, 6):
         replay.extend(event_steps(first, 6, {}, ["goal"]))
     assert ids(replay, "goal") == [3, 4, 5], "a row that a table holds is never overwritten"
-
-
-def test_open_histories_continue_after_save_and_load(tmp_path) -> None:
-    rows = event_steps(0, 6, {5: {"goal"}}, ["goal"])
-    tables = [goal_table(condition=IsTrue("goal"), history_length=5)]
-    replay = recipes.event_tables(capacity=2, batch_size=1, tables=tables, seed=0)
-    replay.extend(rows[:4])
-    replay.save(tmp_path)
-    loaded = load_replay(tmp_path, trust=["tests"], end_episodes=False)
-    for one in (replay, loaded):
-        one.extend(rows[4:])
-        assert ids(one, "goal") == [1, 2, 3, 4, 5]
-        assert ids(one, "default") == [4, 5]
-    for _ in range(5):
-        assert torch.equal(replay.sample()["index"], loaded.sample()["index"])
 
 
 def test_an_interrupted_episode_is_forgotten() -> None:

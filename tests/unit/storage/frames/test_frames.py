@@ -429,25 +429,6 @@ def test_returns_end_before_released_rows() -> None:
     assert steps == {0: 2, 1: 1, 3: 2, 4: 1}
 
 
-@pytest.mark.parametrize("n_steps", [1, 3])
-@pytest.mark.parametrize("frame_capacity", [None, 12])
-def test_a_loaded_buffer_goes_on_with_the_same_draws(n_steps, frame_capacity, tmp_path) -> None:
-    options = {"frame_stack": 2, "frame_capacity": frame_capacity, "n_steps": n_steps, "seed": 3}
-    replay = recipes.prioritized(20, 4, **options)
-    for first in range(0, 60, 10):
-        replay.extend(frame_rows(stacks_of(list(range(first, first + 7)), 2), first=first, done=True))
-    replay.save(tmp_path)
-    again = load_replay(tmp_path)
-    assert again.stats() == replay.stats()
-    for step in range(4):
-        one, other = replay.sample(), again.sample()
-        assert (one == other).all() and stacks_in(one) == stacks_in(other)
-        for buffer in (replay, again):
-            buffer.update_priority(one["index"], one["action"] + 1.0, generation=one["generation"])
-            buffer.extend(frame_rows(stacks_of([step, 90, step + 91], 2), first=100 * step))
-    assert again.stats() == replay.stats()
-
-
 def test_a_save_of_other_frames_is_refused_and_nothing_is_changed(tmp_path) -> None:
     replay = recipes.uniform(20, 2, frame_stack=2, seed=0)
     replay.extend(frame_rows(stacks_of([1, 2, 3], 2)))
