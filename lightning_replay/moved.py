@@ -150,7 +150,6 @@ _PACKAGES = {
     "lightning_replay.frames": "lightning_replay.storage.frames",
 }
 _NAMES = {
-    "lightning_replay.levels.level_source:LevelSource": "lightning_replay.levels",
     "lightning_replay.levels.segment:generalized_advantages": "lightning_replay.levels.scores",
     "lightning_replay.levels.segment:td_errors": "lightning_replay.levels.scores",
     "lightning_replay.checkpoint:load_replay": "lightning_replay.loading",
@@ -169,7 +168,6 @@ _NAMES = {
     "lightning_replay.frames:frames_at_worst": "lightning_replay.recipes.storage",
     "lightning_replay.frames:frames_in_order": "lightning_replay.recipes.storage",
     "lightning_replay.frames:storage_for": "lightning_replay.recipes.storage",
-    "rllib_ext.levels.config:configure_levels": "rllib_ext.api",
     "rllib_ext.task_assignment:num_actors": "rllib_ext.rllib_compat",
     "rllib_ext.task_assignment:tell_recreated": "rllib_ext.hooks",
 }

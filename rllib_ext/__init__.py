@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lightning_replay.moved  # noqa: F401  former import paths, which pickled configs may hold
 
 if TYPE_CHECKING:
-    from rllib_ext.api import configure, configure_levels, replay_config
+    from rllib_ext.api import configure, replay_config
     from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
     from rllib_ext.buffer.fill import fill
     from rllib_ext.from_yaml import load_config
@@ -20,7 +20,6 @@ __all__ = [
     "Interruption",
     "RecipeEpisodeReplayBuffer",
     "configure",
-    "configure_levels",
     "fill",
     "level_buffer",
     "load_config",
@@ -31,7 +30,6 @@ _MODULES = {
     "Interruption": "interruption",
     "RecipeEpisodeReplayBuffer": "buffer.episode_buffer",
     "configure": "api",
-    "configure_levels": "api",
     "fill": "buffer.fill",
     "level_buffer": "levels.remote",
     "load_config": "from_yaml",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -200,16 +199,6 @@ def configure(
             check_evaluated(config)
     set_hooks(config, hooks | {"on_train_result": functools.partial(add_results)})
     return config
-
-
-def configure_levels(config: C, levels: LevelSelector | Mapping[str, Any], **options: Any) -> C:
-    """Former name of :func:`configure` with ``levels``."""
-    warnings.warn(
-        "configure_levels(config, levels, ...) is deprecated: call configure(config, levels=levels, ...)",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return configure(config, levels=levels, **options)
 
 
 def _refuse_given(given: Mapping[str, Any], names: Iterable[str], purpose: str) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,9 +62,6 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LevelSource":  # its former name
-        warnings.warn(f"{__name__}.{name} has moved: it is named LevelSelector", DeprecationWarning, stacklevel=2)
-        name = "LevelSelector"
     if name == "scores":
         return importlib.import_module(f"{__name__}.scores")
     if name not in _MODULES:

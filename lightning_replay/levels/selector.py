@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment
 from lightning_replay.levels.level_ids import Actor, checked_actor, checked_level_id
+from lightning_replay.part_state import PartState
 from lightning_replay.saving import load_state, write_state
 
 __all__ = ["LevelSelector"]
@@ -19,7 +20,7 @@ __all__ = ["LevelSelector"]
 _FORMAT = 1
 
 
-class LevelSelector(ABC):
+class LevelSelector(PartState, ABC):
     """Chooses the level each actor plays next; base class of the level selectors.
 
     Call :meth:`next_level` at the start of an episode and :meth:`update` with its steps. Steps may arrive after the
@@ -50,12 +51,10 @@ class LevelSelector(ABC):
         return None if self._members is None else len(self._members)
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Number of levels with a score."""
+    def __len__(self) -> int: ...
 
     def __bool__(self) -> bool:
-        """``True`` even while no level has a score, so that ``levels or others`` keeps ``levels``."""
-        return True
+        return True  # also while no level has a score, so that ``levels or others`` keeps ``levels``
 
     def __repr__(self) -> str:
         known = "an unbounded set" if self.count is None else f"{self.count} levels"
@@ -89,8 +88,7 @@ class LevelSelector(ABC):
         self._play(checked_actor(actor), self.checked(level_id))
 
     @abstractmethod
-    def _play(self, actor: Actor, level_id: int) -> None:
-        """Begins an episode."""
+    def _play(self, actor: Actor, level_id: int) -> None: ...
 
     def checked(self, level_id: int) -> int:
         """Returns the id of a level that can be played, as an int.
@@ -147,7 +145,7 @@ class LevelSelector(ABC):
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
 
-    def flush(self) -> None:  # noqa: B027  there is nothing to flush where nothing is scored
+    def flush(self) -> None:
         """Turns non-zero partial scores of unfinished episodes into scores, and resets them.
 
         The released code of the paper does so after every policy update; the paper itself joins the pieces of an
@@ -198,7 +196,8 @@ class LevelSelector(ABC):
         Active episodes are kept. Where environments start new episodes on resuming, first let every actor choose, then
         drop the old ones with :meth:`abandon_all_but_newest`: the choices then equal those of an uninterrupted run.
         """
-        return {"version": _FORMAT, "kind": type(self).__name__, "running": self.running.state_dict()}
+        running = self.running.state_dict()
+        return {"version": _FORMAT, "kind": type(self).__name__, "running": running, **self._read_attributes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict` of a selector built with the same arguments.
@@ -206,18 +205,14 @@ class LevelSelector(ABC):
         Raises:
             ValueError: the state is of another format, another class or other levels; nothing is changed.
         """
-        kind = type(self).__name__
-        if not isinstance(state, dict):
-            raise TypeError(f"the state is a {type(state).__name__}; it must be what state_dict() returned")
-        if "kind" not in state:
-            raise ValueError(
-                f"the state holds {list(state)[:10]} and no 'kind'; it is not what state_dict() of a {kind} returned"
-            )
+        kind, before = type(self).__name__, self.state_dict()
+        if not isinstance(state, dict) or "kind" not in state:
+            found = list(state)[:10] if isinstance(state, dict) else f"a {type(state).__name__}"
+            raise ValueError(f"the state is {found}, without 'kind'; give what state_dict() of a {kind} returned")
         if state["kind"] != kind:
             raise ValueError(f"the state is that of a {state['kind']}; this is a {kind}. Load it into the former")
         if state.get("version") != _FORMAT:
             raise ValueError(f"the state has version {state.get('version')}; {_FORMAT} can be read")
-        before = self.state_dict()
         if set(state) != set(before):
             raise ValueError(f"the state lacks or adds {sorted(set(state) ^ set(before))}; give what state_dict() gave")
         try:
@@ -228,6 +223,7 @@ class LevelSelector(ABC):
 
     def _load(self, state: dict[str, Any]) -> None:
         self.running.load_state_dict(state["running"])
+        self._restore_attributes(state)
 
     def save(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``: tensors and JSON."""

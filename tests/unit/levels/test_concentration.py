@@ -78,13 +78,6 @@ def test_a_buffer_without_scores_has_counts_alone():
     assert LevelSampler().stats() == {}
 
 
-def test_the_sampler_has_the_figures_of_its_buffer():
-    levels = ranked(5)
-    stats = levels.stats()
-    assert levels.sampler.stats() == {name: stats[name] for name in levels.sampler.stats()}
-    assert {"effective_levels", "probability_max", "score_mean"} <= set(levels.sampler.stats())
-
-
 def test_warns_once_where_nearly_one_level_is_replayed():
     levels = ranked(20)
     replay(levels, 999)

@@ -234,7 +234,7 @@ def test_the_gate_holds_replay_back():
 def test_the_chance_of_a_replay_by_hand():
     """Four levels, a gate of half of them: 0 with none or one of four; 1/2; 3/4; none left, or none but played ones."""
     levels = buffer(4, min_fill=0.5)
-    generator = levels.sampler.generator.get_state()
+    generator = levels.table.generator.get_state()
     chances = [levels.replay_chance()]
     for level_id in range(3):
         play(levels, level_id, 0.5)
@@ -245,7 +245,7 @@ def test_the_chance_of_a_replay_by_hand():
     assert levels.replay_chance() == 0.75
     play(levels, 3, 0.5)
     assert levels.replay_chance() == 1.0
-    assert torch.equal(levels.sampler.generator.get_state(), generator)
+    assert torch.equal(levels.table.generator.get_state(), generator)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 0.5), (0.95, 0.95), (0, 0.0), (1, 1.0)])
@@ -312,7 +312,6 @@ def test_a_full_buffer_replaces_its_least_probable_level_if_the_new_score_is_hig
     assert set(column(levels, "score")) == {11, 12}, "0.1 is not below 0.1"
     play(levels, 14, 0.2)
     assert column(levels, "score") == {11: 0.9, 14: 0.2}
-    assert levels.replay.storage.get(slice(None))["level_id"].tolist() == [11, 14]
     play(levels, 15, 0.15)
     assert set(column(levels, "score")) == {11, 14}
     assert levels.stats()["refused"] == 2
@@ -449,10 +448,3 @@ def test_a_buffer_without_a_score_counts_as_one_and_shows_what_it_holds():
     play(levels, 3, 0.5)
     assert repr(levels) == "LevelBuffer(10 levels, 1 with a score, 1 episodes)"
     assert repr(UniformLevels(None)) == "UniformLevels(an unbounded set, 0 with a score, 0 episodes)"
-
-
-def test_the_former_name_of_the_selector_warns_and_is_the_same_class():
-    from lightning_replay import levels
-
-    with pytest.warns(DeprecationWarning, match="LevelSource has moved: it is named LevelSelector"):
-        assert levels.LevelSource is LevelSelector

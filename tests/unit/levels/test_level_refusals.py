@@ -50,7 +50,7 @@ def test_options_that_are_refused(options, message):
         ({"replay_probability": "x"}, "replay_probability is 'x'; it must be a number"),
         ({"min_fill": None}, "min_fill is None; it must be a number"),
         ({"score_step_size": [1]}, r"score_step_size is \[1\]; it must be a number in \(0, 1\]"),
-        ({"levels": None, "capacity": 4.5}, "capacity is 4.5; it must be a whole number of at least 1"),
+        ({"levels": None, "capacity": 4.5}, "capacity is 4.5; it must be a whole number of levels from 1 on"),
         ({"seed": "x"}, "seed is 'x'; it must be a whole number.*or None"),
         ({"train_on_new_levels": "no"}, "train_on_new_levels is 'no'; it must be True or False"),
         ({"levels": True}, "levels is True; it must be distinct whole numbers, or their number"),
@@ -225,7 +225,7 @@ def test_states_of_other_buffers_are_refused():
 
 
 def test_a_state_of_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"the state holds \[\] and no 'kind'; it is not what state_dict\(\) of a Lev"):
+    with pytest.raises(ValueError, match=r"the state is \[\], without 'kind'; give what state_dict"):
         buffer().load_state_dict({})
 
 

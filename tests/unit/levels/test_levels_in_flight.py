@@ -54,7 +54,7 @@ def test_draws_follow_the_probabilities(prioritization: Prioritization) -> None:
     levels.start(1, 9)
     distribution = levels.probabilities()
     taken = levels.running.played
-    counts = Counter(levels.sampler.draw(taken) for _ in range(20_000))
+    counts = Counter(levels.table.draw(taken) for _ in range(20_000))
     observed = np.array([counts[row] for row in range(len(distribution))])
     expected = distribution["probability"].numpy()
     assert (observed[expected == 0.0] == 0).all()

@@ -61,16 +61,6 @@ def test_both_neither_and_options_of_the_other_kind_are_refused(config: Any, opt
     assert not hooks(given)
 
 
-def test_the_former_name_warns_and_does_the_same() -> None:
-    with pytest.warns(DeprecationWarning, match=r"call configure\(config, levels=levels, ...\)"):
-        former = rllib_ext.configure_levels(ppo(), {"levels": 5}, held_out_levels=3, flush=True)
-    present = rllib_ext.configure(ppo(), levels={"levels": 5}, held_out_levels=3, flush=True)
-    for event in hooks(present):
-        ((one,), (other,)) = (getattr(config, f"callbacks_{event}") for config in (former, present))
-        assert one.func is other.func and one.keywords.keys() == other.keywords.keys()
-        assert {**one.keywords, "packed": None} == {**other.keywords, "packed": None}
-
-
 def test_levels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     builds = []
     monkeypatch.setattr(building, "call", lambda kind, arguments, name: builds.append(kind) or kind(**arguments))
@@ -90,7 +80,7 @@ def test_levels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
         *("rllib_ext.levels.evaluation:note_return", "rllib_ext.levels.evaluation:check_evaluation"),
         *("rllib_ext.levels.playing:wrap_environments", "rllib_ext.levels.playing:begin_episode"),
         *("rllib_ext.clocks:add_clocks", "rllib_ext.flags:flags_connector"),
-        *("rllib_ext.levels.config:configure_levels", "rllib_ext.levels.config:built_levels"),
+        "rllib_ext.levels.config:built_levels",
         *("rllib_ext.episode_buffer:RecipeEpisodeReplayBuffer", "rllib_ext.image_module:ImageDQNModule"),
     ],
 )

@@ -156,8 +156,8 @@ def test_levels_are_an_object_or_options_or_a_class_path() -> None:
     assert first_score(built_levels({"levels": 5}, plain(IMPALAConfig))) == pytest.approx(
         (0.99 + 0.99 * 0.95 * 0.99) / 2
     )
-    assert torch.equal(given[0].sampler.generator.get_state(), generator_state(3))
-    assert torch.equal(given[1].sampler.generator.get_state(), generator_state(1))
+    assert torch.equal(given[0].table.generator.get_state(), generator_state(3))
+    assert torch.equal(given[1].table.generator.get_state(), generator_state(1))
     score = {"class_path": "lightning_replay.levels.scores.PolicyEntropy"}
     assert first_score(built_levels({"levels": 5, "score": score}, config)) == pytest.approx(1.0)
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -86,8 +85,8 @@ def test_retained_rows(saves: Path, saved_anew: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved_anew", [False, True])
-def test_levels(saves: Path, saved_anew: bool, tmp_path: Path) -> None:
-    levels = _loaded(saves / "levels")
+def test_levels(saved_anew: bool, tmp_path: Path) -> None:
+    levels = _loaded(Path(__file__).parents[2] / "fixtures" / "saves_3" / "levels")
     if saved_anew:
         levels.save(tmp_path)
         levels = _loaded(tmp_path)
@@ -106,11 +105,3 @@ def _loaded(folder: Path) -> LevelBuffer:
     levels = empty_levels()
     levels.load(folder)
     return levels
-
-
-def test_levels_without_a_manifest_are_replaced_by_those_that_have_one(fixtures: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(fixtures / "saves_2" / "levels", tmp_path / "levels")
-    assert not (folder / "state.json").exists()
-    _loaded(folder).save(folder)
-    assert (folder / "state.json").exists() and not (folder / "values.json").exists()
-    assert column(_loaded(folder), "score") == {0: 0.25, 1: 0.5, 2: 1.0}
