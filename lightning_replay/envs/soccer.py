@@ -79,12 +79,10 @@ class Body:
 
 
 def player() -> Body:
-    """Returns a player, at rest on the midline."""
     return Body(PLAYER_DECAY, PLAYER_SPEED_MAX)
 
 
 def ball() -> Body:
-    """Returns a ball, at rest on the midline."""
     return Body(BALL_DECAY, BALL_SPEED_MAX)
 
 

@@ -69,13 +69,11 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._shape = env.observation_space.shape if isinstance(env.observation_space, Box) else None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment."""
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
         self._check_shape(returned[0], "reset")
         return returned
 
     def step(self, action: Any) -> Step:
-        """Steps the environment."""
         returned = checked_step(self.env.step(action), self.env)
         self._check_shape(returned[0], "step")
         if returned[2] or returned[3]:
@@ -97,7 +95,6 @@ class LimitedEpisodes(TimeLimit[Any, Any]):
     """Truncates episodes of an evaluation that have not ended after ``max_episode_steps``, with a warning."""
 
     def step(self, action: Any) -> Step:
-        """Steps the environment."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         steps = (self._elapsed_steps or 0) + 1
         self._elapsed_steps = steps  # type: ignore[assignment]  # Gymnasium sets None first and gives no type

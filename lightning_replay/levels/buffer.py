@@ -146,7 +146,6 @@ class LevelBuffer(LevelSelector):
 
     @property
     def episodes(self) -> int:
-        """Number of episodes that all actors began."""
         return self.table.episodes
 
     def __len__(self) -> int:
@@ -253,7 +252,6 @@ class LevelBuffer(LevelSelector):
             episode.mean, episode.steps = 0.0, 0
 
     def probabilities(self) -> TensorDict:
-        """Returns the replay distribution; see :meth:`LevelSelector.probabilities`."""
         columns = {
             "level_id": torch.tensor(self.table.level_ids, dtype=torch.int64, device="cpu"),
             "probability": torch.from_numpy(self.table.probabilities(self._left_out)),
@@ -268,7 +266,6 @@ class LevelBuffer(LevelSelector):
         return super().stats() | counts | self.table.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """State as tensors and plain values; see :meth:`LevelSelector.state_dict`."""
         return super().state_dict() | {
             "capacity": self.capacity,
             "new": self._new.state_dict(self.running.played),

@@ -144,6 +144,5 @@ class LevelSampler(LevelTable, Sampler):
         load_state(path, self.load_state_dict)
 
     def _empty(self) -> None:
-        """Removes all levels and keeps the clock."""
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})

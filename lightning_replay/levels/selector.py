@@ -77,8 +77,7 @@ class LevelSelector(PartState, ABC):
         return False
 
     @abstractmethod
-    def _next(self, actor: Actor) -> int:
-        """Chooses a level and begins an episode on it."""
+    def _next(self, actor: Actor) -> int: ...
 
     def start(self, actor: Actor, level_id: int) -> None:
         """Begins an episode on a level that was chosen elsewhere; it counts like any other.
@@ -128,8 +127,8 @@ class LevelSelector(PartState, ABC):
 
         Raises:
             TypeError: steps that are not a TensorDict.
-            ValueError: the actor does not play this level; no steps, NaN, or steps of several episodes; a score
-                function that fails or returns NaN. Nothing is changed.
+            ValueError: the actor does not play this level; no steps, NaN, or steps of several episodes; a score that is
+                not finite. Then, and if the score function fails, nothing is changed.
         """
         episode = self.running.oldest(actor, level_id)
         segment = Segment(steps, episode_done)

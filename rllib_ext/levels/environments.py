@@ -24,17 +24,14 @@ class PlayedLevel(LevelWrapper):
     is_running: bool = False
 
     def set_next(self, level_id: int, episode_id: str) -> None:
-        """Sets the level of the next reset."""
         self.set_level(level_id)
         self.episode_id, self.is_waiting, self.is_running = episode_id, True, False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins the episode."""
         self.is_waiting, self.is_running = False, True
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Takes a step."""
         result = super().step(action)
         self.is_running = not (result[2] or result[3])
         return result

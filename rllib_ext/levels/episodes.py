@@ -43,7 +43,6 @@ class Fragment:
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode ends here."""
         return self.terminated or self.truncated
 
     def steps(self) -> TensorDict:
@@ -115,7 +114,6 @@ class PendingEpisodes:
         return None if episode_id is None else self._active.get(episode_id)
 
     def begin(self, episode_id: str, episode: PendingEpisode) -> None:
-        """Adds an episode that begins."""
         self._begun += 1
         episode.number = self._begun
         self._active[episode_id] = episode
@@ -134,7 +132,6 @@ class PendingEpisodes:
         return lost
 
     def lose_runner(self, runner: int) -> list[PendingEpisode]:
-        """Removes the episodes of an EnvRunner."""
         return self.lose(*(name for name, episode in self._active.items() if episode.player[0] == runner))
 
     def lose_excess(self, player: Player) -> list[PendingEpisode]:

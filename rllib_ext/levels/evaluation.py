@@ -90,7 +90,6 @@ class LevelTest:
         return self._now.begin(env_index)
 
     def note(self, env_index: int, value: float) -> None:
-        """Notes the return of an episode that ended."""
         self._now.end(env_index, value)
 
     def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
@@ -191,12 +190,10 @@ def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any)
 
 
 def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored: Any) -> None:
-    """Adds the results of :class:`GeneralizationGap`; the callback ``on_evaluate_end``."""
     algorithm.levels.gap.measure(algorithm, evaluation_metrics)
 
 
 def _each(algorithm: Any, function: Callable[[Any], T]) -> list[T]:
-    """Calls a function of each EnvRunner that evaluates."""
     group, timeout = algorithm.eval_env_runner_group, algorithm.config.evaluation_sample_timeout_s
     has_remote = group.num_remote_env_runners() > 0
     return list(group.foreach_env_runner(function, local_env_runner=not has_remote, timeout_seconds=timeout))
@@ -209,7 +206,6 @@ def _finish(env_runner: Any) -> tuple[int, list[float]] | None:
 
 
 def _play(env_runner: Any, shares: Mapping[int, Sequence[int]]) -> list[float]:
-    """Plays the EnvRunner's share of levels and returns their returns."""
     test = _TEST.of(env_runner)
     return [] if test is None else test.play(env_runner, shares.get(env_runner.worker_index or 0, []))
 

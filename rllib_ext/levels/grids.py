@@ -28,7 +28,6 @@ class OneHotGrid(gymnasium.ObservationWrapper[Any, Any, Any]):
         self._offsets = np.cumsum(_SIZES) - _SIZES
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        """Returns the grid, ``[W, H, 21]``."""
         hot = np.zeros((*observation.shape[:2], int(_SIZES.sum())), np.float32)
         np.put_along_axis(hot, observation.astype(np.int64) + self._offsets, 1.0, axis=-1)
         return hot

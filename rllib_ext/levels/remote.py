@@ -101,7 +101,6 @@ class RemoteLevels:
     state = whole_state  # as a part of a checkpoint names it
 
     def write(self, folder: Folder, state: dict[str, Any], files: Mapping[str, Any]) -> None:
-        """Writes the state into a checkpoint."""
         with folder.to_write() as local:
             write_state(local, state | {"algorithm": files})
 
@@ -114,11 +113,9 @@ class RemoteLevels:
         return functools.partial(self.load_whole_state, state)
 
     def leave_out(self, folder: Folder) -> Callable[[], None]:
-        """Leaves the levels as they are."""
         return lambda: None
 
     def stop(self) -> None:
-        """Ends the process."""
         ray.kill(self.actor)
         self._spare.cleanup()
 

@@ -122,7 +122,6 @@ class LevelServer:
         return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
     def lose_runners(self, runners: Sequence[int]) -> None:
-        """Drops the episodes of EnvRunners that were lost."""
         for runner in runners:
             self._abandon(self._episodes.lose_runner(runner))
 

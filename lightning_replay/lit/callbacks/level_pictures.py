@@ -67,7 +67,6 @@ class LevelCurriculum(Picture):
         self._environment: gymnasium.Env[Any, Any] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Removes the records of another run."""
         if self.history and self.history[-1][0] > level_source_of(trainer, self).env_steps_done:
             self.history.clear()
 
@@ -105,24 +104,20 @@ class LevelCurriculum(Picture):
         return float(info["difficulty"])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the picture."""
         if self.history:
             draw_level_curriculum(self.history, self._file(trainer))
         else:
             _print_reason(self, trainer, f"fewer than {self.every_n_rollouts} rollouts were made")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Closes the environment whose infos were read."""
         if self._environment is not None:
             self._environment.close()
             self._environment = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The records so far."""
         return {"history": [[steps, list(masses.items())] for steps, masses in self.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the records."""
         self.history = [
             (int(steps), {float(d): float(m) for d, m in masses}) for steps, masses in state_dict["history"]
         ]
@@ -141,7 +136,6 @@ class ScoreAgainstStaleness(Picture):
     _content, _file_name = _SCATTER, "score_against_staleness.png"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the picture."""
         levels = level_source_of(trainer, self).levels.probabilities()
         if len(levels):
             draw_score_against_staleness(levels, self._file(trainer))

@@ -228,7 +228,7 @@ def half(level_id: int, generator: torch.Generator) -> int:
         (
             plain(env=Steered),
             {"levels": 8, "score": scores.PolicyEntropy()},
-            "the score needs .*logits.*; logits only where actions are discrete",
+            "cannot be computed: .*logits.*; logits only where actions are discrete",
         ),
         (plain(), {"levelz": 8}, "levels: LevelBuffer has no argument 'levelz'. Did you mean 'levels'"),
         (
