@@ -141,7 +141,6 @@ def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out:
 
     from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
     from rllib_ext.levels.building import checked_levels
-    from rllib_ext.levels.evaluation import GeneralizationGap
     from rllib_ext.levels.playing import attach_player
     from rllib_ext.levels.remote import LEVELS, RemoteLevels
     from rllib_ext.levels.scoring import ScoredOnly, add_scoring
@@ -154,7 +153,7 @@ def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out:
     environments = num_actors(config)
     levels = RemoteLevels(
         packed,
-        GeneralizationGap(config.seed),
+        config.seed,
         environments=environments,
         max_lag=_LEARNER_LAG * max(config.num_learners, 1),
         # each episode may have a single step

@@ -102,7 +102,6 @@ class PendingEpisodes:
     def __init__(self, max_lag: int, max_pending: int) -> None:
         self._max_lag, self._max_pending = max_lag, max_pending
         self._active: dict[str, PendingEpisode] = {}
-        self._by_player: dict[Player, dict[str, PendingEpisode]] = {}
         self._begun = 0
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
@@ -117,17 +116,16 @@ class PendingEpisodes:
         self._begun += 1
         episode.number = self._begun
         self._active[episode_id] = episode
-        self._by_player.setdefault(episode.player, {})[episode_id] = episode
 
     def rename(self, episode_id: str, new_id: str) -> int:
         """Continues an episode without steps under another id; returns its level."""
-        episode = self._remove(episode_id)
+        episode = self._active.pop(episode_id)
         self.begin(new_id, episode)
         return episode.level_id
 
     def lose(self, *episode_ids: str) -> list[PendingEpisode]:
         """Removes episodes without a score; returns those that were in flight."""
-        lost = [self._remove(name) for name in episode_ids if name in self._active]
+        lost = [self._active.pop(name) for name in episode_ids if name in self._active]
         self.counts["episodes_lost"] += len(lost)
         return lost
 
@@ -136,13 +134,12 @@ class PendingEpisodes:
 
     def lose_excess(self, player: Player) -> list[PendingEpisode]:
         """Removes the oldest episodes of an environment beyond ``max_pending``."""
-        pending = list(self._by_player.get(player, ()))
+        pending = [name for name, episode in self._active.items() if episode.player == player]
         return self.lose(*pending[: max(len(pending) - self._max_pending, 0)])
 
     def clear(self) -> None:
         """Removes all episodes, as after a resume, and keeps the counts."""
         self._active.clear()
-        self._by_player.clear()
 
     def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
         """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
@@ -165,24 +162,14 @@ class PendingEpisodes:
             else:
                 learned.append((episode, fragment))
             if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
-                learned.append((self._remove(fragment.episode_id), episode.last))
+                learned.append((self._active.pop(fragment.episode_id), episode.last))
+        overtaken = [(name, one) for name, one in self._active.items() if one.number < newest.get(one.player, 0)]
         late: list[str] = []
-        for player, number in newest.items():
-            for name, episode in self._by_player.get(player, {}).items():
-                if episode.number < number:
-                    episode.lag += 1
-                    if episode.lag > self._max_lag:
-                        late.append(name)
-        for name in late:
-            if (last := self._active[name].last) is not None:
-                learned.append((self._remove(name), last))
+        for name, episode in overtaken:
+            episode.lag += 1
+            if episode.lag > self._max_lag and episode.last is not None:
+                learned.append((self._active.pop(name), episode.last))
                 self.counts["gaps"] += 1
+            elif episode.lag > self._max_lag:
+                late.append(name)
         return learned, self.lose(*late)
-
-    def _remove(self, episode_id: str) -> PendingEpisode:
-        episode = self._active.pop(episode_id)
-        pending = self._by_player[episode.player]
-        del pending[episode_id]
-        if not pending:
-            del self._by_player[episode.player]
-        return episode
