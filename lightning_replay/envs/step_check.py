@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from numbers import Real
 from typing import Any
@@ -13,6 +13,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.wrappers import TimeLimit
+
+from lightning_replay.validation import check_kind, checked_entries
 
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -107,6 +109,18 @@ class LimitedEpisodes(TimeLimit[Any, Any]):
             )
             truncated = True
         return observation, reward, terminated, truncated, info
+
+
+def checked_info_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Returns names of infos that become columns; refuses empty or repeated ones, and those of columns of all rows."""
+    for place, key in enumerate(checked_entries("info_keys", keys, "a sequence of names of infos")):
+        check_kind(f"info_keys[{place}]", key, str, "the name of an info")
+    taken = {"observation", "reward", "terminated", "truncated", "done"}
+    if not all(keys) or taken & {*keys} or len({*keys}) < len(keys):
+        raise ValueError(
+            f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(taken))} are columns already"
+        )
+    return tuple(keys)
 
 
 def copied_info(value: Any) -> Any:

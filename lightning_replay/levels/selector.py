@@ -101,13 +101,18 @@ class LevelSelector(PartState, ABC):
             raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
         return whole
 
-    def may_choose(self, level_id: int) -> bool:
-        """Returns whether :meth:`next_level` may ever choose this level; always true of an unbounded level set."""
-        try:
-            self.checked(level_id)
-        except ValueError:
-            return False
-        return True
+    def check_held_out(self, level_ids: Iterable[int]) -> None:
+        """Refuses levels that are trained on; of an unbounded set none is known beforehand to be.
+
+        Raises:
+            ValueError: a level is among a known set.
+        """
+        both = [] if self._members is None else [level_id for level_id in level_ids if level_id in self._members]
+        if both:
+            raise ValueError(
+                f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then "
+                "they are the largest ids there are"
+            )
 
     def update(self, actor: Actor, level_id: int, steps: TensorDictBase, episode_done: bool) -> float | None:
         """Scores steps of a level with the learner's values; a long episode may come in several pieces.

@@ -43,12 +43,7 @@ def checked_levels(
     """
     source = built_levels(levels, config)
     check_algorithm(config, source.plays_unlearned, flush)
-    both = [level_id for level_id in held_out if source.may_choose(level_id)]
-    if source.count is not None and both:  # evaluation warns of them if the level set is unbounded
-        raise ValueError(
-            f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then they "
-            "are the largest ids there are"
-        )
+    source.check_held_out(held_out)  # evaluation warns of those that an unbounded level set reached
     trial = cloudpickle.loads(cloudpickle.dumps(source))
     drawn = [trial.next_level(actor) for actor in range(_DRAWN)]
     if max(drawn) >= LEVEL_IDS:

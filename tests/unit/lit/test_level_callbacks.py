@@ -159,7 +159,7 @@ def test_the_policy_acts_as_in_training_and_the_same_each_time(tmp_path: Path) -
 
 def test_held_out_levels_that_are_trained_on_are_refused(tmp_path: Path) -> None:
     data = make_data(held_out_levels=[5, 100])
-    with pytest.raises(ValueError, match=r"held_out_levels has 1 levels that are trained on, such as \[5\]"):
+    with pytest.raises(ValueError, match=r"1 of held_out_levels are trained on, such as \[5\]"):
         fit(tmp_path, [GeneralizationGap(every_n_env_steps=10)], data)
 
 
