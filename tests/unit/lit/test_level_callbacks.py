@@ -343,14 +343,6 @@ def test_many_training_episodes_are_drawn_as_means_with_a_band(tmp_path: Path, s
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("environment steps", "return of an episode")
 
 
-@pytest.mark.parametrize("kind", [LogLevelStats, LevelCurriculum])
-def test_bad_counts(kind) -> None:
-    with pytest.raises(ValueError, match="every_n_rollouts is 0; it must be a whole number from 1 on"):
-        kind(every_n_rollouts=0)
-    with pytest.raises(ValueError, match="every_n_env_steps is 0"):
-        GeneralizationGap(0)
-
-
 def test_a_run_shorter_than_the_interval_of_records_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         fit(tmp_path, [LevelCurriculum(path=str(tmp_path / "c.png"), every_n_rollouts=1_000)], max_steps=1)

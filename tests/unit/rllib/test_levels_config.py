@@ -233,21 +233,9 @@ def half(level_id: int, generator: torch.Generator) -> int:
         (plain(), {"levelz": 8}, "levels: LevelBuffer has no argument 'levelz'. Did you mean 'levels'"),
         (
             plain(),
-            {"class_path": "no.Such"},
-            "levels names 'no.Such', which cannot be imported .* as 'lightning_replay.levels.UniformLevels'",
-        ),
-        (plain(), {"class_path": "UniformLevels"}, "levels names 'UniformLevels', which .*it names no module"),
-        (
-            plain(),
             {"levels": 8, "score": {"class_path": "PositiveValueLoss"}},
             "levels.score names .* as 'lightning_replay.levels.scores.L1ValueLoss'",
         ),
-        (
-            plain(),
-            {"class_path": "builtins.int", "args": 3},
-            r"levels has \['args'\]; beside class_path only init_args",
-        ),
-        (plain(), {"levels": 8, "score": {"class_path": "builtins.int", "x": 3}}, r"levels.score has \['x'\]"),
     ],
 )
 def test_what_cannot_work_is_refused(config: AlgorithmConfig, levels: Any, message: str) -> None:
@@ -260,20 +248,13 @@ def test_what_cannot_work_is_refused(config: AlgorithmConfig, levels: Any, messa
     ("options", "message"),
     [
         ({"held_out_levels": [7, 8]}, "1 of held_out_levels are trained on, such as .7."),
-        ({"held_out_levels": []}, "held_out_levels is .*; it must be how many, from 1 to 1000000, or different ids"),
-        *[({"held_out_levels": one}, "held_out_levels is .*; it must be how many") for one in (0, 2**40)],
+        ({"held_out_levels": 0}, "held_out_levels is 0; it must be how many, from 1 to 1000000, or different ids"),
         ({"held_out_levels": [9, 9]}, "different ids from 0"),
     ],
 )
 def test_held_out_levels_are_others(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configured(plain(), **options)
-
-
-@pytest.mark.parametrize("option", ["score_temperature", "staleness_weight", "min_fill", "seed"])
-def test_a_value_of_another_type_is_refused_by_its_name(option: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"{option} is 'x'"):
-        configured(plain(), {"levels": 8, option: "x"})
 
 
 def test_scores_after_every_update_need_one_learner_and_ppo() -> None:
