@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,11 @@ class LevelCurriculum(Picture):
         if (source.updates_done % self.every_n_rollouts and not source.is_finished) or len(source.levels) == 0:
             return
         levels = source.levels.probabilities()
-        masses: dict[float, float] = {}
-        known, self._known = self._known, {}
-        for level_id, probability in zip(levels["level_id"].tolist(), levels["probability"].tolist(), strict=True):
-            difficulty = known[level_id] if level_id in known else self._measure(trainer, level_id)
-            self._known[level_id] = difficulty
-            masses[difficulty] = masses.get(difficulty, 0.0) + probability
+        known, masses = self._known, defaultdict[float, float](float)
+        ids = levels["level_id"].tolist()
+        self._known = {one: known[one] if one in known else self._measure(trainer, one) for one in ids}
+        for difficulty, probability in zip(self._known.values(), levels["probability"].tolist(), strict=True):
+            masses[difficulty] += probability
         self.history.append((source.env_steps_done, dict(sorted(masses.items()))))
         expected = sum(difficulty * mass for difficulty, mass in masses.items())
         for logger in trainer.loggers:
