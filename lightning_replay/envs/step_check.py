@@ -22,11 +22,7 @@ MAX_EPISODE_STEPS = 50_000  # of evaluation; an Atari game of 108,000 frames has
 
 
 def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
-    """Returns a reward unchanged if it is a number, or an array or a tensor without dimensions.
-
-    Raises:
-        TypeError: anything else, such as an array of shape ``[1]``, a list or ``None``.
-    """
+    """Returns a reward unchanged if it is a number, or an array or a tensor without dimensions."""
     if isinstance(reward, Real) or (getattr(reward, "ndim", None) == 0 and isinstance(reward.item(), Real)):
         return reward
     raise TypeError(
@@ -36,11 +32,7 @@ def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def checked_step(returned: Any, env: gymnasium.Env[Any, Any]) -> Step:
-    """Returns the result of ``env.step`` unchanged.
-
-    Raises:
-        TypeError: not ``(observation, reward, terminated, truncated, info)``, or a reward that is no number.
-    """
+    """Returns the result of ``env.step`` unchanged."""
     if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
         raise _other_interface("step", returned, "(observation, reward, terminated, truncated, info)", env)
     if not isinstance(returned[1], float):  # which NumPy's float64 is too; other numbers take longer to recognise
@@ -60,10 +52,6 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     A vector that resets in the same step keeps the last observation and its info while it resets the environment, which
     may return the same array and the same dictionary at each step.
-
-    Raises:
-        TypeError: in a reset or a step, see :func:`checked_reset` and :func:`checked_step`.
-        ValueError: an observation whose shape is not that of the observation space.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:

@@ -65,11 +65,7 @@ class ActiveEpisodes:
         self.played[episode.level_id] = self.played.get(episode.level_id, 0) + 1
 
     def oldest(self, actor: Actor, level_id: int) -> ActiveEpisode:
-        """Returns the oldest episode of an actor on a level.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Returns the oldest episode of an actor on a level."""
         episodes = self._of.get(actor, [])
         for episode in episodes:
             if episode.level_id == level_id:
@@ -117,11 +113,6 @@ class Segment:
         length: T.
         reward_sum: over all steps.
         columns: rewards and values; ``None`` unless the steps have all of them, one number each.
-
-    Raises:
-        TypeError: ``steps`` is not a TensorDict.
-        ValueError: no steps, no ``done`` or reward, NaN, an end before the last step, a last ``done`` that is not
-            ``episode_done``, a last step that is done, but neither terminated nor truncated if both columns exist.
     """
 
     def __init__(self, steps: TensorDictBase, episode_done: bool) -> None:
@@ -187,10 +178,6 @@ class Scoring:
     Attributes:
         best_returns: largest return of a finished episode by level, where the score needs it.
         initial_score: of every level before its first episode; ``None`` if levels start without one.
-
-    Raises:
-        TypeError: ``score`` takes neither segments nor whole episodes.
-        ValueError: an initial score that is not finite.
     """
 
     def __init__(self, score: Score | EpisodeScore) -> None:
@@ -216,11 +203,7 @@ class Scoring:
         self.best_returns: dict[int, float] = {}
 
     def learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        """Adds more steps of an episode; returns its score if it is done, otherwise ``None``.
-
-        Raises:
-            ValueError: the score is not finite. Then, and if the score function fails, nothing is changed.
-        """
+        """Adds more steps of an episode; returns its score if it is done, otherwise ``None``."""
         level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
         if self._of_episodes is not None:
             score = None
@@ -260,11 +243,7 @@ class Scoring:
         return {"best_returns": best_returns, "of_episodes": of_episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`.
-
-        Raises:
-            ValueError: the saved scores were of another kind.
-        """
+        """Restores :meth:`state_dict`."""
         if (self._of_episodes is None) != (state["of_episodes"] is None):
             raise ValueError("the saved levels were scored by segments and these by episodes, or the other way round")
         saved = state["best_returns"]

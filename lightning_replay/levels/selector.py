@@ -80,33 +80,21 @@ class LevelSelector(PartState, ABC):
     def _next(self, actor: Actor) -> int: ...
 
     def start(self, actor: Actor, level_id: int) -> None:
-        """Begins an episode on a level that was chosen elsewhere; it counts like any other.
-
-        Raises as :meth:`next_level` and :meth:`checked` do.
-        """
+        """Begins an episode on a level that was chosen elsewhere; it counts like any other."""
         self._play(checked_actor(actor), self.checked(level_id))
 
     @abstractmethod
     def _play(self, actor: Actor, level_id: int) -> None: ...
 
     def checked(self, level_id: int) -> int:
-        """Returns the id of a level that can be played, as an int.
-
-        Raises:
-            TypeError: not a whole number.
-            ValueError: none of the levels.
-        """
+        """Returns the id of a level that can be played, as an int."""
         whole = checked_level_id(level_id)
         if self._members is not None and whole not in self._members:
             raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
         return whole
 
     def check_held_out(self, level_ids: Iterable[int]) -> None:
-        """Refuses levels that are trained on; of an unbounded set none is known beforehand to be.
-
-        Raises:
-            ValueError: a level is among a known set.
-        """
+        """Refuses levels that are trained on; of an unbounded set none is known beforehand to be."""
         both = [] if self._members is None else [level_id for level_id in level_ids if level_id in self._members]
         if both:
             raise ValueError(

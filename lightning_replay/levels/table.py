@@ -194,9 +194,6 @@ class LevelTable:
 
         Args:
             in_flight: ids of levels that a draw by score leaves out, see :meth:`probabilities`.
-
-        Raises:
-            RuntimeError: no level is stored.
         """
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")

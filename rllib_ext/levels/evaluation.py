@@ -144,9 +144,6 @@ def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any)
     """Refuses an evaluation on the EnvRunners that train; the callback ``on_evaluate_start``.
 
     Warns of held-out levels that were trained on, which happens if the level set is unbounded.
-
-    Raises:
-        ValueError: evaluation has no EnvRunners of its own, and would play training levels that are never scored.
     """
     if algorithm.eval_env_runner_group is None:
         raise ValueError(

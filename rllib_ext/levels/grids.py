@@ -34,11 +34,7 @@ class OneHotGrid(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations.
-
-    Raises:
-        ModuleNotFoundError: MiniGrid is not installed.
-    """
+    """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations."""
     return OneHotGrid(gymnasium.make(f"lightning_replay.envs:{name}-v0", **options))
 
 

@@ -68,11 +68,7 @@ class ScoreFragments(ConnectorV2):
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], shared_data: dict[str, Any], **rest: Any
     ) -> dict[str, Any]:
-        """Returns the batch as it is.
-
-        Raises:
-            ValueError: another piece of the pipeline changed the number of rows; values or rewards that are NaN.
-        """
+        """Returns the batch as it is."""
         notes: list[Fragment] = shared_data.pop(_NOTES)
         columns = batch[DEFAULT_MODULE_ID]
         with torch.no_grad():

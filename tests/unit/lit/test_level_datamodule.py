@@ -14,7 +14,7 @@ from lightning_replay.agents import PPO
 from lightning_replay.levels import SequentialLevels, UniformLevels, scores
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, ReturnNormalization
 from tests.unit.lit.level_toys import Deaf, Doors, Stairs, Valuer, fit, make_agent, make_data, make_levels, value_of
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+from tests.unit.lit.toys import Counting, make_replay, make_trainer
 
 
 def pieces(rollout):
@@ -260,29 +260,6 @@ def test_an_environment_that_ignores_its_level_is_refused(tmp_path: Path) -> Non
     fit(tmp_path, make_data(env=Deaf, check=False))
 
 
-def test_an_agent_that_cannot_collect_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="Tiny lacks act_with_value.observation. or value.observation."):
-        fit(tmp_path, make_data(), Tiny())
-
-
-def test_several_processes_are_refused() -> None:
-    data = make_data()
-
-    class Two:
-        world_size = 2
-
-    data.trainer = Two()
-    with pytest.raises(ValueError, match="the trainer runs 2 processes; LevelDataModule supports one"):
-        data.setup("fit")
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_dataloader_around_the_stream_is_refused(num_workers: int) -> None:
-    loader = torch.utils.data.DataLoader(make_data().train_dataloader(), num_workers=num_workers, batch_size=None)
-    with pytest.raises(RuntimeError, match="an UpdateStream cannot be wrapped in a DataLoader"):
-        next(iter(loader))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -338,14 +315,6 @@ def test_observations_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"observation space Discrete\(5\); accepted are array observations \(Box\)"):
         fit(tmp_path, make_data(env=Named))
-
-
-def test_the_same_seeds_are_the_same_training(tmp_path: Path) -> None:
-    weights = []
-    for seed in (0, 0, 1):
-        _, agent = fit(tmp_path, make_data(make_levels(seed=seed)), make_agent())
-        weights.append(torch.nn.utils.parameters_to_vector(agent.parameters()).detach())
-    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
 def test_a_level_aware_vector_of_one(tmp_path: Path) -> None:
