@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -22,25 +23,15 @@ __all__ = ["ActiveEpisode", "ActiveEpisodes", "Scoring", "Segment"]
 
 @dataclass
 class ActiveEpisode:
-    """An episode that has begun and has no score yet.
-
-    Attributes:
-        level_id: id of the level being played.
-        started: number of the episode, among those of all actors.
-        replayed: whether the level had a score when the episode began.
-        trains: whether the learner learns from the episode, instead of only scoring it.
-        mean: partial score, over the steps scored so far.
-        steps: number of steps scored so far.
-        episode_return: sum of the rewards so far.
-    """
+    """An episode that has begun and has no score yet."""
 
     level_id: int
-    started: int
-    replayed: bool
-    trains: bool
-    mean: float = 0.0
-    steps: int = 0
-    episode_return: float = 0.0
+    started: int  # number of the episode, among all actors'
+    replayed: bool  # whether the level had a score when the episode began
+    trains: bool  # whether the learner learns from the episode, instead of only scoring it
+    mean: float = 0.0  # partial score, over the steps scored so far
+    steps: int = 0  # scored so far
+    episode_return: float = 0.0  # so far
 
 
 class ActiveEpisodes:
@@ -48,7 +39,7 @@ class ActiveEpisodes:
 
     def __init__(self) -> None:
         self._of: dict[Actor, list[ActiveEpisode]] = {}
-        self.played: dict[int, int] = {}  # number of active episodes by level
+        self.played: Counter[int] = Counter()  # number of active episodes by level
 
     def __len__(self) -> int:
         return sum(self.played.values())
@@ -62,7 +53,7 @@ class ActiveEpisodes:
 
     def begin(self, actor: Actor, episode: ActiveEpisode) -> None:
         self._of.setdefault(actor, []).append(episode)
-        self.played[episode.level_id] = self.played.get(episode.level_id, 0) + 1
+        self.played[episode.level_id] += 1
 
     def oldest(self, actor: Actor, level_id: int) -> ActiveEpisode:
         """Returns the oldest episode of an actor on a level."""
@@ -81,10 +72,7 @@ class ActiveEpisodes:
     def end(self, actor: Actor, episode: ActiveEpisode) -> None:
         """Removes an episode that was scored or abandoned."""
         episodes = self._of[actor]
-        for place, one in enumerate(episodes):
-            if one is episode:
-                del episodes[place]
-                break
+        del episodes[next(place for place, one in enumerate(episodes) if one is episode)]
         if not episodes:
             del self._of[actor]
         self.played[episode.level_id] -= 1
@@ -96,7 +84,7 @@ class ActiveEpisodes:
         return {"actors": list(self._of), "episodes": episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._of, self.played = {}, {}
+        self._of, self.played = {}, Counter()
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
                 self.begin(actor, ActiveEpisode(*episode))

@@ -24,37 +24,35 @@ class StalenessTree:
     """Draws rows in proportion to the age of their timestamps, exactly, in integers."""
 
     def __init__(self) -> None:
-        self._count = SumTree()
         self._timestamps = SumTree()
         self._rows = 0
 
     def put(self, row: int, timestamp: int) -> None:
         """Adds a row or changes its timestamp."""
-        if row == self._rows:
-            self._count[row] = 1
-            self._rows += 1
+        self._rows = max(self._rows, row + 1)
         self._timestamps[row] = timestamp
 
     def fill(self, timestamps: list[int]) -> None:
         """Replaces all rows at once: row k has ``timestamps[k]``."""
         self._rows = len(timestamps)
-        self._count.fill([1] * len(timestamps))
         self._timestamps.fill(list(timestamps))
 
     def total(self, now: int) -> int:
         """Returns the sum of ``now - timestamp`` over the rows."""
-        return int(now * self._count.total - self._timestamps.total)
+        return int(now * self._rows - self._timestamps.total)
 
     def find(self, now: int, prefix: int) -> int:
         """Returns the row in whose part of :meth:`total` ``prefix`` lies; ``prefix`` is in [0, total)."""
-        count, timestamps, node = self._count.nodes, self._timestamps.nodes, 1
-        while node < self._count.first_leaf:
-            node *= 2
-            left = now * count[node] - timestamps[node]
+        row, width = 0, self._timestamps.first_leaf  # the first row below a node, and the number of leaves
+        node = 1
+        while width > 1:
+            node, width = 2 * node, width // 2
+            rows = min(max(self._rows - row, 0), width)  # that exist below the left child
+            left = now * rows - int(self._timestamps.nodes[node])
             if prefix >= left:
-                prefix -= int(left)
-                node += 1
-        return node - self._count.first_leaf
+                prefix -= left
+                node, row = node + 1, row + width
+        return row
 
 
 class LevelTable:

@@ -29,10 +29,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> None:
     """Refuses algorithms in which levels cannot be scored.
 
-    Args:
-        config: of the algorithm.
-        only_scores: whether there may be episodes that are scored and not learned from.
-        flush: whether unfinished episodes are scored after each update, of which several must not overlap.
+    ``only_scores``: whether some episodes are scored and not learned from; ``flush``: see :func:`rllib_ext.configure`.
     """
     algorithm, name = config.algo_class, algorithm_name(config)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):

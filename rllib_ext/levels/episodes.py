@@ -18,25 +18,15 @@ Player = tuple[int, int]  # index of the EnvRunner, and of the environment on it
 
 @dataclasses.dataclass(frozen=True)
 class Fragment:
-    """Consecutive steps of one episode with the values that the Learner's module computed.
+    """Consecutive steps of one episode with the values that the Learner's module computed."""
 
-    Args:
-        episode_id: RLlib's.
-        t_started: number of the first step in its episode.
-        reward: float32 ``[T]``, those the Learner learns from.
-        state_value: float32 ``[T + 1]``, the last of the observation behind the last step.
-        terminated: whether the last step ended the episode for good.
-        truncated: whether it ended it otherwise, as by a time limit.
-        logits: float32 ``[T, A]`` of the policy that acted, where actions are discrete.
-    """
-
-    episode_id: str
-    t_started: int
-    reward: np.ndarray
-    state_value: np.ndarray
-    terminated: bool
+    episode_id: str  # RLlib's
+    t_started: int  # number of the first step in its episode
+    reward: np.ndarray  # float32 [T], those the Learner learns from
+    state_value: np.ndarray  # float32 [T + 1], the last of the observation behind the last step
+    terminated: bool  # of the last step
     truncated: bool
-    logits: np.ndarray | None = None
+    logits: np.ndarray | None = None  # float32 [T, A] of the policy that acted, where actions are discrete
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -63,27 +53,16 @@ class Fragment:
 
 @dataclasses.dataclass
 class PendingEpisode:
-    """An episode that has begun and has no score yet.
+    """An episode that has begun and has no score yet."""
 
-    Attributes:
-        actor: its name in the level buffer.
-        level_id: id of the level that is played.
-        player: the environment that plays it.
-        number: among all episodes, in the order in which they began.
-        first_steps: numbers of the first steps of the fragments that arrived.
-        steps: number of steps that arrived.
-        last: the fragment that ends it, kept until all steps before it have arrived.
-        lag: how often fragments arrived of later episodes of its environment.
-    """
-
-    actor: str
+    actor: str  # its name in the level buffer
     level_id: int
     player: Player
-    number: int = 0
-    first_steps: set[int] = dataclasses.field(default_factory=set)
-    steps: int = 0
-    last: Fragment | None = None
-    lag: int = 0
+    number: int = 0  # in the order in which all episodes began
+    first_steps: set[int] = dataclasses.field(default_factory=set)  # of the fragments that arrived
+    steps: int = 0  # that arrived
+    last: Fragment | None = None  # the fragment that ends it, kept until all steps before it have arrived
+    lag: int = 0  # how often fragments of later episodes of its environment arrived
 
 
 class PendingEpisodes:
