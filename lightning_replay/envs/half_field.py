@@ -22,18 +22,12 @@ GOAL_REWARD = 5.0
 
 
 class Start(NamedTuple):
-    """Start positions of a task, in metres, drawn uniformly.
+    """Start positions of a task, in metres, drawn uniformly."""
 
-    Attributes:
-        x_low, x_high: range of the ball's distance from the midline.
-        y_limit: the ball starts within ±y_limit.
-        behind: largest distance of the player from the ball, on the side away from the goal.
-    """
-
-    x_low: float
+    x_low: float  # of the ball's distance from the midline
     x_high: float
-    y_limit: float
-    behind: float
+    y_limit: float  # the ball starts within ±y_limit
+    behind: float  # largest distance of the player from the ball, on the side away from the goal
 
 
 STARTS = {

@@ -28,20 +28,13 @@ HALF_GOAL = GOAL_WIDTH / 2
 
 @dataclass(slots=True)
 class Body:
-    """A player or the ball: a position, a velocity, and how fast it moves and slows down.
+    """A player or the ball: a position, a velocity, and how fast it moves and slows down."""
 
-    Args:
-        decay: factor of the velocity after every step.
-        speed_max: largest way in one step, in metres.
-        x, y: position in metres, the goal's centre at (52.5, 0).
-        velocity_x, velocity_y: metres per step left over from the last step.
-    """
-
-    decay: float
-    speed_max: float
-    x: float = 0.0
+    decay: float  # factor of the velocity after every step
+    speed_max: float  # largest way in one step, in metres
+    x: float = 0.0  # in metres, the goal's centre at (52.5, 0)
     y: float = 0.0
-    velocity_x: float = 0.0
+    velocity_x: float = 0.0  # metres per step left over from the last step
     velocity_y: float = 0.0
 
     def place(self, x: float, y: float) -> None:

@@ -60,14 +60,6 @@ class LevelTable:
 
     Arguments and errors are those of :class:`~lightning_replay.levels.LevelSampler`, the same table as a TorchRL
     sampler.
-
-    Attributes:
-        generator: of all draws.
-        episodes: number of episodes begun on any level, the clock of staleness.
-        level_ids: id of the level in each row.
-        refused: number of levels that were not stored.
-        replaced: number of levels that were evicted.
-        dropped: number of scores that came after their level had left its row.
     """
 
     def __init__(
@@ -85,12 +77,12 @@ class LevelTable:
             )
         self.staleness_weight: float = checked_share("staleness_weight", staleness_weight)
         self._order = (prioritization or Rank()).bind(score_temperature)
-        self.generator: torch.Generator = seeded_generator(seed)
-        self.episodes: int = 0
-        self.refused: int = 0
-        self.replaced: int = 0
-        self.dropped: int = 0
-        self.level_ids: list[int] = []
+        self.generator: torch.Generator = seeded_generator(seed)  #: Of all draws.
+        self.episodes: int = 0  #: Number of episodes begun on any level, the clock of staleness.
+        self.refused: int = 0  #: Number of levels that were not stored.
+        self.replaced: int = 0  #: Number of levels that were evicted.
+        self.dropped: int = 0  #: Number of scores that came after their level had left its row.
+        self.level_ids: list[int] = []  #: Id of the level in each row.
         self._rows: dict[int, int] = {}
         # of as many rows as there is memory for; the first len(self) hold a level
         self._scores = np.zeros(0)

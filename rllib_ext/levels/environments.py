@@ -11,17 +11,11 @@ LEVEL_ID = "level_id"  # in infos, and in the custom data of episodes
 
 
 class PlayedLevel(LevelWrapper):
-    """Plays the level that was set last, and tracks the episode.
+    """Plays the level that was set last, and tracks the episode."""
 
-    Attributes:
-        episode_id: RLlib's, of the episode that the level was set for.
-        is_waiting: whether that episode has not begun.
-        is_running: whether it has begun and is not done.
-    """
-
-    episode_id: str | None = None
-    is_waiting: bool = False
-    is_running: bool = False
+    episode_id: str | None = None  # RLlib's, of the episode that the level was set for
+    is_waiting: bool = False  # whether that episode has not begun
+    is_running: bool = False  # whether it has begun and is not done
 
     def set_next(self, level_id: int, episode_id: str) -> None:
         self.set_level(level_id)
