@@ -151,9 +151,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         keeper = None if self.keeper is None else (self.keeper.body.x, self.keeper.body.y)
         return draw((self.player.x, self.player.y), self.heading, (self.ball.x, self.ball.y), keeper)
 
-    def _cycle(
-        self, choice: int, dash: np.ndarray, turn: np.ndarray, kick: np.ndarray
-    ) -> tuple[bool, bool, bool, bool]:
+    def _cycle(self, choice: int, dash: np.ndarray, turn: np.ndarray, kick: np.ndarray) -> tuple[bool, ...]:
         """Computes one cycle of the server: the player acts, then everything moves.
 
         Returns whether the ball entered the goal, was caught, left the field elsewhere, and was kicked.
