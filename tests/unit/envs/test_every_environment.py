@@ -49,6 +49,19 @@ def test_gymnasium_finds_nothing_to_object_to_in_mazes(identifier: str) -> None:
     assert env.render() is None
 
 
+@pytest.mark.parametrize("identifier", ["MultiRoom-N4-Random-v0", "ObstructedMazeGamut-Medium-v0"])
+def test_a_seed_is_one_level_whatever_was_played_before(identifier: str) -> None:
+    env, other = (gymnasium.make(identifier).unwrapped for _ in range(2))
+    for seed in (4, 11, 2**31 - 1):
+        first, _ = env.reset(seed=seed)
+        other.reset(seed=seed + 1)
+        for action in (2, 3, 0, 2, 4, 5):  # forward, pick up, turn left, forward, drop, toggle
+            other.step(action)
+        other.reset()
+        assert np.array_equal(other.reset(seed=seed)[0], first) and other.carrying is None
+    assert len({env.reset(seed=seed)[0].tobytes() for seed in range(100)}) == 100
+
+
 def test_a_missing_package_is_named_with_its_extra() -> None:
     code = (
         "import sys; sys.modules['minigrid'] = sys.modules['gymnasium_robotics'] = None\n"
