@@ -157,10 +157,11 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         Returns whether the ball entered the goal, was caught, left the field elsewhere, and was kicked.
         """
         player, ball = self.player, self.ball
-        push = flight = (0.0, 0.0)
+        push_x = push_y = flight_x = flight_y = 0.0
         kicked = False
         if choice == DASH:
-            push = _vector(soccer.dash_acceleration(_power(dash[0])), self.heading + _angle(dash[1]))
+            push, direction = soccer.dash_acceleration(_power(dash[0])), self.heading + _angle(dash[1])
+            push_x, push_y = push * math.cos(direction), push * math.sin(direction)
         elif choice == TURN:
             angle = _angle(turn[0])
             if self.player_noise:
@@ -174,14 +175,15 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
             kicked = distance <= soccer.KICKABLE_DISTANCE
             if kicked:
                 angle = math.remainder(math.atan2(to_y, to_x) - self.heading, 2.0 * math.pi)
-                flight = _vector(soccer.kick_acceleration(power, distance, angle), direction)
-                flight = self._noisy(*flight, self.kick_noise * power / 100.0)
+                flight = soccer.kick_acceleration(power, distance, angle)
+                flight_x, flight_y = flight * math.cos(direction), flight * math.sin(direction)
+                flight_x, flight_y = self._noisy(flight_x, flight_y, self.kick_noise * power / 100.0)
         else:
             raise ValueError(f"the action's choice is {choice!r}; accepted are 0 (dash), 1 (turn) and 2 (kick)")
-        self._move(player, *push, self.player_noise)
+        self._move(player, push_x, push_y, self.player_noise)
         player.stay_on_the_field()
         from_x, from_y = ball.x, ball.y
-        self._move(ball, *flight, self.ball_noise)
+        self._move(ball, flight_x, flight_y, self.ball_noise)
         exit_point = soccer.first_exit(from_x, from_y, ball.x, ball.y)
         if exit_point is not None:
             ball.x, ball.y = exit_point
@@ -218,10 +220,6 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
 
     def _observation(self) -> np.ndarray:
         return observe(self.player, self.heading, self.ball, None if self.keeper is None else self.keeper.body)
-
-
-def _vector(length: float, angle: float) -> tuple[float, float]:
-    return length * math.cos(angle), length * math.sin(angle)
 
 
 def _power(power: float) -> float:

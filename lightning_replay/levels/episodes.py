@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -39,7 +38,7 @@ class ActiveEpisodes:
 
     def __init__(self) -> None:
         self._of: dict[Actor, list[ActiveEpisode]] = {}
-        self.played: Counter[int] = Counter()  # number of active episodes by level
+        self.played: dict[int, int] = {}  # number of active episodes by level
 
     def __len__(self) -> int:
         return sum(self.played.values())
@@ -53,7 +52,7 @@ class ActiveEpisodes:
 
     def begin(self, actor: Actor, episode: ActiveEpisode) -> None:
         self._of.setdefault(actor, []).append(episode)
-        self.played[episode.level_id] += 1
+        self.played[episode.level_id] = self.played.get(episode.level_id, 0) + 1
 
     def oldest(self, actor: Actor, level_id: int) -> ActiveEpisode:
         """Returns the oldest episode of an actor on a level."""
@@ -72,7 +71,10 @@ class ActiveEpisodes:
     def end(self, actor: Actor, episode: ActiveEpisode) -> None:
         """Removes an episode that was scored or abandoned."""
         episodes = self._of[actor]
-        del episodes[next(place for place, one in enumerate(episodes) if one is episode)]
+        for place, one in enumerate(episodes):
+            if one is episode:
+                del episodes[place]
+                break
         if not episodes:
             del self._of[actor]
         self.played[episode.level_id] -= 1
@@ -84,7 +86,7 @@ class ActiveEpisodes:
         return {"actors": list(self._of), "episodes": episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._of, self.played = {}, Counter()
+        self._of, self.played = {}, {}
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
                 self.begin(actor, ActiveEpisode(*episode))

@@ -29,7 +29,8 @@ class StalenessTree:
 
     def put(self, row: int, timestamp: int) -> None:
         """Adds a row or changes its timestamp."""
-        self._rows = max(self._rows, row + 1)
+        if row == self._rows:
+            self._rows += 1
         self._timestamps[row] = timestamp
 
     def fill(self, timestamps: list[int]) -> None:
@@ -43,14 +44,14 @@ class StalenessTree:
 
     def find(self, now: int, prefix: int) -> int:
         """Returns the row in whose part of :meth:`total` ``prefix`` lies; ``prefix`` is in [0, total)."""
-        row, width = 0, self._timestamps.first_leaf  # the first row below a node, and the number of leaves
-        node = 1
+        nodes, node = self._timestamps.nodes, 1
+        row, width = 0, self._timestamps.first_leaf  # the first row below a node, and the number of its leaves
         while width > 1:
             node, width = 2 * node, width // 2
-            rows = min(max(self._rows - row, 0), width)  # that exist below the left child
-            left = now * rows - int(self._timestamps.nodes[node])
+            rows = self._rows - row  # those below the left child are at most its leaves
+            left = now * (rows if rows < width else width) - nodes[node]
             if prefix >= left:
-                prefix -= left
+                prefix -= int(left)
                 node, row = node + 1, row + width
         return row
 
