@@ -63,6 +63,7 @@ intersphinx_mapping = write_inventories(ROOT / "build/inventories")
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # the docstring of an overridden method is often another library's
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 100
 napoleon_custom_sections = [(name, "params_style") for name in ("Sampled keys", "Stored keys", "Infos")]

@@ -126,7 +126,7 @@ def configure(
     * :func:`rllib_ext.level_buffer` returns the buffer, see :class:`~rllib_ext.levels.remote.RemoteLevels`; results
       have figures under ``levels``.
     * Evaluation plays held-out levels only, and adds the gap to the returns on training levels, see
-      :class:`~rllib_ext.levels.evaluation.GeneralizationGap`.
+      :func:`~rllib_ext.levels.evaluation.measure_gap`.
 
     Both: ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
     :class:`~rllib_ext.checkpoint.algorithm.CheckpointedAlgorithm`. Results get the clocks of

@@ -123,7 +123,6 @@ def install_levels(
 
     from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
     from rllib_ext.levels.building import checked_levels
-    from rllib_ext.levels.evaluation import GeneralizationGap
     from rllib_ext.levels.playing import attach_player
     from rllib_ext.levels.remote import LEVELS, RemoteLevels
     from rllib_ext.levels.scoring import ScoredOnly, add_scoring
@@ -137,7 +136,7 @@ def install_levels(
     environments = num_actors(config)
     levels = RemoteLevels(
         packed,
-        GeneralizationGap(config.seed),
+        config.seed,
         environments=environments,
         max_lag=_LEARNER_LAG * max(config.num_learners, 1),
         # each episode may have a single step

@@ -29,7 +29,6 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Continues with the next life, or begins a new game."""
         goes_on = self._goes_on and seed is None and not options
         if goes_on:
             observation, _, terminated, truncated, info = self.env.step(0)
@@ -41,7 +40,6 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        """Steps the game; a lost life terminates the episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         lost_life = info["lives"] < self._lives
         self._lives = info["lives"]

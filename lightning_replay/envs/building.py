@@ -44,13 +44,7 @@ def flat_advice(space: Space[Any]) -> str:
 def build_environment(
     env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
 ) -> gymnasium.Env[Any, Any]:
-    """Returns the environment of a Gymnasium id, or of a callable, with these arguments.
-
-    Raises:
-        MissingExtraError: a package that it imports is not installed, and an extra of this library includes it.
-        UnknownEnvironmentError: Gymnasium does not have the id.
-        TypeError: the callable returned no environment, or one without spaces.
-    """
+    """Returns the environment of a Gymnasium id, or of a callable, with these arguments."""
     try:
         made = gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
     except MissingExtraError:

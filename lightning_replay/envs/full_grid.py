@@ -46,7 +46,6 @@ class FullGrid(MiniGridEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode; the same seed gives the same level."""
         observation, _ = super().reset(seed=seed, options=options)
         return observation, {"difficulty": self.difficulty}
 
@@ -56,7 +55,6 @@ class FullGrid(MiniGridEnv):
         return observation, float(reward), terminated, truncated and not terminated, {"difficulty": self.difficulty}
 
     def gen_obs(self) -> np.ndarray:
-        """Returns the whole grid, uint8 ``[width, height, 3]``."""
         x, y = self.agent_pos
         if self._encoded is None or self._encoded is not self.grid:
             self._encoded, self._encoding = self.grid, self.grid.encode()

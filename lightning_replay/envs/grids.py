@@ -101,7 +101,6 @@ class RoomGrid(MiniGridEnv):
         return self.gen_obs(), reward, terminated, self.step_count >= self.max_steps and not terminated, {}
 
     def gen_obs(self) -> np.ndarray:
-        """Returns the agent's position and direction, float32."""
         observation = np.zeros(self.observation_space.shape, np.float32)
         x, y = self.agent_pos
         if self.one_hot:

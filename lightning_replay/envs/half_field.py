@@ -22,18 +22,12 @@ GOAL_REWARD = 5.0
 
 
 class Start(NamedTuple):
-    """Start positions of a task, in metres, drawn uniformly.
+    """Start positions of a task, in metres, drawn uniformly."""
 
-    Attributes:
-        x_low, x_high: range of the ball's distance from the midline.
-        y_limit: the ball starts within ±y_limit.
-        behind: largest distance of the player from the ball, on the side away from the goal.
-    """
-
-    x_low: float
+    x_low: float  # of the ball's distance from the midline
     x_high: float
-    y_limit: float
-    behind: float
+    y_limit: float  # the ball starts within ±y_limit
+    behind: float  # largest distance of the player from the ball, on the side away from the goal
 
 
 STARTS = {
@@ -162,63 +156,52 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
 
         Returns whether the ball entered the goal, was caught, left the field elsewhere, and was kicked.
         """
-        player_x = player_y = ball_x = ball_y = 0.0
+        player, ball = self.player, self.ball
+        push_x = push_y = flight_x = flight_y = 0.0
         kicked = False
         if choice == DASH:
-            acceleration, direction = soccer.dash_acceleration(_power(dash[0])), self.heading + _angle(dash[1])
-            player_x, player_y = acceleration * math.cos(direction), acceleration * math.sin(direction)
+            push, direction = soccer.dash_acceleration(_power(dash[0])), self.heading + _angle(dash[1])
+            push_x, push_y = push * math.cos(direction), push * math.sin(direction)
         elif choice == TURN:
-            self._turn(_angle(turn[0]))
+            angle = _angle(turn[0])
+            if self.player_noise:
+                angle *= 1.0 + self.player_noise * self.np_random.uniform(-1.0, 1.0)
+            turned = angle / (1.0 + soccer.TURN_INERTIA * player.speed)
+            self.heading = math.remainder(self.heading + turned, 2.0 * math.pi)
         elif choice == KICK:
-            ball_x, ball_y, kicked = self._kick(_power(kick[0]), _angle(kick[1]))
+            power, direction = _power(kick[0]), self.heading + _angle(kick[1])
+            to_x, to_y = ball.x - player.x, ball.y - player.y
+            distance = math.sqrt(to_x * to_x + to_y * to_y)
+            kicked = distance <= soccer.KICKABLE_DISTANCE
+            if kicked:
+                angle = math.remainder(math.atan2(to_y, to_x) - self.heading, 2.0 * math.pi)
+                flight = soccer.kick_acceleration(power, distance, angle)
+                flight_x, flight_y = flight * math.cos(direction), flight * math.sin(direction)
+                flight_x, flight_y = self._noisy(flight_x, flight_y, self.kick_noise * power / 100.0)
         else:
             raise ValueError(f"the action's choice is {choice!r}; accepted are 0 (dash), 1 (turn) and 2 (kick)")
-        self._move(self.player, player_x, player_y, self.player_noise)
-        self.player.stay_on_the_field()
-        goal, caught, outside = self._move_ball(ball_x, ball_y)
-        self._steps += 1
-        self._untouched = 0 if kicked else self._untouched + 1
-        return goal, caught, outside, kicked
-
-    def _turn(self, turn: float) -> None:
-        if self.player_noise:
-            turn *= 1.0 + self.player_noise * self.np_random.uniform(-1.0, 1.0)
-        self.heading = math.remainder(self.heading + soccer.real_turn(turn, self.player.speed), 2.0 * math.pi)
-
-    def _kick(self, power: float, direction: float) -> tuple[float, float, bool]:
-        to_x, to_y = self.ball.x - self.player.x, self.ball.y - self.player.y
-        distance = math.sqrt(to_x * to_x + to_y * to_y)
-        if distance > soccer.KICKABLE_DISTANCE:
-            return 0.0, 0.0, False
-        angle = math.remainder(math.atan2(to_y, to_x) - self.heading, 2.0 * math.pi)
-        acceleration = soccer.kick_acceleration(power, distance, angle)
-        x = acceleration * math.cos(self.heading + direction)
-        y = acceleration * math.sin(self.heading + direction)
-        return *self._noisy(x, y, self.kick_noise * power / 100.0), True
-
-    def _move_ball(self, acceleration_x: float, acceleration_y: float) -> tuple[bool, bool, bool]:
-        """Moves ball and keeper; returns whether the ball entered the goal, was caught, left the field elsewhere."""
-        ball = self.ball
+        self._move(player, push_x, push_y, self.player_noise)
+        player.stay_on_the_field()
         from_x, from_y = ball.x, ball.y
-        self._move(ball, acceleration_x, acceleration_y, self.ball_noise)
+        self._move(ball, flight_x, flight_y, self.ball_noise)
         exit_point = soccer.first_exit(from_x, from_y, ball.x, ball.y)
         if exit_point is not None:
             ball.x, ball.y = exit_point
+        caught = False
         if self.keeper is not None:
             self.keeper.act(ball)
-            if self.keeper.catches(from_x, from_y, ball.x, ball.y):
-                return False, True, False
-        goal = exit_point is not None and soccer.in_the_goal(*exit_point)
-        return goal, False, exit_point is not None and not goal
+            caught = self.keeper.catches(from_x, from_y, ball.x, ball.y)
+        goal = exit_point is not None and not caught and soccer.in_the_goal(*exit_point)
+        self._steps += 1
+        self._untouched = 0 if kicked else self._untouched + 1
+        return goal, caught, exit_point is not None and not caught and not goal, kicked
 
     def _move(self, body: soccer.Body, x: float, y: float, noise: float) -> None:
-        """Moves the body with this acceleration and noise, a share of its new speed."""
-        if noise:
+        if noise:  # a share of its new speed
             x, y = self._noisy(x, y, noise * math.hypot(body.velocity_x + x, body.velocity_y + y))
         body.move(x, y)
 
     def _noisy(self, x: float, y: float, noise: float) -> tuple[float, float]:
-        """Returns the vector with uniform noise of at most ``noise`` on each component."""
         if not noise:
             return x, y
         noise_x, noise_y = self.np_random.uniform(-noise, noise, 2).tolist()
@@ -240,7 +223,6 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
 
 
 def _power(power: float) -> float:
-    """Returns the power clipped to [0, 100]."""
     power = float(power)  # NumPy's numbers are slower
     if not math.isfinite(power):
         raise ValueError(f"the action's power is {power}; accepted are numbers in [0, 100]")
@@ -248,7 +230,7 @@ def _power(power: float) -> float:
 
 
 def _angle(degrees: float) -> float:
-    """Returns an angle in degrees, clipped to [-180, 180], in radians."""
+    """Returns an angle in radians."""
     degrees = float(degrees)
     if not math.isfinite(degrees):
         raise ValueError(f"the action's angle is {degrees}; accepted are degrees in [-180, 180]")

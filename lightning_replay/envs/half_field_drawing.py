@@ -39,19 +39,18 @@ def draw(
     return picture
 
 
-def _column(x: float) -> int:
-    return round((x + MARGIN) * PIXELS_PER_METRE)
-
-
-def _row(y: float) -> int:
-    return round((soccer.HALF_WIDTH + MARGIN - y) * PIXELS_PER_METRE)
+def _pixel(x: float, y: float) -> tuple[int, int]:
+    """Returns the row and column of a point in metres."""
+    return round((soccer.HALF_WIDTH + MARGIN - y) * PIXELS_PER_METRE), round((x + MARGIN) * PIXELS_PER_METRE)
 
 
 def _bar(picture: np.ndarray, left: float, bottom: float, right: float, top: float, colour: tuple[int, ...]) -> None:
-    picture[_row(top) : _row(bottom) + 2, _column(left) : _column(right) + 2] = colour
+    (first_row, first_column), (last_row, last_column) = _pixel(left, top), _pixel(right, bottom)
+    picture[first_row : last_row + 2, first_column : last_column + 2] = colour
 
 
 def _disc(picture: np.ndarray, centre: tuple[float, float], radius: float, colour: tuple[int, ...]) -> None:
     rows, columns = np.ogrid[:HEIGHT, :WIDTH]
-    distance = np.hypot(rows - _row(centre[1]), columns - _column(centre[0]))
+    row, column = _pixel(*centre)
+    distance = np.hypot(rows - row, columns - column)
     picture[distance <= radius * PIXELS_PER_METRE] = colour

@@ -32,10 +32,9 @@ class Keeper:
 
     def act(self, ball: soccer.Body) -> None:
         """Dashes towards the keeper's target position, no more than needed."""
-        x, y = _meeting_point(self.body, ball) or _standing_point(ball)
         body = self.body
-        wish_x = x - body.x - body.velocity_x
-        wish_y = y - body.y - body.velocity_y
+        x, y = _meeting_point(body, ball) or _standing_point(ball)
+        wish_x, wish_y = x - body.x - body.velocity_x, y - body.y - body.velocity_y
         wish = math.sqrt(wish_x * wish_x + wish_y * wish_y)
         scale = min(1.0, soccer.dash_acceleration(DASH_POWER) / wish) if wish > 0.0 else 0.0
         body.move(scale * wish_x, scale * wish_y)

@@ -11,8 +11,7 @@ from lightning_replay.envs import soccer
 
 NEAR = 10.0  # metres within which the ball's distance is also given at a finer scale
 _DIAGONAL = math.hypot(soccer.FIELD_LENGTH, soccer.FIELD_WIDTH)
-_CENTRE = (soccer.FIELD_LENGTH, 0.0)
-_POSTS = ((soccer.FIELD_LENGTH, soccer.HALF_GOAL), (soccer.FIELD_LENGTH, -soccer.HALF_GOAL))
+_CENTRE, _LEFT, _RIGHT = ((soccer.FIELD_LENGTH, y) for y in (0.0, soccer.HALF_GOAL, -soccer.HALF_GOAL))
 _PLAYER_SPEED = soccer.PLAYER_SPEED_MAX * soccer.PLAYER_DECAY  # largest speed after a step
 _BALL_SPEED = soccer.BALL_SPEED_MAX * soccer.BALL_DECAY
 
@@ -34,30 +33,23 @@ def observe(player: soccer.Body, heading: float, ball: soccer.Body, keeper: socc
     velocity_x, velocity_y = ball.velocity_x / _BALL_SPEED, ball.velocity_y / _BALL_SPEED
     values = [
         *_scaled(player.x, player.y),
-        player.velocity_x / _PLAYER_SPEED,
-        player.velocity_y / _PLAYER_SPEED,
-        sine,
-        cosine,
+        *(player.velocity_x / _PLAYER_SPEED, player.velocity_y / _PLAYER_SPEED, sine, cosine),
         *_scaled(ball.x, ball.y),
-        velocity_x,
-        velocity_y,
-        velocity_x * cosine + velocity_y * sine,
-        velocity_y * cosine - velocity_x * sine,
+        *(velocity_x, velocity_y, velocity_x * cosine + velocity_y * sine, velocity_y * cosine - velocity_x * sine),
         *_seen(player, heading, ball.x, ball.y),
         min(distance, NEAR) * 2.0 / NEAR - 1.0,
         1.0 if distance <= soccer.KICKABLE_DISTANCE else -1.0,
         *_seen(ball, heading, *_CENTRE),
         *_seen(player, heading, *_CENTRE),
+        *_seen(player, heading, *_LEFT),
+        *_seen(player, heading, *_RIGHT),
     ]
-    for x, y in _POSTS:
-        values += _seen(player, heading, x, y)
     if keeper is not None:
         values += (*_scaled(keeper.x, keeper.y), *_seen(player, heading, keeper.x, keeper.y))
     return np.array(values, np.float32).clip(-1.0, 1.0)
 
 
 def _scaled(x: float, y: float) -> tuple[float, float]:
-    """Returns a position on the field, scaled to [-1, 1]."""
     return 2.0 * x / soccer.FIELD_LENGTH - 1.0, y / soccer.HALF_WIDTH
 
 

@@ -79,7 +79,6 @@ class MinAtarGame(gymnasium.Env[Any, Any]):
         return self._observation(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Steps the game."""
         reward, terminated = self._game.act(self._actions[action])
         self._steps += 1
         truncated = self._steps >= self._max_steps and not terminated

@@ -22,22 +22,16 @@ from minigrid.envs.obstructedmaze_v1 import ObstructedMaze_Full_V1  # isort: ski
 class Maze(NamedTuple):
     """One of MiniGrid's obstructed mazes.
 
-    Attributes:
-        name: MiniGrid's: number of locked doors (``Dl``) or quarters (``Q``); ``h``: the key is hidden in a box;
-            ``b``: a ball obstructs the door.
-        quarters: of the 3 x 3 rooms that have doors; 0 for two rooms with a door between them.
-        agent_room: column and row of the room where the agent starts.
-        is_key_in_box: whether boxes hide the keys.
-        is_blocked: whether balls obstruct the locked doors.
-        rooms_visited: number of rooms that the time limit is made for.
+    Its name is MiniGrid's: number of locked doors (``Dl``) or quarters (``Q``); ``h``: the key is hidden in a box;
+    ``b``: a ball obstructs the door.
     """
 
     name: str
-    quarters: int
-    agent_room: tuple[int, int]
+    quarters: int  # of the 3 x 3 rooms that have doors; 0 for two rooms with a door between them
+    agent_room: tuple[int, int]  # column and row of the room where the agent starts
     is_key_in_box: bool
-    is_blocked: bool
-    rooms_visited: int
+    is_blocked: bool  # whether balls obstruct the locked doors
+    rooms_visited: int  # that the time limit is made for
 
 
 MAZES = (
@@ -105,11 +99,8 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
 
     def _set_maze(self, difficulty: int) -> None:
         self.difficulty = difficulty
-        self.num_quarters: int = self.maze.quarters
-        self.agent_room: tuple[int, int] = self.maze.agent_room
-        self.key_in_box: bool = self.maze.is_key_in_box
-        self.blocked: bool = self.maze.is_blocked
-        self.max_steps: int = 4 * self.maze.rooms_visited * _ROOM_SIZE**2
+        _, self.num_quarters, self.agent_room, self.key_in_box, self.blocked, rooms_visited = self.maze
+        self.max_steps: int = 4 * rooms_visited * _ROOM_SIZE**2
 
     def _gen_grid(self, width: int, height: int) -> None:
         if self.num_quarters:

@@ -115,7 +115,6 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
         return None if self.render_mode is None else self._simulation.render()
 
     def close(self) -> None:
-        """Closes the simulation."""
         self._simulation.close()
 
     def _info(self, seen: dict[str, np.ndarray], success: bool) -> dict[str, Any]:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import partial
 
 FIELD_LENGTH = 52.5  # of the half field, from the midline at x = 0 to the goal line
 FIELD_WIDTH = 68.0  # y runs from -34 to 34
@@ -12,7 +14,7 @@ PLAYER_DECAY = 0.4
 PLAYER_SPEED_MAX = 1.05
 PLAYER_ACCELERATION_MAX = 1.0
 DASH_RATE = 0.006  # power 100 accelerates by 0.6 metres per step and step
-TURN_INERTIA = 5.0
+TURN_INERTIA = 5.0  # a player at ``speed`` turns by turn / (1 + 5 speed)
 BALL_DECAY = 0.94
 BALL_SPEED_MAX = 2.7
 KICK_RATE = 0.027
@@ -24,31 +26,20 @@ HALF_WIDTH = FIELD_WIDTH / 2
 HALF_GOAL = GOAL_WIDTH / 2
 
 
+@dataclass(slots=True)
 class Body:
-    """A player or the ball: a position, a velocity, and how fast it moves and slows down.
+    """A player or the ball: a position, a velocity, and how fast it moves and slows down."""
 
-    Args:
-        decay: factor of the velocity after every step.
-        speed_max: largest way in one step, in metres.
-
-    Attributes:
-        x, y: position in metres, the goal's centre at (52.5, 0).
-        velocity_x, velocity_y: metres per step left over from the last step.
-    """
-
-    __slots__ = ("decay", "speed_max", "velocity_x", "velocity_y", "x", "y")
-
-    def __init__(self, decay: float, speed_max: float) -> None:
-        self.decay: float = decay
-        self.speed_max: float = speed_max
-        self.place(0.0, 0.0)
+    decay: float  # factor of the velocity after every step
+    speed_max: float  # largest way in one step, in metres
+    x: float = 0.0  # in metres, the goal's centre at (52.5, 0)
+    y: float = 0.0
+    velocity_x: float = 0.0  # metres per step left over from the last step
+    velocity_y: float = 0.0
 
     def place(self, x: float, y: float) -> None:
         """Places the body at rest."""
-        self.x: float = x
-        self.y: float = y
-        self.velocity_x: float = 0.0
-        self.velocity_y: float = 0.0
+        self.x, self.y, self.velocity_x, self.velocity_y = x, y, 0.0, 0.0
 
     def move(self, acceleration_x: float, acceleration_y: float) -> None:
         """Computes one step of the server: accelerate, cap the speed, move, slow down."""
@@ -78,24 +69,13 @@ class Body:
         return math.hypot(self.velocity_x, self.velocity_y)
 
 
-def player() -> Body:
-    """Returns a player, at rest on the midline."""
-    return Body(PLAYER_DECAY, PLAYER_SPEED_MAX)
-
-
-def ball() -> Body:
-    """Returns a ball, at rest on the midline."""
-    return Body(BALL_DECAY, BALL_SPEED_MAX)
+player = partial(Body, PLAYER_DECAY, PLAYER_SPEED_MAX)
+ball = partial(Body, BALL_DECAY, BALL_SPEED_MAX)
 
 
 def dash_acceleration(power: float) -> float:
     """Returns the acceleration of a dash with ``power`` in [0, 100], the same in every direction."""
     return min(DASH_RATE * power, PLAYER_ACCELERATION_MAX)
-
-
-def real_turn(turn: float, speed: float) -> float:
-    """Returns the angle that a player at ``speed`` turns by: ``turn / (1 + 5 speed)``."""
-    return turn / (1.0 + TURN_INERTIA * speed)
 
 
 def kick_acceleration(power: float, distance: float, angle: float) -> float:

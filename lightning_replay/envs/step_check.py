@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from numbers import Real
 from typing import Any
@@ -14,17 +14,15 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.wrappers import TimeLimit
 
+from lightning_replay.validation import check_kind, checked_entries
+
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 MAX_EPISODE_STEPS = 50_000  # of evaluation; an Atari game of 108,000 frames has 27,000
 
 
 def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
-    """Returns a reward unchanged if it is a number, or an array or a tensor without dimensions.
-
-    Raises:
-        TypeError: anything else, such as an array of shape ``[1]``, a list or ``None``.
-    """
+    """Returns a reward unchanged if it is a number, or an array or a tensor without dimensions."""
     if isinstance(reward, Real) or (getattr(reward, "ndim", None) == 0 and isinstance(reward.item(), Real)):
         return reward
     raise TypeError(
@@ -34,11 +32,7 @@ def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def checked_step(returned: Any, env: gymnasium.Env[Any, Any]) -> Step:
-    """Returns the result of ``env.step`` unchanged.
-
-    Raises:
-        TypeError: not ``(observation, reward, terminated, truncated, info)``, or a reward that is no number.
-    """
+    """Returns the result of ``env.step`` unchanged."""
     if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
         raise _other_interface("step", returned, "(observation, reward, terminated, truncated, info)", env)
     if not isinstance(returned[1], float):  # which NumPy's float64 is too; other numbers take longer to recognise
@@ -58,10 +52,6 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     A vector that resets in the same step keeps the last observation and its info while it resets the environment, which
     may return the same array and the same dictionary at each step.
-
-    Raises:
-        TypeError: in a reset or a step, see :func:`checked_reset` and :func:`checked_step`.
-        ValueError: an observation whose shape is not that of the observation space.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -69,13 +59,11 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._shape = env.observation_space.shape if isinstance(env.observation_space, Box) else None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment."""
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
         self._check_shape(returned[0], "reset")
         return returned
 
     def step(self, action: Any) -> Step:
-        """Steps the environment."""
         returned = checked_step(self.env.step(action), self.env)
         self._check_shape(returned[0], "step")
         if returned[2] or returned[3]:
@@ -97,7 +85,6 @@ class LimitedEpisodes(TimeLimit[Any, Any]):
     """Truncates episodes of an evaluation that have not ended after ``max_episode_steps``, with a warning."""
 
     def step(self, action: Any) -> Step:
-        """Steps the environment."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         steps = (self._elapsed_steps or 0) + 1
         self._elapsed_steps = steps  # type: ignore[assignment]  # Gymnasium sets None first and gives no type
@@ -110,6 +97,18 @@ class LimitedEpisodes(TimeLimit[Any, Any]):
             )
             truncated = True
         return observation, reward, terminated, truncated, info
+
+
+def checked_info_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Returns names of infos that become columns; refuses empty or repeated ones, and those of columns of all rows."""
+    for place, key in enumerate(checked_entries("info_keys", keys, "a sequence of names of infos")):
+        check_kind(f"info_keys[{place}]", key, str, "the name of an info")
+    taken = {"observation", "reward", "terminated", "truncated", "done"}
+    if not all(keys) or taken & {*keys} or len({*keys}) < len(keys):
+        raise ValueError(
+            f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(taken))} are columns already"
+        )
+    return tuple(keys)
 
 
 def copied_info(value: Any) -> Any:

@@ -14,7 +14,7 @@ from lightning_replay.levels.episodes import ActiveEpisode
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.unseen import fingerprint
-from lightning_replay.seeded import seeded_generator
+from lightning_replay.seeded import Seeded
 
 __all__ = ["SequentialLevels", "UniformLevels"]
 
@@ -22,12 +22,14 @@ __all__ = ["SequentialLevels", "UniformLevels"]
 class _Unscored(LevelSelector):
     """Chooses levels without feedback."""
 
+    saved_attributes: tuple[str, ...] = ("episodes", "fingerprint")
     episodes: int = 0
 
     def __init__(self, levels: int | Iterable[int] | None) -> None:
         self._ids = None if levels is None else checked_level_ids(levels)
         super().__init__(self._ids)
-        self._fingerprint = None if self._ids is None else fingerprint(self._ids)
+        self.fingerprint: str | None = None if self._ids is None else fingerprint(self._ids)
+        self.episodes = 0
 
     def __len__(self) -> int:
         return 0
@@ -42,25 +44,20 @@ class _Unscored(LevelSelector):
         self.running.begin(actor, ActiveEpisode(level_id, self.episodes, replayed=False, trains=True))
 
     @abstractmethod
-    def _choose(self) -> int:
-        """Chooses the id of the next level."""
+    def _choose(self) -> int: ...
 
     def probabilities(self) -> TensorDict:
         whole, real = torch.zeros(0, dtype=torch.int64, device="cpu"), torch.zeros(0, dtype=torch.float64, device="cpu")
         columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
         return TensorDict(columns, [0])
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"episodes": self.episodes, "fingerprint": self._fingerprint}
-
     def _load(self, state: dict[str, Any]) -> None:
-        if state["fingerprint"] != self._fingerprint:
+        if state["fingerprint"] != self.fingerprint:
             raise ValueError("the saved levels are not those this was built with; give the same in the same order")
         super()._load(state)
-        self.episodes = int(state["episodes"])
 
 
-class UniformLevels(_Unscored):
+class UniformLevels(Seeded, _Unscored):
     """Draws every level with the same probability: domain randomisation, the usual baseline.
 
     Args:
@@ -73,23 +70,12 @@ class UniformLevels(_Unscored):
 
     def __init__(self, levels: int | Iterable[int] | None, seed: int | None = None) -> None:
         super().__init__(levels)
-        self.generator: torch.Generator = seeded_generator(seed)
+        self._seed_generator(seed)
 
     def _choose(self) -> int:
-        drawn = int(
-            torch.randint(
-                LEVEL_IDS if self._ids is None else len(self._ids), (), generator=self.generator, device="cpu"
-            )
-        )
+        count = LEVEL_IDS if self._ids is None else len(self._ids)
+        drawn = int(torch.randint(count, (), generator=self._generator, device="cpu"))
         return drawn if self._ids is None else self._ids[drawn]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Counters, active episodes and generator."""
-        return super().state_dict() | {"generator": self.generator.get_state()}
-
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        self.generator.set_state(state["generator"].cpu())
 
 
 class SequentialLevels(_Unscored):
@@ -102,22 +88,16 @@ class SequentialLevels(_Unscored):
         ValueError: no ids, negative or repeated ones.
     """
 
+    saved_attributes = (*_Unscored.saved_attributes, "place")
+
     def __init__(self, levels: int | Iterable[int]) -> None:
         if levels is None:
             raise ValueError("levels is None; give ids, or their number for 0, 1, 2, ..., to play one after the other")
         super().__init__(levels)
-        self._place = 0
+        self.place: int = 0
 
     def _choose(self) -> int:
         assert self._ids is not None
-        level_id = self._ids[self._place]
-        self._place = (self._place + 1) % len(self._ids)
+        level_id = self._ids[self.place]
+        self.place = (self.place + 1) % len(self._ids)
         return level_id
-
-    def state_dict(self) -> dict[str, Any]:
-        """Counters, active episodes and position in the sequence."""
-        return super().state_dict() | {"place": self._place}
-
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        self._place = int(state["place"])

@@ -3,26 +3,30 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage
-from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.levels.episodes import ActiveEpisode, Scoring, Segment
-from lightning_replay.levels.level_ids import Actor, checked_level_id
+from lightning_replay.levels.level_ids import Actor, checked_level_id, checked_level_ids
 from lightning_replay.levels.prioritization import Prioritization
-from lightning_replay.levels.sampler import LevelSampler
 from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Score
 from lightning_replay.levels.selector import LevelSelector
-from lightning_replay.levels.table import REFUSED
-from lightning_replay.levels.unseen import EditedLevels, LevelEditor, LevelGenerator, unseen_levels
-from lightning_replay.levels.writer import LevelWriter
+from lightning_replay.levels.table import REFUSED, LevelTable
+from lightning_replay.levels.unseen import LevelEditor, LevelGenerator, UnseenLevels
 from lightning_replay.seeded import uniform
-from lightning_replay.validation import ABOVE_ZERO, check_callable, check_option, checked_choice, checked_share
+from lightning_replay.validation import (
+    ABOVE_ZERO,
+    check_callable,
+    checked_choice,
+    checked_count,
+    checked_flag,
+    checked_share,
+)
 
 __all__ = ["LevelBuffer", "LevelEditor"]
 
@@ -102,71 +106,63 @@ class LevelBuffer(LevelSelector):
         generate: LevelGenerator | None = None,
         seed: int | None = None,
     ) -> None:
-        self.capacity: int
-        self._new, ids, self.capacity = unseen_levels(levels, capacity, generate, is_edited=editor is not None)
-        super().__init__(ids or None)
-        if replay_probability is not None:
-            checked_share("replay_probability", replay_probability)
-        check_option("replay_in_flight", replay_in_flight, bool, "True or False")
-        checked_share("min_fill", min_fill)
-        checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
-        checked_choice("first_score", first_score, ("replace", "smooth"))
-        check_option("train_on_new_levels", train_on_new_levels, bool, "True or False")
+        ids = None if levels is None else checked_level_ids(levels)
+        super().__init__(ids)
+        if ids is None and capacity is None:
+            raise ValueError("capacity is None; an unbounded level set needs one, or give levels=...")
+        self.capacity: int = len(ids or ()) if capacity is None else checked_count("capacity", capacity, of="levels")
+        if ids is not None:
+            if self.capacity != len(ids):
+                raise ValueError(
+                    f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out"
+                )
+            if editor is not None or generate is not None:
+                raise ValueError("editor and generate make other levels than those given; leave levels out for them")
+        if generate is not None:
+            check_callable("generate", generate, "a function from a torch.Generator to the id of a new level, or None")
         if editor is not None:
             check_callable("editor", editor, "a function from a level's id and a torch.Generator to an id, or None")
-        self._edited = EditedLevels(self.capacity, self._is_known)
+        if replay_probability is not None:
+            checked_share("replay_probability", replay_probability)
         self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
-        self._scoring = Scoring(self.score)
         self.replay_probability = replay_probability
-        self.replay_in_flight = replay_in_flight
-        self.min_fill = min_fill
-        self.score_step_size = score_step_size
-        self.first_score = first_score
-        self.train_on_new_levels = train_on_new_levels
+        self.replay_in_flight: bool = checked_flag("replay_in_flight", replay_in_flight)
+        self.min_fill: float = checked_share("min_fill", min_fill)
+        self.score_step_size: float = checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
+        self.first_score: str = checked_choice("first_score", first_score, ("replace", "smooth"))
+        self.train_on_new_levels: bool = checked_flag("train_on_new_levels", train_on_new_levels)
         self.editor = editor
-        self.sampler: LevelSampler = LevelSampler(prioritization, score_temperature, staleness_weight, seed)
-        self.writer: LevelWriter = LevelWriter(self.sampler)
-        self._replay = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(self.capacity), sampler=self.sampler, writer=self.writer, batch_size=1
-        )
+        self.table: LevelTable = LevelTable(prioritization, score_temperature, staleness_weight, seed)
         self.replayed: int = 0
+        self._new = UnseenLevels(ids, generate)
+        self._edited: deque[int] = deque(maxlen=self.capacity)  # made by the editor and not played yet
+        self._scoring = Scoring(self.score)
         if self._scoring.initial_score is not None:
-            if not ids:
+            if ids is None:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
             for level_id in ids:
-                self.sampler.place(level_id, self._scoring.initial_score, 0, self.capacity)
+                self.table.place(level_id, self._scoring.initial_score, 0, self.capacity)
                 self._new.scored(level_id)
 
     @property
-    def replay(self) -> TensorDictReplayBuffer:
-        """TorchRL's buffer of the levels with a score, of ``storage``, ``sampler`` and ``writer``."""
-        self.writer.write_pending()
-        return self._replay
-
-    @property
-    def storage(self) -> Any:
-        """TorchRL's storage of the ids of the levels with a score."""
-        return self.replay.storage
-
-    @property
     def episodes(self) -> int:
-        """Number of episodes that all actors began."""
-        return self.sampler.episodes
+        return self.table.episodes
 
     def __len__(self) -> int:
-        """Number of levels with a score."""
-        return len(self.sampler)
+        return len(self.table)
 
     def _next(self, actor: Actor) -> int:
-        edited = self._edited.pop()
-        if edited is not None:
-            level_id = edited
-        elif self._may_replay and (self._new.is_exhausted or uniform(self.sampler.generator) < self.replay_chance()):
-            level_id = self.sampler.level_ids[self.sampler.draw(self._left_out)]
+        while self._edited:
+            level_id = self._edited.popleft()
+            if not self._is_known(level_id):  # it may have been drawn as a new level meanwhile
+                self._play(actor, level_id, is_edited=True)
+                return level_id
+        if self._may_replay and (self._new.is_exhausted or uniform(self.table.generator) < self.replay_chance()):
+            level_id = self.table.level_ids[self.table.draw(self._left_out)]
             self.replayed += 1
         else:
-            level_id = self._new.choose(self.sampler.generator, self._is_known)
-        self._play(actor, level_id, is_edited=edited is not None)
+            level_id = self._new.choose(self.table.generator, self._is_known)
+        self._play(actor, level_id)
         return level_id
 
     def replay_chance(self) -> float:
@@ -175,18 +171,13 @@ class LevelBuffer(LevelSelector):
         0 while too few levels have a score, all of them are in flight and none may be replayed, or an edited level of
         ACCEL is to be played next; 1 if every new level is being played; otherwise the replay probability.
         """
-        if not self._may_replay or not self._edited.is_empty:
+        if not self._may_replay or not all(map(self._is_known, self._edited)):
             return 0.0
         if not self._new.has_idle:
             return 1.0
         if self.replay_probability is not None:
             return float(self.replay_probability)
         return _UNBOUNDED_REPLAY_PROBABILITY if self.count is None else len(self) / self.count
-
-    @property
-    def _is_filled(self) -> bool:
-        """Whether enough levels have a score for a replay."""
-        return len(self) > 0 and len(self) / self.capacity >= self.min_fill
 
     @property
     def _left_out(self) -> Collection[int]:
@@ -196,9 +187,10 @@ class LevelBuffer(LevelSelector):
     @property
     def _may_replay(self) -> bool:
         """Whether a level can be replayed; without any that is idle, new levels go first."""
-        if not self._is_filled or not self._new.has_idle:
-            return self._is_filled
-        return sum(self.sampler.row_of(level_id) != REFUSED for level_id in self._left_out) < len(self)
+        count = len(self)
+        if count == 0 or count / self.capacity < self.min_fill:
+            return False
+        return not self._new.has_idle or sum(level_id in self.table for level_id in self._left_out) < count
 
     @property
     def plays_unlearned(self) -> bool:
@@ -206,40 +198,41 @@ class LevelBuffer(LevelSelector):
         return not self.train_on_new_levels or self.editor is not None
 
     def _is_known(self, level_id: int) -> bool:
-        return level_id in self.running.played or self.sampler.row_of(level_id) != REFUSED
+        return level_id in self.running.played or level_id in self.table
 
     def _play(self, actor: Actor, level_id: int, is_edited: bool = False) -> None:
         """Begins an episode: every level becomes one episode staler, this one has staleness 0."""
-        row = self.sampler.row_of(level_id)
+        row = self.table.row_of(level_id)
         is_scored = row != REFUSED
         trains = not is_edited and (is_scored or self.train_on_new_levels)
-        self.running.begin(actor, ActiveEpisode(level_id, self.sampler.begin_episode(), is_scored, trains))
+        self.running.begin(actor, ActiveEpisode(level_id, self.table.begin_episode(), is_scored, trains))
         self._new.begin(level_id)
         if is_scored:
-            self.sampler.touch(row)
+            self.table.touch(row)
 
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         child = None
         if is_done and episode.replayed and self.editor is not None:  # first, since the user's editor may raise
-            child = checked_level_id(self.editor(episode.level_id, self.sampler.generator))
+            child = checked_level_id(self.editor(episode.level_id, self.table.generator))
         score = self._scoring.learn(episode, segment, is_done)
         if score is not None:
             score = self._store(episode, score)
-        if child is not None:
-            self._edited.put(child)
+        if child is not None and not self._is_known(child) and child not in self._edited:
+            self._edited.append(child)
         return score
 
     def _store(self, episode: ActiveEpisode, score: float) -> float:
         """Smooths a level's new score, stores it if the level is kept, and returns it."""
         level_id = episode.level_id
-        old = self.sampler.score_of(level_id)
-        if old is not None or self.first_score == "smooth":
-            score = (1.0 - self.score_step_size) * (old or 0.0) + self.score_step_size * score
-        place = self.sampler.place(level_id, score, episode.started, self.capacity)
-        if old is None and place.row != REFUSED:
+        row = self.table.row_of(level_id)
+        if row != REFUSED or self.first_score == "smooth":
+            old = 0.0 if row == REFUSED else float(self.table.scores[row])
+            score = (1.0 - self.score_step_size) * old + self.score_step_size * score
+        placed, evicted = self.table.place(level_id, score, episode.started, self.capacity)
+        if row == REFUSED and placed != REFUSED:
             self._new.scored(level_id)
-        if place.evicted is not None and place.evicted not in self.running.played:
-            self._scoring.best_returns.pop(place.evicted, None)
+        if evicted is not None and evicted not in self.running.played:
+            self._scoring.best_returns.pop(evicted, None)
         return score
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
@@ -259,30 +252,28 @@ class LevelBuffer(LevelSelector):
             episode.mean, episode.steps = 0.0, 0
 
     def probabilities(self) -> TensorDict:
-        """Returns the replay distribution; see :meth:`LevelSelector.probabilities`."""
         columns = {
-            "level_id": torch.tensor(self.sampler.level_ids, dtype=torch.int64, device="cpu"),
-            "probability": torch.from_numpy(self.sampler.probabilities(self._left_out)),
-            "score": torch.from_numpy(self.sampler.scores.copy()),
-            "staleness": torch.from_numpy(self.sampler.staleness),
+            "level_id": torch.tensor(self.table.level_ids, dtype=torch.int64, device="cpu"),
+            "probability": torch.from_numpy(self.table.probabilities(self._left_out)),
+            "score": torch.from_numpy(self.table.scores.copy()),
+            "staleness": torch.from_numpy(self.table.staleness),
         }
         return TensorDict(columns, [len(self)])
 
     def stats(self) -> dict[str, float]:
         """Metrics to log: counts and, once a level has a score, those of :meth:`LevelSampler.stats`."""
-        counts = {"replayed": self.replayed, "refused": self.sampler.refused, "replaced": self.sampler.replaced}
-        return super().stats() | counts | self.sampler.stats()
+        counts = {"replayed": self.replayed, "refused": self.table.refused, "replaced": self.table.replaced}
+        return super().stats() | counts | self.table.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """State as tensors and plain values; see :meth:`LevelSelector.state_dict`."""
         return super().state_dict() | {
             "capacity": self.capacity,
             "new": self._new.state_dict(self.running.played),
             # not read here, where it follows from the options; a save does not have them
-            "sampler": self.sampler.state_dict() | {"probability": self.probabilities()["probability"]},
-            "writer": self.writer.state_dict(),
+            "sampler": self.table.state_dict() | {"probability": self.probabilities()["probability"]},
+            "writer": self.table.stored_levels(),
             "replayed": self.replayed,
-            "edited": self._edited.state_dict(),
+            "edited": list(self._edited),
             "scoring": self._scoring.state_dict(),
         }
 
@@ -292,9 +283,7 @@ class LevelBuffer(LevelSelector):
         super()._load(state)
         self._new.load_state_dict(state["new"])
         self._scoring.load_state_dict(state["scoring"])
-        self._replay.empty()
-        self.writer.load_state_dict(state["writer"])
-        self.sampler.load_state_dict(state["sampler"])
-        self.sampler.pending = dict(enumerate(self.sampler.level_ids))
+        self.table.set_stored_levels(state["writer"])
+        self.table.load_state_dict(state["sampler"])
         self.replayed = int(state["replayed"])
-        self._edited.load_state_dict(state["edited"])
+        self._edited = deque(state["edited"], maxlen=self.capacity)

@@ -15,32 +15,22 @@ from tensordict import TensorDictBase
 
 from lightning_replay.levels import scores
 from lightning_replay.levels.level_ids import Actor
-from lightning_replay.levels.scores import EpisodeScore, Score, SegmentScore, ValueColumns, ValueScore, key_names
+from lightning_replay.levels.scores import EpisodeScore, Score, SegmentScore, ValueColumns, ValueScore
 
 __all__ = ["ActiveEpisode", "ActiveEpisodes", "Scoring", "Segment"]
 
 
 @dataclass
 class ActiveEpisode:
-    """An episode that has begun and has no score yet.
-
-    Attributes:
-        level_id: id of the level being played.
-        started: number of the episode, among those of all actors.
-        replayed: whether the level had a score when the episode began.
-        trains: whether the learner learns from the episode, instead of only scoring it.
-        mean: partial score, over the steps scored so far.
-        steps: number of steps scored so far.
-        episode_return: sum of the rewards so far.
-    """
+    """An episode that has begun and has no score yet."""
 
     level_id: int
-    started: int
-    replayed: bool
-    trains: bool
-    mean: float = 0.0
-    steps: int = 0
-    episode_return: float = 0.0
+    started: int  # number of the episode, among all actors'
+    replayed: bool  # whether the level had a score when the episode began
+    trains: bool  # whether the learner learns from the episode, instead of only scoring it
+    mean: float = 0.0  # partial score, over the steps scored so far
+    steps: int = 0  # scored so far
+    episode_return: float = 0.0  # so far
 
 
 class ActiveEpisodes:
@@ -51,11 +41,9 @@ class ActiveEpisodes:
         self.played: dict[int, int] = {}  # number of active episodes by level
 
     def __len__(self) -> int:
-        """Number of active episodes."""
         return sum(self.played.values())
 
     def __iter__(self) -> Iterator[ActiveEpisode]:
-        """Iterates over all of them, actor by actor."""
         return itertools.chain.from_iterable(self._of.values())
 
     def of(self, actor: Actor) -> list[ActiveEpisode]:
@@ -63,16 +51,11 @@ class ActiveEpisodes:
         return self._of.get(actor, [])
 
     def begin(self, actor: Actor, episode: ActiveEpisode) -> None:
-        """Adds an episode of an actor."""
         self._of.setdefault(actor, []).append(episode)
         self.played[episode.level_id] = self.played.get(episode.level_id, 0) + 1
 
     def oldest(self, actor: Actor, level_id: int) -> ActiveEpisode:
-        """Returns the oldest episode of an actor on a level.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Returns the oldest episode of an actor on a level."""
         episodes = self._of.get(actor, [])
         for episode in episodes:
             if episode.level_id == level_id:
@@ -99,12 +82,10 @@ class ActiveEpisodes:
             del self.played[episode.level_id]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
         episodes = [[list(astuple(episode)) for episode in episodes] for episodes in self._of.values()]
         return {"actors": list(self._of), "episodes": episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
         self._of, self.played = {}, {}
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
@@ -122,11 +103,6 @@ class Segment:
         length: T.
         reward_sum: over all steps.
         columns: rewards and values; ``None`` unless the steps have all of them, one number each.
-
-    Raises:
-        TypeError: ``steps`` is not a TensorDict.
-        ValueError: no steps, no ``done`` or reward, NaN, an end before the last step, a last ``done`` that is not
-            ``episode_done``, a last step that is done, but neither terminated nor truncated if both columns exist.
     """
 
     def __init__(self, steps: TensorDictBase, episode_done: bool) -> None:
@@ -146,8 +122,8 @@ class Segment:
                 lists[name] = (leaf if leaf.ndim == 1 else leaf.reshape(-1)).tolist()
             elif name in ("done", "reward"):
                 raise ValueError(
-                    f"steps have the keys {key_names(steps)}; ('next', 'done') and ('next', 'reward') are needed, in "
-                    "TorchRL's layout"
+                    f"steps have the keys {sorted(map(str, steps.keys(True, True)))}; ('next', 'done') and ('next', "
+                    "'reward') are needed, in TorchRL's layout"
                 )
         for name in ("done", "reward", "terminated", "truncated"):
             if len(lists.get(name, lists["done"])) != self.length:
@@ -192,10 +168,6 @@ class Scoring:
     Attributes:
         best_returns: largest return of a finished episode by level, where the score needs it.
         initial_score: of every level before its first episode; ``None`` if levels start without one.
-
-    Raises:
-        TypeError: ``score`` takes neither segments nor whole episodes.
-        ValueError: an initial score that is not finite.
     """
 
     def __init__(self, score: Score | EpisodeScore) -> None:
@@ -214,60 +186,45 @@ class Scoring:
         if self.initial_score is not None and not math.isfinite(self.initial_score):
             raise ValueError(f"initial_score is {self.initial_score}; it must be finite")
         self._of_segments: Any = score
-        # a subclass may override __call__, which of_columns would bypass
+        # of_columns takes the lists that a segment has anyway: an update takes half the time. A subclass may override
+        # __call__, which of_columns would bypass
         self._takes_columns = isinstance(score, ValueScore) and type(score).__call__ is ValueScore.__call__
         self._needs_best_return = isinstance(score, SegmentScore) and score.needs_best_return
         self.best_returns: dict[int, float] = {}
 
     def learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        """Adds more steps of an episode; returns its score if it is done, otherwise ``None``.
-
-        Raises:
-            KeyError: a key that a score of this library needs is missing; nothing is changed.
-            ValueError: the score is not finite, or the user's function fails; nothing is changed.
-        """
+        """Adds more steps of an episode; returns its score if it is done, otherwise ``None``."""
         level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
         if self._of_episodes is not None:
             score = None
             if is_done:
-                score = _finite(self._of_episodes.of_episode(level_id, episode.started, episode_return), level_id)
+                score = float(self._of_episodes.of_episode(level_id, episode.started, episode_return))
+                _check_finite(score, level_id)
             episode.episode_return = episode_return
             return score
         best = self.best_returns.get(level_id, episode_return)
         best = max(best, episode_return) if is_done else best
         if self._takes_columns and segment.columns is not None:
-            mean = _finite(self._of_segments.of_columns(segment.columns), level_id)
+            mean = float(self._of_segments.of_columns(segment.columns))
         else:
-            mean = _finite(self._called(level_id, segment, best), level_id)
+            steps = segment.steps
+            if self._needs_best_return:
+                returns = torch.full((segment.length,), best, dtype=torch.float64, device="cpu")
+                steps = steps.copy().set("best_return", returns)
+            mean = float(self._of_segments(steps))
+        _check_finite(mean, level_id)
         episode.episode_return = episode_return
         # the pieces of an episode are joined by their lengths (paper, appendix C)
-        steps = episode.steps + segment.length
-        episode.mean = (mean * segment.length + episode.mean * episode.steps) / steps
-        episode.steps = steps
+        count = episode.steps + segment.length
+        episode.mean = (mean * segment.length + episode.mean * episode.steps) / count
+        episode.steps = count
         if not is_done:
             return None
         if self._needs_best_return:
             self.best_returns[level_id] = best
         return episode.mean
 
-    def _called(self, level_id: int, segment: Segment, best_return: float) -> Any:
-        steps = segment.steps
-        if self._needs_best_return:
-            steps = steps.copy().set(
-                "best_return", torch.full((segment.length,), best_return, dtype=torch.float64, device="cpu")
-            )
-        try:
-            return self._of_segments(steps)
-        except Exception as error:
-            if type(self._of_segments).__module__ == scores.__name__:  # their errors are clear as they are
-                raise
-            raise ValueError(
-                f"the score function {self._of_segments!r} failed on the steps of level {level_id}: {error!r}. "
-                f"They have the keys {key_names(steps)}"
-            ) from error
-
     def state_dict(self) -> dict[str, Any]:
-        """Best returns, and the state of a score of whole episodes."""
         best_returns = {
             "level_id": torch.tensor(list(self.best_returns), dtype=torch.int64, device="cpu"),
             "best_return": torch.tensor(list(self.best_returns.values()), dtype=torch.float64, device="cpu"),
@@ -276,11 +233,7 @@ class Scoring:
         return {"best_returns": best_returns, "of_episodes": of_episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`.
-
-        Raises:
-            ValueError: the saved scores were of another kind.
-        """
+        """Restores :meth:`state_dict`."""
         if (self._of_episodes is None) != (state["of_episodes"] is None):
             raise ValueError("the saved levels were scored by segments and these by episodes, or the other way round")
         saved = state["best_returns"]
@@ -289,14 +242,6 @@ class Scoring:
             self._of_episodes.load_state_dict(state["of_episodes"])
 
 
-def _finite(given: Any, level_id: int) -> float:
-    """Converts what a score returned."""
-    if isinstance(given, torch.Tensor) and given.numel() != 1:
-        raise ValueError(f"the score function gave a tensor of shape {list(given.shape)}; it must give one number")
-    try:
-        score = float(given)
-    except (TypeError, ValueError):
-        raise ValueError(f"the score function gave {given!r}; it must give one number") from None
+def _check_finite(score: float, level_id: int) -> None:
     if not math.isfinite(score):
         raise ValueError(f"the score of level {level_id} is {score}; the score function must give a finite number")
-    return score

@@ -64,7 +64,6 @@ class LearningProgress:
         return dict(self._q)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the windows and Q of the levels played."""
         points = [point for returns in self._returns.values() for point in returns]
         return {
             "level_id": torch.tensor(list(self._returns), dtype=torch.int64, device="cpu"),
@@ -77,7 +76,6 @@ class LearningProgress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
         level_ids, lengths = state["level_id"].tolist(), state["length"].tolist()
         points = iter(zip(state["episode"].tolist(), state["episode_return"].tolist(), strict=True))
         self._returns = {

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from lightning_replay.validation import LARGEST_COUNT, check_option
+from lightning_replay.validation import LARGEST_COUNT, check_option, checked_count, plain_number
 
 __all__ = ["LEVEL_IDS", "Actor", "checked_actor", "checked_held_out", "checked_level_id", "checked_level_ids"]
 
@@ -20,12 +20,7 @@ _MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
 
 
 def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
-    """Returns ids, or with their number 0, 1, 2, ..., as a list.
-
-    Raises:
-        ValueError: no level, negative or repeated ids.
-        TypeError: ids, or their number, that are not whole numbers.
-    """
+    """Returns ids, or with their number 0, 1, 2, ..., as a list."""
     if isinstance(levels, Iterable):
         ids = [checked_level_id(level) for level in levels]
     else:
@@ -42,30 +37,12 @@ def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
 
 
 def checked_level_id(level_id: Any) -> int:
-    """Returns a level's id as an int.
-
-    Raises:
-        TypeError: not a whole number.
-        ValueError: negative, or not below 2^63.
-    """
-    try:
-        whole = operator.index(level_id)
-    except TypeError:
-        whole = None
-    if whole is None or isinstance(level_id, bool):
-        raise TypeError(f"a level's id is a whole number; got {level_id!r}")
-    if not 0 <= whole < 2**63:
-        raise ValueError(f"a level's id must not be negative and be below 2**63; got {whole}")
-    return whole
+    """Returns a level's id as an int."""
+    return checked_count("level_id", plain_number(level_id), 0)
 
 
 def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
-    """Returns the ids of held-out levels, or with their number the largest ids.
-
-    Raises:
-        TypeError: ``levels`` is neither ids nor their number.
-        ValueError: no level, repeated ids, or ids out of range.
-    """
+    """Returns the ids of held-out levels, or with their number the largest ids."""
     accepted = f"how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to 2**31 - 1"
     if isinstance(levels, str) or not isinstance(levels, Iterable):
         check_option("held_out_levels", levels, Integral, accepted, 1, _MOST_HELD_OUT)

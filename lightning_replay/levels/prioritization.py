@@ -107,12 +107,10 @@ class Rank(_Ordered):
     """
 
     def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
-        """Replaces all rows."""
         super().fill(scores, timestamps)
         self._weights = self._cumulative = np.zeros(0)
 
     def draw(self, generator: torch.Generator) -> int:
-        """Draws a row by its probability."""
         count = len(self._order)
         self._extend_weights(count)
         point = uniform(generator) * self._cumulative[count - 1]
@@ -120,7 +118,6 @@ class Rank(_Ordered):
         return int(self._order[min(rank, count - 1)][2])
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        """Returns the probability of each row."""
         count = len(scores)
         self._extend_weights(count)
         weights = np.empty(count)
@@ -148,7 +145,6 @@ class Greedy(_Ordered):
         self.epsilon = epsilon
 
     def draw(self, generator: torch.Generator) -> int:
-        """Draws a row by its probability."""
         if self.epsilon > 0.0 and uniform(generator) < self.epsilon:
             equals = len(self._order)
         else:
@@ -156,7 +152,6 @@ class Greedy(_Ordered):
         return int(self._order[int(torch.randint(equals, (), generator=generator, device="cpu"))][2])
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        """Returns the probability of each row."""
         best = scores == scores.max()
         return (1.0 - self.epsilon) * best / best.sum() + self.epsilon / len(scores)
 
@@ -224,7 +219,6 @@ class Proportional(_Weighted):
     """Probability proportional to ``max(score, 0) ** (1 / score_temperature)``; uniform where no score is above 0."""
 
     def log_weights(self, scores: np.ndarray) -> np.ndarray:
-        """Returns the logarithm of each row's weight."""
         logs = np.full(len(scores), -math.inf)
         np.log(scores, out=logs, where=scores > 0.0)
         return logs / self.score_temperature
@@ -234,7 +228,6 @@ class Boltzmann(_Weighted):
     """Probability proportional to ``exp(score / score_temperature)``."""
 
     def log_weights(self, scores: np.ndarray) -> np.ndarray:
-        """Returns the logarithm of each row's weight."""
         return scores / self.score_temperature
 
 

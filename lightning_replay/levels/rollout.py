@@ -10,7 +10,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.levels.level_ids import Actor
-from lightning_replay.levels.scores import key_names
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.storage.row_layout import gather_branch, nest
 
@@ -59,8 +58,6 @@ def segments(
             "actors; give [actors, T] for both"
         )
     steps = rollout.select(*_KEYS, strict=False).cpu()
-    if steps.get(("next", "done"), None) is None:
-        raise ValueError(f"the rollout has no ('next', 'done'); it has {key_names(rollout)}")
     ends = steps["next", "done"].reshape(steps.shape).tolist()
     played = level_id.tolist()
     tree = nest(key if isinstance(key, tuple) else (key,) for key in steps.keys(True, True))

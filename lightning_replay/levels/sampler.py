@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.levels.prioritization import Prioritization, Rank
 from lightning_replay.levels.table import LevelTable
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.seeded import seeded_generator
-from lightning_replay.validation import checked_share
 
 __all__ = ["LevelSampler"]
 
@@ -69,24 +66,6 @@ class LevelSampler(LevelTable, Sampler):
         7
     """
 
-    def __init__(
-        self,
-        prioritization: Prioritization | None = None,
-        score_temperature: float = 0.1,
-        staleness_weight: float = 0.1,
-        seed: int | None = None,
-    ) -> None:
-        Sampler.__init__(self)
-        if prioritization is not None and not isinstance(prioritization, Prioritization):
-            raise TypeError(
-                f"prioritization is {prioritization!r}; accepted are Rank(), Proportional(), Greedy() and Boltzmann() "
-                "of lightning_replay.levels"
-            )
-        checked_share("staleness_weight", staleness_weight)
-        order = (prioritization or Rank()).bind(score_temperature)
-        LevelTable.__init__(self, order, staleness_weight, seeded_generator(seed))
-        self.dropped: int = 0
-
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws levels for ``batch_size`` episodes, one after another; returns rows ``[B]`` and the sampled keys.
 
@@ -122,7 +101,6 @@ class LevelSampler(LevelTable, Sampler):
             )
 
     def add(self, index: int) -> None:
-        """Checks that the writer has set the score of a stored row, see :meth:`extend`."""
         self.extend([index])
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
@@ -157,15 +135,6 @@ class LevelSampler(LevelTable, Sampler):
             elif row >= 0:
                 self.put(row, score, int(self._timestamps[row]))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Scores, timestamps, clock and generator."""
-        return super().state_dict() | {"dropped": self.dropped}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
-        super().load_state_dict(state_dict)
-        self.dropped = int(state_dict["dropped"])
-
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""
         write_state(path, self.state_dict(), of=type(self).__name__)
@@ -175,6 +144,5 @@ class LevelSampler(LevelTable, Sampler):
         load_state(path, self.load_state_dict)
 
     def _empty(self) -> None:
-        """Removes all levels and keeps the clock."""
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of levels, means over the steps of an episode: how much a policy could still learn from a level.
 
-Longer than other files because each score is a class, of a segment, and a function, of tensors. A segment is a
-TensorDict ``[T]`` in TorchRL's layout; :class:`~lightning_replay.levels.LevelBuffer` takes these classes, or any
-function from a segment to a number. Table 1 of Jiang et al. 2021, "Prioritized Level Replay",
-https://arxiv.org/abs/2010.03934; positive value loss and MaxMC from Jiang et al. 2021, "Replay-Guided Adversarial
-Environment Design", https://arxiv.org/abs/2110.02439.
+Each score is a class, of a segment, and a function, of tensors. A segment is a TensorDict ``[T]`` in TorchRL's layout;
+:class:`~lightning_replay.levels.LevelBuffer` takes these classes, or any function from a segment to a number. Table 1
+of Jiang et al. 2021, "Prioritized Level Replay", https://arxiv.org/abs/2010.03934; positive value loss and MaxMC from
+Jiang et al. 2021, "Replay-Guided Adversarial Environment Design", https://arxiv.org/abs/2110.02439.
 """
 
 from __future__ import annotations
@@ -63,29 +62,19 @@ class EpisodeScore(Protocol):
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
         """Computes the level's new score from an episode's number and undiscounted return."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values."""
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class ValueColumns(NamedTuple):
-    """Rewards and values of each step as lists, whose loops take a twentieth of torch's time on so few numbers.
-
-    Attributes:
-        reward: of the step.
-        state_value: V of the observation acted on.
-        next_state_value: V of the observation that followed; after an episode's last step, of its final observation.
-        terminated: whether the step ended the episode by termination.
-        done: whether the step ended the episode, by termination or truncation.
-    """
+    """Rewards and values of each step as lists, whose loops take a twentieth of torch's time on so few numbers."""
 
     reward: list[float]
-    state_value: list[float]
-    next_state_value: list[float]
+    state_value: list[float]  #: V of the observation acted on.
+    next_state_value: list[float]  #: V of the observation that followed, also of an episode's final observation.
     terminated: list[bool]
-    done: list[bool]
+    done: list[bool]  #: Whether the step ended the episode, by termination or truncation.
 
     @classmethod
     def of(cls, *tensors: Tensor) -> Self:
@@ -163,9 +152,9 @@ class ValueScore(SegmentScore):
         self.discount = discount
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Computes the score of a segment ``[T]``."""
-        keys = (("next", "reward"), "state_value", ("next", "state_value"), ("next", "terminated"), ("next", "done"))
-        return self._score(*(_leaf(steps, key) for key in keys))
+        following = steps["next"]
+        values = steps["state_value"], following["state_value"]
+        return self._score(following["reward"], *values, following["terminated"], following["done"])
 
     def _score(self, *tensors: Tensor) -> Tensor:
         return torch.tensor(self.of_columns(ValueColumns.of(*tensors)), dtype=torch.float64, device="cpu")
@@ -179,7 +168,6 @@ class OneStepTdError(ValueScore):
     """Mean of ``|δ_t|``, the last step included; see :func:`td_errors`."""
 
     def of_columns(self, columns: ValueColumns) -> float:
-        """Computes the score from lists."""
         return math.fsum(map(abs, columns.td_errors(self.discount))) / len(columns.reward)
 
 
@@ -200,7 +188,6 @@ class _AdvantageScore(ValueScore):
         self.gae_lambda = gae_lambda
 
     def of_columns(self, columns: ValueColumns) -> float:
-        """Computes the score from lists."""
         advantages = columns.advantages(self.discount, self.gae_lambda)
         return math.fsum(map(self._term, advantages)) / len(advantages)  # fsum rounds once
 
@@ -250,8 +237,7 @@ class _PolicyScore(SegmentScore):
     _of_logits: Callable[[Tensor], Tensor]
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Computes the score of a segment ``[T]``."""
-        return self._of_logits(_leaf(steps, "logits"))
+        return self._of_logits(steps["logits"])
 
 
 class PolicyEntropy(_PolicyScore):
@@ -282,8 +268,7 @@ class MaxMC(SegmentScore):
     needs_best_return = True
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Computes the score of a segment ``[T]``."""
-        return max_mc(_leaf(steps, "state_value"), _leaf(steps, "best_return"))
+        return max_mc(steps["state_value"], steps["best_return"])
 
 
 def max_mc(state_value: Tensor, best_return: Tensor | float) -> Tensor:
@@ -355,21 +340,7 @@ def generalized_advantages(
     return torch.tensor(columns.advantages(*decays), dtype=torch.float64, device="cpu")
 
 
-def key_names(data: TensorDictBase) -> str:
-    """Lists the keys of all leaves for an error, such as ``logits, ('next', 'done')``."""
-    keys = sorted(data.keys(True, True), key=lambda key: (isinstance(key, tuple), str(key)))
-    return ", ".join(map(str, keys))
-
-
-def _leaf(steps: TensorDictBase, key: str | tuple[str, str]) -> Tensor:
-    leaf = steps.get(key, None)
-    if leaf is None:
-        raise KeyError(f"the score needs {key!r}, which the segment lacks; it has {key_names(steps)}")
-    return leaf
-
-
 def _numbers(column: Tensor) -> list[float]:
-    """Converts a column ``[T]`` or ``[T, 1]``."""
     if column.ndim > 1 and column.shape[1:].numel() != 1:
         raise ValueError(f"a column of a segment has shape {list(column.shape)}; give [T] or [T, 1] of one episode")
     values: list[float] = (column if column.ndim == 1 else column.reshape(-1)).tolist()

@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment
 from lightning_replay.levels.level_ids import Actor, checked_actor, checked_level_id
+from lightning_replay.part_state import PartState
 from lightning_replay.saving import load_state, write_state
 
 __all__ = ["LevelSelector"]
@@ -19,7 +20,7 @@ __all__ = ["LevelSelector"]
 _FORMAT = 1
 
 
-class LevelSelector(ABC):
+class LevelSelector(PartState, ABC):
     """Chooses the level each actor plays next; base class of the level selectors.
 
     Call :meth:`next_level` at the start of an episode and :meth:`update` with its steps. Steps may arrive after the
@@ -50,12 +51,10 @@ class LevelSelector(ABC):
         return None if self._members is None else len(self._members)
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Number of levels with a score."""
+    def __len__(self) -> int: ...
 
     def __bool__(self) -> bool:
-        """``True`` even while no level has a score, so that ``levels or others`` keeps ``levels``."""
-        return True
+        return True  # also while no level has a score, so that ``levels or others`` keeps ``levels``
 
     def __repr__(self) -> str:
         known = "an unbounded set" if self.count is None else f"{self.count} levels"
@@ -78,39 +77,30 @@ class LevelSelector(ABC):
         return False
 
     @abstractmethod
-    def _next(self, actor: Actor) -> int:
-        """Chooses a level and begins an episode on it."""
+    def _next(self, actor: Actor) -> int: ...
 
     def start(self, actor: Actor, level_id: int) -> None:
-        """Begins an episode on a level that was chosen elsewhere; it counts like any other.
-
-        Raises as :meth:`next_level` and :meth:`checked` do.
-        """
+        """Begins an episode on a level that was chosen elsewhere; it counts like any other."""
         self._play(checked_actor(actor), self.checked(level_id))
 
     @abstractmethod
-    def _play(self, actor: Actor, level_id: int) -> None:
-        """Begins an episode."""
+    def _play(self, actor: Actor, level_id: int) -> None: ...
 
     def checked(self, level_id: int) -> int:
-        """Returns the id of a level that can be played, as an int.
-
-        Raises:
-            TypeError: not a whole number.
-            ValueError: none of the levels.
-        """
+        """Returns the id of a level that can be played, as an int."""
         whole = checked_level_id(level_id)
         if self._members is not None and whole not in self._members:
             raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
         return whole
 
-    def may_choose(self, level_id: int) -> bool:
-        """Returns whether :meth:`next_level` may ever choose this level; always true of an unbounded level set."""
-        try:
-            self.checked(level_id)
-        except ValueError:
-            return False
-        return True
+    def check_held_out(self, level_ids: Iterable[int]) -> None:
+        """Refuses levels that are trained on; of an unbounded set none is known beforehand to be."""
+        both = [] if self._members is None else [level_id for level_id in level_ids if level_id in self._members]
+        if both:
+            raise ValueError(
+                f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then "
+                "they are the largest ids there are"
+            )
 
     def update(self, actor: Actor, level_id: int, steps: TensorDictBase, episode_done: bool) -> float | None:
         """Scores steps of a level with the learner's values; a long episode may come in several pieces.
@@ -130,8 +120,8 @@ class LevelSelector(ABC):
 
         Raises:
             TypeError: steps that are not a TensorDict.
-            ValueError: the actor does not play this level; no steps, NaN, or steps of several episodes; a score
-                function that fails or returns NaN. Nothing is changed.
+            ValueError: the actor does not play this level; no steps, NaN, or steps of several episodes; a score that is
+                not finite. Then, and if the score function fails, nothing is changed.
         """
         episode = self.running.oldest(actor, level_id)
         segment = Segment(steps, episode_done)
@@ -147,7 +137,7 @@ class LevelSelector(ABC):
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
 
-    def flush(self) -> None:  # noqa: B027  there is nothing to flush where nothing is scored
+    def flush(self) -> None:
         """Turns non-zero partial scores of unfinished episodes into scores, and resets them.
 
         The released code of the paper does so after every policy update; the paper itself joins the pieces of an
@@ -198,7 +188,8 @@ class LevelSelector(ABC):
         Active episodes are kept. Where environments start new episodes on resuming, first let every actor choose, then
         drop the old ones with :meth:`abandon_all_but_newest`: the choices then equal those of an uninterrupted run.
         """
-        return {"version": _FORMAT, "kind": type(self).__name__, "running": self.running.state_dict()}
+        running = self.running.state_dict()
+        return {"version": _FORMAT, "kind": type(self).__name__, "running": running, **self._read_attributes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict` of a selector built with the same arguments.
@@ -206,18 +197,14 @@ class LevelSelector(ABC):
         Raises:
             ValueError: the state is of another format, another class or other levels; nothing is changed.
         """
-        kind = type(self).__name__
-        if not isinstance(state, dict):
-            raise TypeError(f"the state is a {type(state).__name__}; it must be what state_dict() returned")
-        if "kind" not in state:
-            raise ValueError(
-                f"the state holds {list(state)[:10]} and no 'kind'; it is not what state_dict() of a {kind} returned"
-            )
+        kind, before = type(self).__name__, self.state_dict()
+        if not isinstance(state, dict) or "kind" not in state:
+            found = list(state)[:10] if isinstance(state, dict) else f"a {type(state).__name__}"
+            raise ValueError(f"the state is {found}, without 'kind'; give what state_dict() of a {kind} returned")
         if state["kind"] != kind:
             raise ValueError(f"the state is that of a {state['kind']}; this is a {kind}. Load it into the former")
         if state.get("version") != _FORMAT:
             raise ValueError(f"the state has version {state.get('version')}; {_FORMAT} can be read")
-        before = self.state_dict()
         if set(state) != set(before):
             raise ValueError(f"the state lacks or adds {sorted(set(state) ^ set(before))}; give what state_dict() gave")
         try:
@@ -228,6 +215,7 @@ class LevelSelector(ABC):
 
     def _load(self, state: dict[str, Any]) -> None:
         self.running.load_state_dict(state["running"])
+        self._restore_attributes(state)
 
     def save(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``: tensors and JSON."""

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores and staleness of levels by row, and draws by both."""
+"""The levels that have a score: their ids, scores and staleness by row, and draws by both."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from lightning_replay.levels.concentration import ReplayConcentration, effective_number
-from lightning_replay.levels.prioritization import Prioritization
+from lightning_replay.levels.prioritization import Prioritization, Rank
 from lightning_replay.levels.sum_tree import SumTree
-from lightning_replay.seeded import uniform
+from lightning_replay.seeded import seeded_generator, uniform
+from lightning_replay.validation import checked_share
 
 __all__ = ["REFUSED", "LevelTable"]
 
@@ -23,81 +24,80 @@ class StalenessTree:
     """Draws rows in proportion to the age of their timestamps, exactly, in integers."""
 
     def __init__(self) -> None:
-        self._count = SumTree()
         self._timestamps = SumTree()
         self._rows = 0
 
     def put(self, row: int, timestamp: int) -> None:
         """Adds a row or changes its timestamp."""
         if row == self._rows:
-            self._count[row] = 1
             self._rows += 1
         self._timestamps[row] = timestamp
 
     def fill(self, timestamps: list[int]) -> None:
         """Replaces all rows at once: row k has ``timestamps[k]``."""
         self._rows = len(timestamps)
-        self._count.fill([1] * len(timestamps))
         self._timestamps.fill(list(timestamps))
 
     def total(self, now: int) -> int:
         """Returns the sum of ``now - timestamp`` over the rows."""
-        return int(now * self._count.total - self._timestamps.total)
+        return int(now * self._rows - self._timestamps.total)
 
     def find(self, now: int, prefix: int) -> int:
         """Returns the row in whose part of :meth:`total` ``prefix`` lies; ``prefix`` is in [0, total)."""
-        count, timestamps, node = self._count.nodes, self._timestamps.nodes, 1
-        while node < self._count.first_leaf:
-            node *= 2
-            left = now * count[node] - timestamps[node]
+        nodes, node = self._timestamps.nodes, 1
+        row, width = 0, self._timestamps.first_leaf  # the first row below a node, and the number of its leaves
+        while width > 1:
+            node, width = 2 * node, width // 2
+            rows = self._rows - row  # those below the left child are at most its leaves
+            left = now * (rows if rows < width else width) - nodes[node]
             if prefix >= left:
                 prefix -= int(left)
-                node += 1
-        return node - self._count.first_leaf
-
-
-class Place(NamedTuple):
-    """Row of a level, -1 if it was refused, and the id of the level that it evicted."""
-
-    row: int
-    evicted: int | None = None
+                node, row = node + 1, row + width
+        return row
 
 
 class LevelTable:
-    """Scores and timestamps of rows, each of which holds one level.
+    """Ids, scores and timestamps of the levels that have a score, one level a row.
 
-    Args:
-        order: draws rows by their scores.
-        staleness_weight: share of probability given to staleness.
-        generator: of all draws.
-
-    Attributes:
-        episodes: number of episodes begun on any level, the clock of staleness.
-        level_ids: id of the level in each row.
-        refused: number of levels that were not stored.
-        replaced: number of levels that were evicted.
+    Arguments and errors are those of :class:`~lightning_replay.levels.LevelSampler`, the same table as a TorchRL
+    sampler.
     """
 
-    def __init__(self, order: Prioritization, staleness_weight: float, generator: torch.Generator) -> None:
-        self.staleness_weight = staleness_weight
-        self.generator = generator
-        self.episodes: int = 0
-        self._order = order
-        self._staleness = StalenessTree()
-        self._concentration = ReplayConcentration(order)
+    def __init__(
+        self,
+        prioritization: Prioritization | None = None,
+        score_temperature: float = 0.1,
+        staleness_weight: float = 0.1,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if prioritization is not None and not isinstance(prioritization, Prioritization):
+            raise TypeError(
+                f"prioritization is {prioritization!r}; accepted are Rank(), Proportional(), Greedy() and Boltzmann() "
+                "of lightning_replay.levels"
+            )
+        self.staleness_weight: float = checked_share("staleness_weight", staleness_weight)
+        self._order = (prioritization or Rank()).bind(score_temperature)
+        self.generator: torch.Generator = seeded_generator(seed)  #: Of all draws.
+        self.episodes: int = 0  #: Number of episodes begun on any level, the clock of staleness.
+        self.refused: int = 0  #: Number of levels that were not stored.
+        self.replaced: int = 0  #: Number of levels that were evicted.
+        self.dropped: int = 0  #: Number of scores that came after their level had left its row.
+        self.level_ids: list[int] = []  #: Id of the level in each row.
+        self._rows: dict[int, int] = {}
+        # of as many rows as there is memory for; the first len(self) hold a level
         self._scores = np.zeros(0)
         self._timestamps = np.zeros(0, np.int64)
         self._generations = np.zeros(0, np.int64)
         self._count = 0
-        self.level_ids: list[int] = []
-        self.pending: dict[int, int] = {}  # ids by row, placed and not yet in the storage
-        self.refused: int = 0
-        self.replaced: int = 0
-        self._rows: dict[int, int] = {}
+        self._staleness = StalenessTree()
+        self._concentration = ReplayConcentration(self._order)
 
     def __len__(self) -> int:
-        """Number of rows that hold a level."""
         return self._count
+
+    def __contains__(self, level_id: object) -> bool:
+        return level_id in self._rows
 
     @property
     def scores(self) -> np.ndarray:
@@ -118,47 +118,37 @@ class LevelTable:
         """Returns the row of a stored level, -1 for others."""
         return self._rows.get(level_id, REFUSED)
 
-    def score_of(self, level_id: int) -> float | None:
-        """Returns the score of a stored level, ``None`` for others."""
-        row = self._rows.get(level_id)
-        return None if row is None else float(self._scores[row])
-
-    def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> Place:
-        """Sets the score of a level, after assigning a row if it has none; the writer writes the storage later.
+    def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> tuple[int, int | None]:
+        """Sets the score of a level, after assigning a row if it has none.
 
         Args:
             level_id: not negative.
             score: finite.
             timestamp: episode in which the level was begun.
             capacity: most rows; beyond it a level replaces the one of least replay probability, or is refused.
+
+        Returns:
+            The level's row, -1 if it was refused, and the id of the level that it evicted.
         """
-        evicted = None
         row = self._rows.get(level_id)
         if row is not None:
             self.put(row, score, max(timestamp, int(self._timestamps[row])))
-            return Place(row)
-        row = len(self.level_ids)
+            return row, None
+        row, evicted = self._count, None
         if row < capacity:
             self.level_ids.append(level_id)
         else:
             row = self.least_probable()
             if not self.scores[row] < score:
                 self.refused += 1
-                return Place(REFUSED)
+                return REFUSED, None
             self.replaced += 1
             evicted = self.level_ids[row]
             del self._rows[evicted]
             self.level_ids[row] = level_id
         self._rows[level_id] = row
-        self.pending[row] = level_id
         self.put(row, score, timestamp, is_another_level=True)
-        return Place(row, evicted)
-
-    def set_levels(self, level_ids: list[int]) -> None:
-        """Replaces the ids of all rows; :meth:`load_state_dict` replaces their scores."""
-        self.level_ids = level_ids
-        self._rows = {level_id: row for row, level_id in enumerate(level_ids)}
-        self.pending.clear()
+        return row, evicted
 
     def put(self, row: int, score: float, timestamp: int, *, is_another_level: bool = False) -> None:
         """Sets the score of a row, or of the next free one, and the episode in which its level was last played.
@@ -195,9 +185,6 @@ class LevelTable:
 
         Args:
             in_flight: ids of levels that a draw by score leaves out, see :meth:`probabilities`.
-
-        Raises:
-            RuntimeError: no level is stored.
         """
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
@@ -205,20 +192,18 @@ class LevelTable:
             total = self._staleness.total(self.episodes)
             drawn = int(torch.randint(total or self._count, (), generator=self.generator, device="cpu"))
             row = self._staleness.find(self.episodes, drawn) if total else drawn
+        elif in_flight:
+            cumulative = np.cumsum(self._by_score(in_flight))
+            row = int(np.searchsorted(cumulative, uniform(self.generator) * cumulative[-1], side="right"))
+            row = min(row, self._count - 1)
         else:
-            row = self._draw_idle(in_flight) if in_flight else self._order.draw(self.generator)
+            row = self._order.draw(self.generator)
         self._concentration.add((row, int(self._generations[row])), self._count)
         return row
 
-    def _draw_idle(self, in_flight: Collection[int]) -> int:
-        """Draws a row by the scores of the levels that are not in flight."""
-        cumulative = np.cumsum(self._by_score(in_flight))
-        row = int(np.searchsorted(cumulative, uniform(self.generator) * cumulative[-1], side="right"))
-        return min(row, self._count - 1)
-
     def _by_score(self, in_flight: Collection[int]) -> np.ndarray:
         """Returns the probability of each row by score; those in flight have none, unless all levels are."""
-        rows = [row for row in map(self.row_of, in_flight) if row != REFUSED]
+        rows = [self._rows[level_id] for level_id in in_flight if level_id in self._rows]
         if not rows or len(rows) == self._count:
             return self._order.probabilities(self.scores, self.timestamps)
         is_idle = np.ones(self._count, np.bool_)
@@ -244,6 +229,12 @@ class LevelTable:
         by_staleness = staleness / total if total > 0 else np.full(self._count, 1.0 / self._count)
         return (1.0 - self.staleness_weight) * by_score + self.staleness_weight * by_staleness
 
+    def least_probable(self) -> int:
+        """Returns the row of least replay probability; among equals the lowest score, then the lowest row."""
+        probabilities = self.probabilities()
+        least = np.flatnonzero(probabilities == probabilities.min())
+        return int(least[np.argmin(self.scores[least])])
+
     def stats(self) -> dict[str, float]:
         """Metrics to log: means and maximum over the levels, and how broad the replay distribution is.
 
@@ -263,14 +254,8 @@ class LevelTable:
             "effective_levels": effective_number(probabilities),
         }
 
-    def least_probable(self) -> int:
-        """Returns the row of least replay probability; among equals the lowest score, then the lowest row."""
-        probabilities = self.probabilities()
-        least = np.flatnonzero(probabilities == probabilities.min())
-        return int(least[np.argmin(self.scores[least])])
-
     def state_dict(self) -> dict[str, Any]:
-        """Scores, timestamps, clock and generator."""
+        """Scores, timestamps, clock and generator; :meth:`stored_levels` has the ids."""
         return {
             "episodes": self.episodes,
             "score": torch.from_numpy(self.scores.copy()),
@@ -278,11 +263,12 @@ class LevelTable:
             "generation": torch.from_numpy(self._generations[: self._count].copy()),
             "prioritization": self._order.state_dict(),
             "generator": self.generator.get_state(),
+            "dropped": self.dropped,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; :meth:`set_levels` sets the ids."""
-        self.episodes = int(state_dict["episodes"])
+        """Restores :meth:`state_dict`; :meth:`set_stored_levels` restores the ids."""
+        self.episodes, self.dropped = int(state_dict["episodes"]), int(state_dict["dropped"])
         self._scores = state_dict["score"].cpu().numpy().astype(np.float64)
         self._timestamps = state_dict["timestamp"].cpu().numpy().astype(np.int64)
         self._generations = state_dict["generation"].cpu().numpy().astype(np.int64)
@@ -291,3 +277,14 @@ class LevelTable:
         self._order.load_state_dict(state_dict["prioritization"])
         self._staleness.fill(self._timestamps.tolist())
         self.generator.set_state(state_dict["generator"].cpu())
+
+    def stored_levels(self) -> dict[str, Any]:
+        """Ids in the order of their rows, and counters: the state of the writer."""
+        level_ids = torch.tensor(self.level_ids, dtype=torch.int64, device="cpu")
+        return {"level_id": level_ids, "refused": self.refused, "replaced": self.replaced}
+
+    def set_stored_levels(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`stored_levels`."""
+        self.level_ids = state["level_id"].tolist()
+        self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
+        self.refused, self.replaced = int(state["refused"]), int(state["replaced"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
@@ -55,32 +55,6 @@ class LevelWriter(TensorDictRoundRobinWriter):
         """Most levels stored."""
         return int(self._storage.max_size)
 
-    @property
-    def level_ids(self) -> list[int]:
-        """Id of the level in each row."""
-        return self.sampler.level_ids
-
-    @property
-    def refused(self) -> int:
-        """Number of levels that were not stored."""
-        return self.sampler.refused
-
-    @property
-    def replaced(self) -> int:
-        """Number of levels that were evicted."""
-        return self.sampler.replaced
-
-    def row_of(self, level_id: int) -> int:
-        """Returns the row of a stored level, -1 for others."""
-        return self.sampler.row_of(level_id)
-
-    def write_pending(self) -> None:
-        """Writes the ids of placed levels together, since writing one row costs more than placing it."""
-        if self.sampler.pending:
-            rows, level_ids = torch.tensor(list(self.sampler.pending.items()), device="cpu").unbind(-1)
-            self._storage.set(rows, TensorDict({"level_id": level_ids}, [len(rows)]))
-            self.sampler.pending.clear()
-
     def extend(self, data: TensorDictBase) -> Tensor:
         """Stores levels ``[N]``, one after another; see the class.
 
@@ -98,7 +72,6 @@ class LevelWriter(TensorDictRoundRobinWriter):
                 f"timestamps are {min(timestamps)} to {max(timestamps)}; they are numbers of started episodes, 0 to "
                 f"{self.sampler.episodes}"
             )
-        self.write_pending()
         stored = data.select(*(key for key in sorted(data.keys()) if key not in ("score", "timestamp")))
         if len(self._storage) and len(data):
             _check_fits(self._storage.get(0), stored[0])
@@ -106,13 +79,12 @@ class LevelWriter(TensorDictRoundRobinWriter):
         placed = []
         for n, (level_id, score) in enumerate(zip(level_ids, scores, strict=True)):
             episode = self.sampler.begin_episode() if timestamps is None else timestamps[n]
-            placed.append(self.sampler.place(level_id, score, episode, self.capacity).row)
+            placed.append(self.sampler.place(level_id, score, episode, self.capacity)[0])
             newest[placed[n]] = n
         newest.pop(REFUSED, None)
         if newest:
             rows, positions = torch.tensor(sorted(newest.items()), device="cpu").unbind(-1)
             self._storage.set(rows, stored[positions])
-        self.sampler.pending.clear()
         index = [row if self.sampler.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
         return torch.tensor(index, dtype=torch.int64, device="cpu")
 
@@ -122,22 +94,13 @@ class LevelWriter(TensorDictRoundRobinWriter):
 
     def state_dict(self) -> dict[str, Any]:
         """Ids in the order of their rows, and counters."""
-        return {
-            "level_id": torch.tensor(self.level_ids, dtype=torch.int64, device="cpu"),
-            "refused": self.sampler.refused,
-            "replaced": self.sampler.replaced,
-        }
+        return self.sampler.stored_levels()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`.
-
-        Raises:
-            ValueError: more levels than the storage has rows.
-        """
+        """Restores :meth:`state_dict`; refuses more levels than the storage has rows by a ``ValueError``."""
         if len(state_dict["level_id"]) > self.capacity:
             raise ValueError(f"{len(state_dict['level_id'])} levels are saved; the storage keeps {self.capacity}")
-        self.sampler.set_levels(state_dict["level_id"].tolist())
-        self.sampler.refused, self.sampler.replaced = int(state_dict["refused"]), int(state_dict["replaced"])
+        self.sampler.set_stored_levels(state_dict)
 
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""
@@ -148,8 +111,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
         load_state(path, self.load_state_dict)
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        """Removes all levels, as TorchRL's ``empty`` does with a buffer."""
-        self.sampler.set_levels([])
+        self.sampler.set_stored_levels(self.state_dict() | {"level_id": torch.zeros(0, dtype=torch.int64)})
 
 
 def _column(data: TensorDictBase, key: str, *, is_whole: bool) -> list[Any]:

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_replay.validation import check_kind, checked_entries
+from lightning_replay.envs.step_check import checked_info_keys
 
 __all__ = ["InformationColumns"]
-
-_TAKEN = {"observation", "reward", "terminated", "truncated", "done"}
 
 
 class InformationColumns:
@@ -28,14 +26,7 @@ class InformationColumns:
     """
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
-        for place, key in enumerate(checked_entries("info_keys", keys, "a sequence of names of infos")):
-            check_kind(f"info_keys[{place}]", key, str, "the name of an info")
-        if not all(keys) or _TAKEN & {*keys} or len({*keys}) < len(keys):
-            raise ValueError(
-                f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(_TAKEN))} are columns "
-                "already."
-            )
-        self.keys: tuple[str, ...] = tuple(keys)
+        self.keys: tuple[str, ...] = checked_info_keys(keys)
         self.missing: set[str] = set(keys)
         self._offered: set[str] = set()
 

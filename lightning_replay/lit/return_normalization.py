@@ -65,6 +65,5 @@ class ReturnNormalization:
         return {"count": self._count, "mean": float(self._mean), "squares": float(self._squares)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
         self._count, self._mean, self._squares = state["count"], state["mean"], state["squares"]
         self.restart()

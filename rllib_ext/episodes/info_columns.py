@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from lightning_replay.validation import check_kind, checked_entries
+from lightning_replay.envs.step_check import checked_info_keys
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
-_TAKEN = {"observation", "reward", "terminated", "truncated", "done"}
 _ROWS_BEFORE_WARNING = 1_000
 
 
@@ -34,14 +33,7 @@ class Information:
     """
 
     def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
-        for place, key in enumerate(checked_entries("info_keys", keys, "a sequence of names of infos")):
-            check_kind(f"info_keys[{place}]", key, str, "the name of an info")
-        if not all(keys) or {*_TAKEN} & {*keys} or len({*keys}) < len(keys):
-            raise ValueError(
-                f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(_TAKEN))} are columns "
-                "already"
-            )
-        self.keys: tuple[str, ...] = tuple(keys)
+        self.keys: tuple[str, ...] = checked_info_keys(keys)
         self.tasks: list[str] | None = None if tasks is None else list(tasks)
         self._missing = set(keys)
         self._rows_read = 0

@@ -11,18 +11,15 @@ from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
+from lightning_replay.levels.environments.level_check import LEVEL_IDS
 from rllib_ext.class_paths import built, class_and_arguments
-from rllib_ext.levels.checks import (
-    check_algorithm,
-    check_apart,
-    check_environment,
-    check_score,
-    draw_levels,
-)
+from rllib_ext.levels.checks import check_algorithm, check_environment, check_score
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
 
+_DRAWN = 64  # levels of a copy, of which the environment plays the first distinct ones
+_PROBED = 8
 _EXAMPLE = "lightning_replay.levels.UniformLevels"  # of a class path
 _EXAMPLES = {
     "levels.score": "lightning_replay.levels.scores.L1ValueLoss",
@@ -46,10 +43,13 @@ def checked_levels(
     """
     source = built_levels(levels, config)
     check_algorithm(config, source.plays_unlearned, flush)
+    source.check_held_out(held_out)  # evaluation warns of those that an unbounded level set reached
     trial = cloudpickle.loads(cloudpickle.dumps(source))
-    drawn = draw_levels(trial)
-    check_apart(held_out, trial)
-    actions = check_environment(config, drawn, held_out) if check_environments else config.action_space
+    drawn = [trial.next_level(actor) for actor in range(_DRAWN)]
+    if max(drawn) >= LEVEL_IDS:
+        raise ValueError(f"level {max(drawn)} is drawn; the ids of levels are integers from 0 to 2**31 - 1")
+    probes = list(dict.fromkeys(drawn))[:_PROBED]
+    actions = check_environment(config, probes, held_out) if check_environments else config.action_space
     check_score(trial, drawn[0], actions)
     return source
 

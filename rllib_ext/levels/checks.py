@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -14,7 +14,6 @@ from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from tensordict import TensorDict
 
-from lightning_replay.levels.environments.level_check import LEVEL_IDS
 from lightning_replay.levels.environments.level_wrappers import LevelWrapper
 from lightning_replay.levels.scores import discounts_of
 from rllib_ext.checks import check_api_stack
@@ -26,18 +25,11 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_PROBED = 8
-_DRAWN = 64
-_TRAINING = {"discount": "gamma", "gae_lambda": "lambda_"}  # what .training() calls the arguments of scores
-
 
 def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> None:
     """Refuses algorithms in which levels cannot be scored.
 
-    Args:
-        config: of the algorithm.
-        only_scores: whether there may be episodes that are scored and not learned from.
-        flush: whether unfinished episodes are scored after each update, of which several must not overlap.
+    ``only_scores``: whether some episodes are scored and not learned from; ``flush``: see :func:`rllib_ext.configure`.
     """
     algorithm, name = config.algo_class, algorithm_name(config)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
@@ -78,43 +70,19 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> 
         )
 
 
-def check_apart(held_out: Iterable[int], levels: LevelSelector) -> None:
-    """Refuses held-out levels that are trained on; evaluation warns of them if the level set is unbounded."""
-    both = [] if levels.count is None else sorted(level_id for level_id in held_out if levels.may_choose(level_id))
-    if both:
-        raise ValueError(
-            f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then they "
-            "are the largest ids there are"
-        )
-
-
-def draw_levels(trial: LevelSelector) -> list[int]:
-    """Draws distinct levels from a temporary copy of a level buffer, the first one for actor 0."""
-    drawn = [trial.next_level(actor) for actor in range(_DRAWN)]
-    beyond = [level_id for level_id in drawn if level_id >= LEVEL_IDS]
-    if beyond:
-        raise ValueError(f"level {beyond[0]} is drawn; the ids of levels are integers from 0 to 2**31 - 1")
-    return list(dict.fromkeys(drawn))
-
-
 def check_discount(config: AlgorithmConfig, levels: LevelSelector) -> None:
     """Warns of a score with another discount, or with PPO another λ, than the Learner's."""
     learned = {"discount": config.gamma} | ({"gae_lambda": config.lambda_} if isinstance(config, PPOConfig) else {})
     scored = {name: value for name, value in discounts_of(levels.score).items() if name in learned}
-    same = {name: learned[name] for name in scored}
-    if scored != same:
+    if any(scored[name] != learned[name] for name in scored):
+        name = type(levels.score).__name__
+        own, needed = (f"{name}({', '.join(f'{key}={values[key]}' for key in scored)})" for values in (scored, learned))
         logger.warning(
-            "levels are scored with %s, and the algorithm learns with .training(%s). The score is what to change: "
-            "give the level buffer score=%s(%s)",
-            _as_arguments(scored),
-            _as_arguments({_TRAINING[name]: value for name, value in same.items()}),
-            type(levels.score).__name__,
-            _as_arguments(same),
+            "levels are scored with %s, and the algorithm learns with other values of gamma or lambda_. The score is "
+            "what to change: give the level buffer score=%s",
+            own,
+            needed,
         )
-
-
-def _as_arguments(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def check_evaluated(config: AlgorithmConfig) -> None:
@@ -142,24 +110,22 @@ def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space[An
     try:
         trial.update(0, level_id, TensorDict(columns, [2]), episode_done=True)
     except Exception as error:
-        discrete = "logits" in columns
         raise ValueError(
-            f"the score of the level buffer cannot be computed: {error!r}. Learners give it state_value, "
-            f"{'logits, ' if discrete else ''}('next', 'reward' | 'state_value' | 'terminated' | 'truncated' | 'done')"
-            f"{'' if discrete else '; logits only where actions are discrete'}"
+            f"the score of the level buffer cannot be computed: {error!r}. Learners give it state_value, ('next', "
+            "'reward' | 'state_value' | 'terminated' | 'truncated' | 'done'), and logits only where actions are "
+            "discrete"
         ) from error
 
 
 def check_environment(
     config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]
 ) -> gymnasium.Space[Any]:
-    """Makes the environment once, begins a few levels and returns its action space.
+    """Makes the environment once, begins these levels and returns its action space.
 
     Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level: on an EnvRunner such an
     error would have RLlib restart it endlessly.
     """
-    probes = level_ids[:_PROBED] if len(level_ids) > 1 else False
-    environment = LevelWrapper(make_environment(config), check=probes)
+    environment = LevelWrapper(make_environment(config), check=level_ids if len(level_ids) > 1 else False)
     try:
         environment.reset(seed=level_ids[0])
         if _evaluates(config):

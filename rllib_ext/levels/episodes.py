@@ -18,32 +18,21 @@ Player = tuple[int, int]  # index of the EnvRunner, and of the environment on it
 
 @dataclasses.dataclass(frozen=True)
 class Fragment:
-    """Consecutive steps of one episode with the values that the Learner's module computed.
+    """Consecutive steps of one episode with the values that the Learner's module computed."""
 
-    Args:
-        episode_id: RLlib's.
-        t_started: number of the first step in its episode.
-        reward: float32 ``[T]``, those the Learner learns from.
-        state_value: float32 ``[T + 1]``, the last of the observation behind the last step.
-        terminated: whether the last step ended the episode for good.
-        truncated: whether it ended it otherwise, as by a time limit.
-        logits: float32 ``[T, A]`` of the policy that acted, where actions are discrete.
-    """
-
-    episode_id: str
-    t_started: int
-    reward: np.ndarray
-    state_value: np.ndarray
-    terminated: bool
+    episode_id: str  # RLlib's
+    t_started: int  # number of the first step in its episode
+    reward: np.ndarray  # float32 [T], those the Learner learns from
+    state_value: np.ndarray  # float32 [T + 1], the last of the observation behind the last step
+    terminated: bool  # of the last step
     truncated: bool
-    logits: np.ndarray | None = None
+    logits: np.ndarray | None = None  # float32 [T, A] of the policy that acted, where actions are discrete
 
     def __len__(self) -> int:
         return len(self.reward)
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode ends here."""
         return self.terminated or self.truncated
 
     def steps(self) -> TensorDict:
@@ -64,27 +53,16 @@ class Fragment:
 
 @dataclasses.dataclass
 class PendingEpisode:
-    """An episode that has begun and has no score yet.
+    """An episode that has begun and has no score yet."""
 
-    Attributes:
-        actor: its name in the level buffer.
-        level_id: id of the level that is played.
-        player: the environment that plays it.
-        number: among all episodes, in the order in which they began.
-        first_steps: numbers of the first steps of the fragments that arrived.
-        steps: number of steps that arrived.
-        last: the fragment that ends it, kept until all steps before it have arrived.
-        lag: how often fragments arrived of later episodes of its environment.
-    """
-
-    actor: str
+    actor: str  # its name in the level buffer
     level_id: int
     player: Player
-    number: int = 0
-    first_steps: set[int] = dataclasses.field(default_factory=set)
-    steps: int = 0
-    last: Fragment | None = None
-    lag: int = 0
+    number: int = 0  # in the order in which all episodes began
+    first_steps: set[int] = dataclasses.field(default_factory=set)  # of the fragments that arrived
+    steps: int = 0  # that arrived
+    last: Fragment | None = None  # the fragment that ends it, kept until all steps before it have arrived
+    lag: int = 0  # how often fragments of later episodes of its environment arrived
 
 
 class PendingEpisodes:
@@ -103,7 +81,6 @@ class PendingEpisodes:
     def __init__(self, max_lag: int, max_pending: int) -> None:
         self._max_lag, self._max_pending = max_lag, max_pending
         self._active: dict[str, PendingEpisode] = {}
-        self._by_player: dict[Player, dict[str, PendingEpisode]] = {}
         self._begun = 0
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
@@ -115,37 +92,33 @@ class PendingEpisodes:
         return None if episode_id is None else self._active.get(episode_id)
 
     def begin(self, episode_id: str, episode: PendingEpisode) -> None:
-        """Adds an episode that begins."""
         self._begun += 1
         episode.number = self._begun
         self._active[episode_id] = episode
-        self._by_player.setdefault(episode.player, {})[episode_id] = episode
 
     def rename(self, episode_id: str, new_id: str) -> int:
         """Continues an episode without steps under another id; returns its level."""
-        episode = self._remove(episode_id)
+        episode = self._active.pop(episode_id)
         self.begin(new_id, episode)
         return episode.level_id
 
     def lose(self, *episode_ids: str) -> list[PendingEpisode]:
         """Removes episodes without a score; returns those that were in flight."""
-        lost = [self._remove(name) for name in episode_ids if name in self._active]
+        lost = [self._active.pop(name) for name in episode_ids if name in self._active]
         self.counts["episodes_lost"] += len(lost)
         return lost
 
     def lose_runner(self, runner: int) -> list[PendingEpisode]:
-        """Removes the episodes of an EnvRunner."""
         return self.lose(*(name for name, episode in self._active.items() if episode.player[0] == runner))
 
     def lose_excess(self, player: Player) -> list[PendingEpisode]:
         """Removes the oldest episodes of an environment beyond ``max_pending``."""
-        pending = list(self._by_player.get(player, ()))
+        pending = [name for name, episode in self._active.items() if episode.player == player]
         return self.lose(*pending[: max(len(pending) - self._max_pending, 0)])
 
     def clear(self) -> None:
         """Removes all episodes, as after a resume, and keeps the counts."""
         self._active.clear()
-        self._by_player.clear()
 
     def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
         """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
@@ -168,24 +141,14 @@ class PendingEpisodes:
             else:
                 learned.append((episode, fragment))
             if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
-                learned.append((self._remove(fragment.episode_id), episode.last))
+                learned.append((self._active.pop(fragment.episode_id), episode.last))
+        overtaken = [(name, one) for name, one in self._active.items() if one.number < newest.get(one.player, 0)]
         late: list[str] = []
-        for player, number in newest.items():
-            for name, episode in self._by_player.get(player, {}).items():
-                if episode.number < number:
-                    episode.lag += 1
-                    if episode.lag > self._max_lag:
-                        late.append(name)
-        for name in late:
-            if (last := self._active[name].last) is not None:
-                learned.append((self._remove(name), last))
+        for name, episode in overtaken:
+            episode.lag += 1
+            if episode.lag > self._max_lag and episode.last is not None:
+                learned.append((self._active.pop(name), episode.last))
                 self.counts["gaps"] += 1
+            elif episode.lag > self._max_lag:
+                late.append(name)
         return learned, self.lose(*late)
-
-    def _remove(self, episode_id: str) -> PendingEpisode:
-        episode = self._active.pop(episode_id)
-        pending = self._by_player[episode.player]
-        del pending[episode_id]
-        if not pending:
-            del self._by_player[episode.player]
-        return episode

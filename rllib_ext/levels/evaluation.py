@@ -78,20 +78,20 @@ class LevelTest:
         held_out: levels.
         first: place of the EnvRunner.
         stride: EnvRunners that evaluate.
+
+    Attributes:
+        turns: played now.
     """
 
     def __init__(self, held_out: Sequence[int], first: int, stride: int) -> None:
-        self._held_out = self._now = _Turns(held_out, first, stride)
+        self._held_out = _Turns(held_out, first, stride)
+        self.turns: _Turns = self._held_out
 
     def level_of(self, env_index: int, env: PlayedLevel) -> int:
         """Returns the level of an episode that begins; the last one again if it was not played to its end."""
         if not (env.is_waiting or env.is_running or env.level_id is None):  # None: rebuilt
-            self._now.skip(env_index)  # it ended, though its return may be missing
-        return self._now.begin(env_index)
-
-    def note(self, env_index: int, value: float) -> None:
-        """Notes the return of an episode that ended."""
-        self._now.end(env_index, value)
+            self.turns.skip(env_index)  # it ended, though its return may be missing
+        return self.turns.begin(env_index)
 
     def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
         """Plays one whole episode on each of these levels and returns their returns; other turns are kept.
@@ -100,14 +100,14 @@ class LevelTest:
         """
         if not levels:
             return []
-        turns = self._now = _Turns(levels)
+        turns = self.turns = _Turns(levels)
         try:
             returns, is_first = None, True
             while returns is None:
                 env_runner.sample(num_timesteps=_STEPS * env_runner.num_envs, force_reset=is_first)
                 returns, is_first = turns.first_returns(len(levels)), False
         finally:
-            self._now = self._held_out
+            self.turns = self._held_out
             env_runner._needs_initial_reset = True  # no episode on these levels continues
         env_runner.get_metrics()  # which would count as returns on held-out levels
         return returns
@@ -137,48 +137,13 @@ def note_return(
     """Notes the return of an episode played to evaluate; the callback ``on_episode_end``."""
     test = _TEST.of(env_runner)
     if test is not None:
-        test.note(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
-
-
-class GeneralizationGap:
-    """Mean return on training levels minus that on held-out levels, with every evaluation.
-
-    RLlib's evaluation plays the held-out levels, see :class:`LevelTest`. (RLlib's own figures are of the episodes that
-    ended first, which favours short ones.) Then as many levels are drawn uniformly from those trained on so far, and
-    the same EnvRunners play an episode on each.
-
-    Args:
-        seed: of the draws.
-    """
-
-    def __init__(self, seed: int | None) -> None:
-        self._generator = np.random.default_rng(seed)
-
-    def measure(self, algorithm: Any, results: dict[str, Any]) -> None:
-        """Adds both means and the gap to the results of an evaluation, under ``levels``."""
-        answers = [answer for answer in _each(algorithm, _finish) if answer is not None]
-        held_out = [value for _, returns in answers for value in returns]
-        figures: dict[str, float] = {"held_out_episodes": len(held_out), "held_out_return_mean": _mean(held_out)}
-        training = algorithm.levels.played_levels()
-        if held_out and training:
-            rounds = -(-len(held_out) // len(training))  # as few levels twice as possible
-            drawn = np.concatenate([self._generator.permutation(np.asarray(training)) for _ in range(rounds)])
-            parts = np.array_split(drawn[: len(held_out)], len(answers))
-            shares = {runner: part.tolist() for (runner, _), part in zip(answers, parts, strict=True)}
-            returns_of = _each(algorithm, functools.partial(_play, shares=shares))
-            played = [value for returns in returns_of for value in returns]
-            figures |= {"training_episodes": len(played), "training_return_mean": _mean(played)}
-            figures["generalization_gap"] = _mean(played) - _mean(held_out)
-        results[RESULTS] = figures
+        test.turns.end(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
 
 
 def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any) -> None:
     """Refuses an evaluation on the EnvRunners that train; the callback ``on_evaluate_start``.
 
     Warns of held-out levels that were trained on, which happens if the level set is unbounded.
-
-    Raises:
-        ValueError: evaluation has no EnvRunners of its own, and would play training levels that are never scored.
     """
     if algorithm.eval_env_runner_group is None:
         raise ValueError(
@@ -191,12 +156,29 @@ def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any)
 
 
 def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored: Any) -> None:
-    """Adds the results of :class:`GeneralizationGap`; the callback ``on_evaluate_end``."""
-    algorithm.levels.gap.measure(algorithm, evaluation_metrics)
+    """Adds mean returns on training levels and on held-out levels, and the first minus the second, under ``levels``.
+
+    The callback ``on_evaluate_end``. RLlib's evaluation plays the held-out levels, see :class:`LevelTest`. (RLlib's own
+    figures are of the episodes that ended first, which favours short ones.) Then as many levels are drawn uniformly
+    from those trained on so far, and the same EnvRunners play an episode on each.
+    """
+    answers = [answer for answer in _each(algorithm, _finish) if answer is not None]
+    held_out = [value for _, returns in answers for value in returns]
+    figures: dict[str, float] = {"held_out_episodes": len(held_out), "held_out_return_mean": _mean(held_out)}
+    training = algorithm.levels.played_levels()
+    if held_out and training:
+        rounds = -(-len(held_out) // len(training))  # as few levels twice as possible
+        generator = algorithm.levels.gap_generator
+        drawn = np.concatenate([generator.permutation(np.asarray(training)) for _ in range(rounds)])
+        parts = np.array_split(drawn[: len(held_out)], len(answers))
+        shares = {runner: part.tolist() for (runner, _), part in zip(answers, parts, strict=True)}
+        played = [value for returns in _each(algorithm, functools.partial(_play, shares=shares)) for value in returns]
+        figures |= {"training_episodes": len(played), "training_return_mean": _mean(played)}
+        figures["generalization_gap"] = _mean(played) - _mean(held_out)
+    evaluation_metrics[RESULTS] = figures
 
 
 def _each(algorithm: Any, function: Callable[[Any], T]) -> list[T]:
-    """Calls a function of each EnvRunner that evaluates."""
     group, timeout = algorithm.eval_env_runner_group, algorithm.config.evaluation_sample_timeout_s
     has_remote = group.num_remote_env_runners() > 0
     return list(group.foreach_env_runner(function, local_env_runner=not has_remote, timeout_seconds=timeout))
@@ -209,7 +191,6 @@ def _finish(env_runner: Any) -> tuple[int, list[float]] | None:
 
 
 def _play(env_runner: Any, shares: Mapping[int, Sequence[int]]) -> list[float]:
-    """Plays the EnvRunner's share of levels and returns their returns."""
     test = _TEST.of(env_runner)
     return [] if test is None else test.play(env_runner, shares.get(env_runner.worker_index or 0, []))
 

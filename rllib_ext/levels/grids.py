@@ -28,18 +28,13 @@ class OneHotGrid(gymnasium.ObservationWrapper[Any, Any, Any]):
         self._offsets = np.cumsum(_SIZES) - _SIZES
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        """Returns the grid, ``[W, H, 21]``."""
         hot = np.zeros((*observation.shape[:2], int(_SIZES.sum())), np.float32)
         np.put_along_axis(hot, observation.astype(np.int64) + self._offsets, 1.0, axis=-1)
         return hot
 
 
 def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations.
-
-    Raises:
-        ModuleNotFoundError: MiniGrid is not installed.
-    """
+    """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations."""
     return OneHotGrid(gymnasium.make(f"lightning_replay.envs:{name}-v0", **options))
 
 

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import functools
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -23,8 +23,6 @@ from rllib_ext.rllib_compat import Attached
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from rllib_ext.levels.evaluation import GeneralizationGap
-
 
 class RemoteLevels:
     """The level buffer of an algorithm: a named Ray actor on the driver's node without a CPU of its own.
@@ -33,7 +31,7 @@ class RemoteLevels:
 
     Args:
         packed: the level buffer as it was built, by cloudpickle; a restore tries the saved state on a copy.
-        gap: of evaluations.
+        seed: of the training levels that evaluations draw.
         options: of :class:`~rllib_ext.levels.server.LevelServer`.
 
     Attributes:
@@ -46,9 +44,9 @@ class RemoteLevels:
     restores = True
     instead = "restore_levels=False restores the algorithm alone"
 
-    def __init__(self, packed: bytes, gap: GeneralizationGap, **options: Any) -> None:
+    def __init__(self, packed: bytes, seed: int | None, **options: Any) -> None:
         self._packed = packed
-        self.gap: GeneralizationGap = gap
+        self.gap_generator: np.random.Generator = np.random.default_rng(seed)
         self.name: str = f"levels_{uuid.uuid4().hex}"
         self._spare = tempfile.TemporaryDirectory(prefix=f"{self.name}_", ignore_cleanup_errors=True)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -79,29 +77,18 @@ class RemoteLevels:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns :meth:`~lightning_replay.levels.LevelSelector.state_dict`."""
-        return dict(self.whole_state()["levels"])
+        return dict(self.state()["levels"])
 
     def save(self, path: str | Path) -> None:
         """Writes a save for :meth:`~lightning_replay.levels.LevelSelector.load`."""
         state = self.state_dict()
         write_state(path, state, of=state["kind"])
 
-    def whole_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Returns :meth:`~rllib_ext.levels.server.LevelServer.state`, for checkpoints."""
         return dict(ray.get(self.actor.state.remote()))
 
-    def load_whole_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`whole_state`; episodes that run are not scored.
-
-        Raises:
-            ValueError: a state of other levels; nothing is changed.
-        """
-        ray.get(self.actor.load_state.remote(state))
-
-    state = whole_state  # as a part of a checkpoint names it
-
     def write(self, folder: Folder, state: dict[str, Any], files: Mapping[str, Any]) -> None:
-        """Writes the state into a checkpoint."""
         with folder.to_write() as local:
             write_state(local, state | {"algorithm": files})
 
@@ -111,14 +98,12 @@ class RemoteLevels:
             state = read_state(local)
         check_files(state.pop("algorithm", None))
         cloudpickle.loads(self._packed).load_state_dict(state["levels"])
-        return functools.partial(self.load_whole_state, state)
+        return lambda: ray.get(self.actor.load_state.remote(state))
 
     def leave_out(self, folder: Folder) -> Callable[[], None]:
-        """Leaves the levels as they are."""
         return lambda: None
 
     def stop(self) -> None:
-        """Ends the process."""
         ray.kill(self.actor)
         self._spare.cleanup()
 

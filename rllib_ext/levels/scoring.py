@@ -26,10 +26,8 @@ _NOTES = "level_notes"  # in the data that connector pieces share
 class NoteFragments(ConnectorV2):
     """Notes the fragments as the first piece of a Learner's pipeline.
 
-    RLlib's next piece adds a step to each of them, and changes its id and end.
-
-    Args:
-        with_logits: whether to note the logits of the policy that acted.
+    RLlib's next piece adds a step to each of them, and changes its id and end. ``with_logits`` notes the logits of the
+    policy that acted too.
     """
 
     def __init__(self, *, with_logits: bool) -> None:
@@ -39,7 +37,6 @@ class NoteFragments(ConnectorV2):
     def __call__(
         self, *, batch: dict[str, Any], episodes: Sequence[Any], shared_data: dict[str, Any], **rest: Any
     ) -> dict[str, Any]:
-        """Returns the batch as it is."""
         notes = shared_data[_NOTES] = []
         for episode in episodes:
             logits = None
@@ -56,9 +53,6 @@ class ScoreFragments(ConnectorV2):
 
     Observations and rewards are therefore those the Learner learns from, after all other pieces, and values those of
     the module before this update; APPO and IMPALA update the module in another thread, so theirs may be a little older.
-
-    Args:
-        server: the actor of a :class:`~rllib_ext.levels.server.LevelServer`.
     """
 
     def __init__(self, server: Any) -> None:
@@ -68,11 +62,7 @@ class ScoreFragments(ConnectorV2):
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], shared_data: dict[str, Any], **rest: Any
     ) -> dict[str, Any]:
-        """Returns the batch as it is.
-
-        Raises:
-            ValueError: another piece of the pipeline changed the number of rows; values or rewards that are NaN.
-        """
+        """Returns the batch as it is."""
         notes: list[Fragment] = shared_data.pop(_NOTES)
         columns = batch[DEFAULT_MODULE_ID]
         with torch.no_grad():
@@ -109,11 +99,7 @@ def score_only(learner: Any, *, episodes: Sequence[Any]) -> None:
 class ScoredOnly:
     """Replaces the ``update`` of a LearnerGroup, so that episodes played for their score alone give no gradients.
 
-    One Learner values them: new levels of robust PLR, children of ACCEL.
-
-    Args:
-        learner_group: of PPO.
-        server: the actor of a :class:`~rllib_ext.levels.server.LevelServer`.
+    One Learner of PPO values them: new levels of robust PLR, children of ACCEL.
     """
 
     def __init__(self, learner_group: Any, server: Any) -> None:

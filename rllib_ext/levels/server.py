@@ -102,12 +102,7 @@ class LevelServer:
         return level_id
 
     def score(self, fragments: Sequence[Fragment]) -> None:
-        """Updates the level buffer with fragments that a Learner is about to learn from.
-
-        Raises:
-            RuntimeError: a level could not be chosen meanwhile.
-            ValueError: values or rewards that are NaN, or a score that is.
-        """
+        """Updates the level buffer with fragments that a Learner is about to learn from."""
         self.check()
         learned, lost = self._episodes.take(fragments)
         for episode, fragment in learned:
@@ -122,7 +117,6 @@ class LevelServer:
         return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
     def lose_runners(self, runners: Sequence[int]) -> None:
-        """Drops the episodes of EnvRunners that were lost."""
         for runner in runners:
             self._abandon(self._episodes.lose_runner(runner))
 
@@ -133,10 +127,7 @@ class LevelServer:
             raise RuntimeError(f"the level buffer could not choose a level:\n{fault}")
 
     def report(self, lost_runners: Sequence[int]) -> dict[str, float]:
-        """Drops the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`.
-
-        Raises as :meth:`check` does.
-        """
+        """Drops the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`."""
         self.check()
         self.lose_runners(lost_runners)
         self._write()
@@ -166,11 +157,7 @@ class LevelServer:
         return {"levels": self._levels.state_dict(), "played": torch.tensor(list(self._played), dtype=torch.int64)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`; episodes in flight are abandoned once every environment has begun another.
-
-        Raises:
-            ValueError: a state of other levels; nothing is changed.
-        """
+        """Restores :meth:`state`; episodes in flight are abandoned once every environment has begun another."""
         self._levels.load_state_dict(state["levels"])
         self._played = dict.fromkeys(state["played"].tolist())
         self._episodes.clear()

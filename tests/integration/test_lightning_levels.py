@@ -187,7 +187,7 @@ def test_options_that_are_refused_in_the_run_end_in_one_line(capsys: pytest.Capt
     with pytest.raises(SystemExit) as end:
         run_tiny("--data.init_args.held_out_levels=[5]")
     assert end.value.code
-    assert "error: held_out_levels has 1 levels that are trained on" in capsys.readouterr().err.splitlines()[-1]
+    assert "error: 1 of held_out_levels are trained on" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_mistake_in_a_class_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

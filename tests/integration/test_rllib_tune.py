@@ -61,7 +61,7 @@ def test_levels_are_built_from_the_values_of_the_trial() -> None:
     rllib_ext.configure(config, levels={"levels": 20, "staleness_weight": tune.uniform(0.1, 0.5)})
     algorithm = trial(config, 1)
     result = algorithm.train()
-    levels = rllib_ext.level_buffer(algorithm).whole_state()["levels"]
+    levels = rllib_ext.level_buffer(algorithm).state_dict()
     staleness_weight = algorithm.config.levels["staleness_weight"]
     algorithm.stop()
     assert (algorithm.config.gamma, algorithm.config.seed) == (0.8, 8) and 0.1 <= staleness_weight <= 0.5

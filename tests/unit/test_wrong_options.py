@@ -272,7 +272,7 @@ def test_a_value_beyond_the_range_or_the_choices_is_refused(owner, options) -> N
             {"parameters": [torch.nn.Parameter(torch.zeros(1))], "rescale": 2.0},
             "rescale is 2.0",
         ),
-        (levels.LevelBuffer, {"levels": [True, 2]}, "a level's id is a whole number; got True"),
+        (levels.LevelBuffer, {"levels": [True, 2]}, "level_id is True; it must be a whole number"),
         (levels.LevelBuffer, {"levels": 5, "capacity": 5.0}, "capacity is 5.0; it must be a whole number of levels"),
         (levels.LevelBuffer, {"capacity": 5, "editor": 3}, "editor is 3; it must be a function from a level's id"),
         (levels.LevelBuffer, {"capacity": 5, "generate": "random"}, "generate is 'random'; it must be a function"),

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -18,7 +17,6 @@ __all__ = [
     "LEVEL_IDS",
     "checked_level",
     "checked_probes",
-    "require_call",
     "require_level_source",
     "require_level_vector",
     "require_levels_to_show",
@@ -31,58 +29,23 @@ _ACCEPTED = (
 )
 
 
-@runtime_checkable
-class _ChoosesLevels(Protocol):
-    """The part of a level selector that is checked; importing the class itself would import torch."""
-
-    def next_level(self, actor: int | str) -> int: ...
-
-
 def checked_level(level_id: Any) -> int:
-    """Returns a level's id as an int.
-
-    Raises:
-        TypeError: not a whole number.
-        ValueError: outside 0 to ``2**31 - 1``.
-    """
+    """Returns a level's id as an int; refuses other numbers than whole ones from 0 to ``2**31 - 1``."""
     check_option("level_id", level_id, Integral, "a whole number from 0 to 2**31 - 1", 0, LEVEL_IDS - 1)
     return int(level_id)
 
 
 def require_level_source(levels: Any) -> None:
     """Raises ``TypeError`` unless ``levels`` is a level selector."""
-    if not isinstance(levels, _ChoosesLevels):
+    if not callable(getattr(levels, "next_level", None)):  # importing the class itself would import torch
         raise TypeError(
             f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
             "lightning_replay.levels, which choose the level each sub-environment plays next"
         )
 
 
-def require_call(function: Any, name: str, accepted: str, *args: Any, **kwargs: Any) -> None:
-    """Checks that a function accepts these arguments, without calling it; one without a signature passes.
-
-    Raises:
-        TypeError: not callable, or with other arguments; ``name`` and ``accepted`` begin and end the message.
-    """
-    if not callable(function):
-        raise TypeError(f"{name} is {function!r}, which cannot be called; {accepted}")
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{name} takes {signature} ({error}); {accepted}") from None
-
-
 def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
-    """Returns the levels to check with: none for ``False``, 0 to 7 for ``True``, otherwise the given ones.
-
-    Raises:
-        TypeError: ``check`` is neither a flag nor ids.
-        ValueError: fewer than two different levels, or an id out of range.
-    """
+    """Returns the levels to check with: none for ``False``, 0 to 7 for ``True``, otherwise two or more given ones."""
     if isinstance(check, bool):
         return tuple(range(8)) if check else ()
     accepted = "True, False or at least two different ids of levels"
@@ -102,9 +65,6 @@ def require_levels_to_show(
         probes: the levels to compare, at least two.
         num_envs: number of environments that reset at once.
         name: of the environment, for the error.
-
-    Raises:
-        ValueError: an environment that ignores its level or is not determined by it.
     """
     rounds = [[probes[(row + shift) % len(probes)] for row in range(num_envs)] for shift in range(len(probes))]
     first, again = first_observations(rounds[0]), first_observations(rounds[0])

@@ -16,7 +16,6 @@ from lightning_replay.envs.step_check import checked_reset, checked_step
 from lightning_replay.levels.environments.level_check import (
     checked_level,
     checked_probes,
-    require_call,
     require_level_source,
     require_levels_to_show,
 )
@@ -50,8 +49,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         level_id: of the level being played, ``None`` before the first reset; also in every info.
 
     Raises:
-        TypeError: a ``next_level`` that needs arguments; a ``set_level`` that does not take a level alone, or without
-            one a ``reset`` that takes no seed; an id that is not a whole number.
+        TypeError: an id that is not a whole number.
         ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.
     """
 
@@ -72,17 +70,8 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._probes = checked_probes(check)
         self._named: int | None = None
         self._set_level = env.get_wrapper_attr("set_level") if env.has_wrapper_attr("set_level") else None
-        if next_level is not None:
-            accepted = "give a function without arguments, such as functools.partial(levels.next_level, actor=0)"
-            require_call(next_level, "next_level", accepted)
-        if self._set_level is not None:
-            require_call(self._set_level, f"set_level of {env}", "it must be a method of the level's id alone", 0)
-        else:
-            accepted = "a level is played by reset(seed=level_id, options=None), or by a method set_level(level_id)"
-            require_call(_own_reset(env), f"reset of {env}", accepted, seed=0, options=None)
 
     def set_level(self, level_id: int) -> None:
-        """Sets the level of the next reset."""
         self._named = checked_level(level_id)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -90,10 +79,8 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self.level_id is None and self._probes:
             require_levels_to_show(self._first_observations, self._probes, 1, str(self.env))
         others = dict(options or {})
-        for named in (others.pop("level_id", None), self._named, seed):
-            if named is not None:
-                break
-        else:
+        named = next((one for one in (others.pop("level_id", None), self._named, seed) if one is not None), None)
+        if named is None:
             if self._next_level is None:
                 raise ValueError(
                     "nothing chooses a level for this reset; give next_level= to LevelWrapper, call "
@@ -106,7 +93,6 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info | {"level_id": level_id}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Takes a step; its info has the level under ``level_id``."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         return observation, reward, terminated, truncated, info | {"level_id": self.level_id}
 
@@ -122,13 +108,6 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._seed = None
             self._set_level(level_id)
         return checked_reset(self.env.reset(options=options), self.env)
-
-
-def _own_reset(env: gymnasium.Env[Any, Any]) -> Callable[..., Any]:
-    """Returns the outermost ``reset`` that is not of a Gymnasium wrapper, since these pass on any argument."""
-    while isinstance(env, gymnasium.Wrapper) and type(env).reset.__module__.startswith("gymnasium."):
-        env = env.env
-    return env.reset
 
 
 def make_level_vector(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,6 @@ class LevelCurriculum(Picture):
         self._environment: gymnasium.Env[Any, Any] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Removes the records of another run."""
         if self.history and self.history[-1][0] > level_source_of(trainer, self).env_steps_done:
             self.history.clear()
 
@@ -79,12 +79,11 @@ class LevelCurriculum(Picture):
         if (source.updates_done % self.every_n_rollouts and not source.is_finished) or len(source.levels) == 0:
             return
         levels = source.levels.probabilities()
-        masses: dict[float, float] = {}
-        known, self._known = self._known, {}
-        for level_id, probability in zip(levels["level_id"].tolist(), levels["probability"].tolist(), strict=True):
-            difficulty = known[level_id] if level_id in known else self._measure(trainer, level_id)
-            self._known[level_id] = difficulty
-            masses[difficulty] = masses.get(difficulty, 0.0) + probability
+        known, masses = self._known, defaultdict[float, float](float)
+        ids = levels["level_id"].tolist()
+        self._known = {one: known[one] if one in known else self._measure(trainer, one) for one in ids}
+        for difficulty, probability in zip(self._known.values(), levels["probability"].tolist(), strict=True):
+            masses[difficulty] += probability
         self.history.append((source.env_steps_done, dict(sorted(masses.items()))))
         expected = sum(difficulty * mass for difficulty, mass in masses.items())
         for logger in trainer.loggers:
@@ -105,24 +104,20 @@ class LevelCurriculum(Picture):
         return float(info["difficulty"])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the picture."""
         if self.history:
             draw_level_curriculum(self.history, self._file(trainer))
         else:
             _print_reason(self, trainer, f"fewer than {self.every_n_rollouts} rollouts were made")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Closes the environment whose infos were read."""
         if self._environment is not None:
             self._environment.close()
             self._environment = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The records so far."""
         return {"history": [[steps, list(masses.items())] for steps, masses in self.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the records."""
         self.history = [
             (int(steps), {float(d): float(m) for d, m in masses}) for steps, masses in state_dict["history"]
         ]
@@ -141,7 +136,6 @@ class ScoreAgainstStaleness(Picture):
     _content, _file_name = _SCATTER, "score_against_staleness.png"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the picture."""
         levels = level_source_of(trainer, self).levels.probabilities()
         if len(levels):
             draw_score_against_staleness(levels, self._file(trainer))

@@ -142,7 +142,6 @@ class LevelCollection(Collector):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; new environments are built."""
         super().load_state_dict(state)
         self._played = dict.fromkeys(state["played"].tolist())
         if self._normalization is not None and state["normalization"] is not None:

@@ -131,7 +131,6 @@ class LevelDataModule(EnvStepDataModule):
 
     @property
     def discounting_parts(self) -> Mapping[str, Any]:
-        """Normalization of rewards and score of levels."""
         return {"return_normalization": self.return_normalization, "levels.score": self.levels.score}
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
@@ -139,21 +138,11 @@ class LevelDataModule(EnvStepDataModule):
         return LevelWrapper(super().make_environment(), check=False)
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces.
-
-        Raises:
-            ValueError: several processes, or held-out levels among those that are trained on.
-        """
-        both = [level_id for level_id in self.held_out_levels if self.levels.may_choose(level_id)]
-        if self.levels.count is not None and both:
-            raise ValueError(
-                f"held_out_levels has {len(both)} levels that are trained on, such as {both[:3]}; give levels that are "
-                "not among those of the buffer."
-            )
+        """Reads the spaces; refuses several processes, and held-out levels among those that are trained on."""
+        self.levels.check_held_out(self.held_out_levels)
         super().setup(stage)
 
     def train_dataloader(self) -> UpdateStream:
-        """Returns one epoch of rollouts, each collected with the newest policy."""
         return UpdateStream(self, self._updates_of_epoch("rollouts_per_epoch", self.rollouts_per_epoch, 10))
 
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
@@ -170,7 +159,6 @@ class LevelDataModule(EnvStepDataModule):
 
     @property
     def remaining_updates(self) -> int:
-        """Rollouts until the end of the run."""
         return self.pace.updates_after(self.env_steps_done)
 
     def draw(self) -> TensorDictBase:
@@ -200,7 +188,6 @@ class LevelDataModule(EnvStepDataModule):
         super().drop_open_update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Levels, clocks and generators: tensors and plain values only."""
         return super().state_dict() | {"levels": self.levels.state_dict(), "num_envs": self.pace.num_envs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -219,11 +206,7 @@ class LevelDataModule(EnvStepDataModule):
 
 
 def level_source_of(trainer: L.Trainer, callback: L.Callback) -> LevelDataModule:
-    """Returns the trainer's data module.
-
-    Raises:
-        TypeError: it plays no levels.
-    """
+    """Returns the trainer's data module; raises ``TypeError`` if it plays no levels."""
     source = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(source, LevelDataModule):
         raise TypeError(

@@ -74,15 +74,3 @@ def test_an_episode_is_truncated_after_max_steps() -> None:
     env = make("freeway", max_steps=5)
     env.reset(seed=0)
     assert [env.step(0)[2:4] for _ in range(5)] == [(False, False)] * 4 + [(False, True)]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"game": "pong"}, "game is 'pong'; it must be one of 'asterix', 'breakout'"),
-        ({"max_steps": 0}, "max_steps is 0"),
-    ],
-)
-def test_bad_options_are_refused(options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**options)

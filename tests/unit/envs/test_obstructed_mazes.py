@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 
 import lightning_replay.envs  # noqa: F401
@@ -173,18 +170,6 @@ def test_the_seed_says_which_maze() -> None:
         assert {env.reset()[1]["difficulty"] for _ in range(80)} == set(range(num_mazes))
 
 
-def test_a_seed_is_one_level_whatever_was_played_before() -> None:
-    env, other = ObstructedMazeGamut(6), ObstructedMazeGamut(6)
-    for seed in (4, 11, 2**31 - 1):
-        first, _ = env.reset(seed=seed)
-        other.reset(seed=seed + 1)
-        for action in (FORWARD, PICK_UP, LEFT, DROP, TOGGLE):
-            other.step(action)
-        other.reset()
-        assert np.array_equal(other.reset(seed=seed)[0], first) and other.carrying is None
-    assert len({env.reset(seed=seed)[0].tobytes() for seed in range(60)}) == 60
-
-
 def test_what_is_seen_is_the_whole_grid_whatever_is_done() -> None:
     env = ObstructedMazeGamut(9)
     generator = np.random.default_rng(0)
@@ -193,18 +178,3 @@ def test_what_is_seen_is_the_whole_grid_whatever_is_done() -> None:
         assert np.array_equal(observation, seen(env)) and observation.shape == (19, 19, 3)
         observation, _, terminated, truncated, _ = env.step(int(generator.choice([0, 1, 2, 2, 3, 4, 5])))
         assert not terminated and not truncated
-
-
-@pytest.mark.parametrize(("name", "num_mazes"), [("Easy", 3), ("Medium", 6), ("Hard", 9)])
-def test_gymnasium_finds_nothing_to_object_to(name: str, num_mazes: int) -> None:
-    env = gymnasium.make(f"ObstructedMazeGamut-{name}-v0", render_mode="rgb_array").unwrapped
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_env(env)
-    assert isinstance(env, ObstructedMazeGamut) and env.num_mazes == num_mazes and env.action_space.n == 7
-
-
-@pytest.mark.parametrize("num_mazes", [0, 10])
-def test_errors_say_what_is_accepted(num_mazes: int) -> None:
-    with pytest.raises(ValueError, match=f"num_mazes is {num_mazes}; it must be a whole number from 1 to 9"):
-        ObstructedMazeGamut(num_mazes)

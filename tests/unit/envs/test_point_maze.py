@@ -9,13 +9,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 import lightning_replay.envs  # noqa: F401
 from lightning_replay.envs.point_maze import MAZES, PointMazeTasks, path_lengths, start_cells
@@ -116,25 +114,10 @@ def test_errors_say_what_is_accepted() -> None:
         PointMazeTasks("goal_mouth")
     with pytest.raises(ValueError, match="maze is 'Large'; it must be one of 'UMaze', 'Medium'"):
         PointMazeTasks(maze="Large")
-    with pytest.raises(ValueError, match="max_steps is 0"):
-        PointMazeTasks(max_steps=0)
-    with pytest.raises(ValueError, match="render_mode is 'human'"):
-        PointMazeTasks(render_mode="human")
     env = PointMazeTasks()
     for cell in ((2, 1), (9, 1), (-1, 1)):
         with pytest.raises(ValueError, match=rf"reset_cell is \({cell[0]}, {cell[1]}\); it must be"):
             env.reset(options={"reset_cell": cell})
-
-
-@pytest.mark.parametrize("identifier", ["PointMazeTasks-UMaze-v0", "PointMazeTasks-Medium-v0"])
-def test_gymnasium_finds_nothing_to_object_to(identifier: str) -> None:
-    env = gymnasium.make(identifier)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*A Box observation space m", category=UserWarning)  # unbounded
-        check_env(env.unwrapped, skip_render_check=True)
-    observation, _ = env.reset(seed=0)
-    assert observation.dtype == np.float32 and observation.shape == (6,)
-    assert env.render() is None
 
 
 def test_no_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,13 +141,3 @@ def test_a_picture_is_drawn() -> None:
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
-
-
-def test_without_gymnasium_robotics_the_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['gymnasium_robotics'] = None\n"
-        "import gymnasium, lightning_replay.envs\n"
-        "gymnasium.make('PointMazeTasks-UMaze-v0')\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "needs gymnasium-robotics, which is not installed: pip install 'lightning-replay[mazes]'" in result.stderr

@@ -14,7 +14,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, LevelSampler, LevelWriter, Proportional, Rank
 from lightning_replay.levels.concentration import ReplayConcentration
-from tests.level_steps import buffer, play, scored
+from tests.level_steps import buffer, play
 
 NARROW = "took the same level as the replay before"
 
@@ -34,28 +34,6 @@ def replay(levels: LevelBuffer, count: int) -> None:
         levels.abandon(0)
 
 
-@pytest.mark.parametrize(
-    ("count", "temperature", "effective", "largest"),
-    [
-        (1, 0.1, 1.0, 1.0),
-        (2, 0.1, 1025**2 / (1024**2 + 1), 1024 / 1025),  # weights 1 and 2 ** -10
-        (2, 0.5, 25 / 17, 4 / 5),  # weights 1 and 1/4
-        (3, 1.0, 121 / 49, 6 / 11),  # weights 1, 1/2 and 1/3
-    ],
-)
-def test_effective_levels_of_ranks_by_hand(count, temperature, effective, largest):
-    stats = ranked(count, score_temperature=temperature, staleness_weight=0.0).stats()
-    assert stats["effective_levels"] == pytest.approx(effective, rel=1e-12)
-    assert stats["probability_max"] == pytest.approx(largest, rel=1e-12)
-
-
-def test_effective_levels_count_staleness():
-    # ranks 6/11, 3/11, 2/11; staleness 2, 1, 0 of 3; half of each: 40/66, 20/66, 6/66
-    stats = ranked(3, score_temperature=1.0, staleness_weight=0.5).stats()
-    assert stats["effective_levels"] == pytest.approx(66**2 / (40**2 + 20**2 + 6**2), rel=1e-12)
-    assert stats["probability_max"] == pytest.approx(40 / 66, rel=1e-12)
-
-
 def test_at_the_defaults_many_levels_are_as_few_as_one():
     # 0.9 of 1 / zeta(10), and 0.1 spread thinly
     stats = ranked(400, staleness_weight=0.1).stats()
@@ -66,23 +44,9 @@ def test_at_the_defaults_many_levels_are_as_few_as_one():
     assert by_score["effective_levels"] == pytest.approx(zeta_of_10**2 / zeta_of_20, rel=1e-11)
 
 
-def test_levels_of_equal_probability_are_as_many_as_they_are():
-    levels = buffer(7, prioritization=Proportional(), staleness_weight=0.0)
-    for level_id in range(7):
-        play(levels, level_id, 0.5)
-    assert levels.stats()["effective_levels"] == pytest.approx(7.0)
-
-
 def test_a_buffer_without_scores_has_counts_alone():
     assert set(buffer(3).stats()) == {"levels", "episodes", "in_flight", "replayed", "refused", "replaced"}
     assert LevelSampler().stats() == {}
-
-
-def test_the_sampler_has_the_figures_of_its_buffer():
-    levels = ranked(5)
-    stats = levels.stats()
-    assert levels.sampler.stats() == {name: stats[name] for name in levels.sampler.stats()}
-    assert {"effective_levels", "probability_max", "score_mean"} <= set(levels.sampler.stats())
 
 
 def test_warns_once_where_nearly_one_level_is_replayed():
@@ -113,17 +77,6 @@ def test_five_levels_are_enough(repeats, warns):
         for row in drawn:
             concentration.add((row, 0), scored=20)
     assert [f"{repeats} took the same level" in str(one.message) for one in caught] == [True] * warns
-
-
-def test_a_stretch_begins_anew():
-    """Two stretches of 99 and 100 repeats do not add up; then 201 of one stretch."""
-    concentration = ReplayConcentration(Rank())
-    turns = [1, 2] * 450
-    for row in [*turns, *[0] * 100, *[0] * 100, *turns]:
-        concentration.add((row, 0), scored=20)
-    with pytest.warns(UserWarning, match="of the last 1,000 replays 201 took"):
-        for row in [*[0] * 202, *[1, 2] * 399]:
-            concentration.add((row, 0), scored=20)
 
 
 def test_warns_when_replays_become_narrow_later():
@@ -171,16 +124,6 @@ def test_does_not_warn_while_few_levels_have_a_score():
     play(levels, 19, 0.001)
     with pytest.warns(UserWarning, match="although 20 have a score"):
         replay(levels, 1_000)
-
-
-def test_does_not_warn_where_scores_change_with_every_replay():
-    """A level that is learned from falls behind the others: no two replays in a row take it."""
-    levels = ranked(40, staleness_weight=0.0)
-    score = 0.01
-    for _ in range(2_000):
-        level_id = levels.next_level(0)
-        score -= 1e-6
-        levels.update(0, level_id, scored(score), episode_done=True)
 
 
 def test_a_level_that_takes_the_row_of_another_is_no_repeat():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from lightning_replay.levels import Boltzmann, LearningProgress, LevelBuffer, tscl
 from tests.level_steps import column, scored
@@ -34,16 +33,6 @@ def test_the_initial_value_counts_in_the_first_average_and_keeps_its_sign():
     again.load_state_dict(progress.state_dict())
     assert again.values() == {7: -0.75}
     assert again.of_episode(8, 4, 1.0) == 1.0, "the option of the constructor, for levels that were not played"
-
-
-def test_states_of_before_there_was_an_initial_value_load():
-    saved = {"level_id": [7, 2], "length": [2, 1], "episode": [1, 3, 2], "episode_return": [0.0, 1.0, 5.0]}
-    state = {name: torch.tensor(numbers) for name, numbers in saved.items()} | {"q": torch.tensor([0.5, -1.0])}
-    progress = LearningProgress(initial_value=0.0)
-    progress.load_state_dict(state)
-    assert progress.values() == {7: 0.5, 2: -1.0}
-    assert set(progress.state_dict()) == set(state)
-    assert progress.of_episode(2, 4, 3.0) == 1.0, "from 5 at episode 2 to 3 at episode 4: slope -1"
 
 
 def test_before_their_first_episode_levels_have_the_initial_score():
@@ -125,14 +114,6 @@ def test_scores_of_episodes_that_are_no_numbers_are_refused_and_change_nothing()
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="window is 1"):
-        LearningProgress(window=1)
-    with pytest.raises(ValueError, match="step_size is 0"):
-        LearningProgress(step_size=0.0)
-    with pytest.raises(ValueError, match="initial_value is inf; it must be a finite number"):
-        LearningProgress(initial_value=math.inf)
-    with pytest.raises(TypeError, match="initial_value is 'one'"):
-        tscl(3, initial_value="one")
     with pytest.raises(ValueError, match="known set of levels"):
         LevelBuffer(capacity=3, score=LearningProgress())
     with pytest.raises(ValueError, match="scored by segments and these by episodes"):

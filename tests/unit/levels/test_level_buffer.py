@@ -128,15 +128,6 @@ def test_ranks_and_staleness_by_hand():
     assert levels.episodes == 3
 
 
-def test_of_equal_scores_the_level_played_longer_ago_ranks_first():
-    levels = buffer(score_temperature=1.0, staleness_weight=0.0)
-    for level_id in (2, 9, 5):
-        play(levels, level_id, 0.5)
-    play(levels, 2, 0.5)
-    ranked = sorted(column(levels, "probability").items(), key=lambda item: -item[1])
-    assert [level for level, _ in ranked] == [9, 5, 2]
-
-
 def test_a_level_just_played_is_not_replayed_for_its_staleness():
     levels = buffer(3, staleness_weight=1.0, replay_probability=1.0)
     for level_id in range(3):
@@ -167,13 +158,6 @@ def test_scores_of_nothing_but_zero_give_every_level_a_chance(prioritization):
         assert levels.next_level(0) in range(3)
 
 
-def test_negative_scores_rank_among_levels_with_a_score():
-    levels = buffer(5, score_temperature=1.0, staleness_weight=0.0)
-    play(levels, 3, -2.0)
-    play(levels, 1, -1.0)
-    assert column(levels, "probability") == pytest.approx({3: 1 / 3, 1: 2 / 3})
-
-
 def test_two_actors_on_one_level_never_mix_and_the_later_score_stays():
     levels = buffer()
     levels.start(0, 4)
@@ -184,18 +168,6 @@ def test_two_actors_on_one_level_never_mix_and_the_later_score_stays():
     assert levels.update(0, 4, scored(0.75), episode_done=True) == 0.5
     assert column(levels, "score") == {4: 0.5}
     assert levels.episodes == 2
-
-
-def test_an_actor_may_have_several_levels_in_flight_also_the_same_twice():
-    levels = buffer()
-    for level_id in (4, 6, 4):
-        levels.start(0, level_id)
-    assert levels.in_flight(0) == [4, 6, 4]
-    levels.update(0, 4, scored(0.5), episode_done=True)
-    assert levels.in_flight(0) == [6, 4]
-    levels.update(0, 4, scored(0.75), episode_done=True)
-    assert column(levels, "score") == {4: 0.75}
-    assert levels.abandon_all_but_newest(0) == 0
 
 
 def test_abandoned_levels_are_new_again():
@@ -209,15 +181,6 @@ def test_abandoned_levels_are_new_again():
     for _ in range(8):
         assert levels.next_level(3) == given_up, "nobody else plays it"
         levels.abandon(3)
-
-
-def test_a_resumed_run_keeps_only_what_is_played_now():
-    levels = buffer(10)
-    old = levels.next_level(0)
-    new = levels.next_level(0)
-    assert levels.in_flight(0) == [old, new]
-    assert levels.abandon_all_but_newest(0) == 1
-    assert levels.in_flight(0) == [new]
 
 
 def test_the_gate_holds_replay_back():
@@ -234,7 +197,7 @@ def test_the_gate_holds_replay_back():
 def test_the_chance_of_a_replay_by_hand():
     """Four levels, a gate of half of them: 0 with none or one of four; 1/2; 3/4; none left, or none but played ones."""
     levels = buffer(4, min_fill=0.5)
-    generator = levels.sampler.generator.get_state()
+    generator = levels.table.generator.get_state()
     chances = [levels.replay_chance()]
     for level_id in range(3):
         play(levels, level_id, 0.5)
@@ -245,7 +208,7 @@ def test_the_chance_of_a_replay_by_hand():
     assert levels.replay_chance() == 0.75
     play(levels, 3, 0.5)
     assert levels.replay_chance() == 1.0
-    assert torch.equal(levels.sampler.generator.get_state(), generator)
+    assert torch.equal(levels.table.generator.get_state(), generator)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 0.5), (0.95, 0.95), (0, 0.0), (1, 1.0)])
@@ -312,7 +275,6 @@ def test_a_full_buffer_replaces_its_least_probable_level_if_the_new_score_is_hig
     assert set(column(levels, "score")) == {11, 12}, "0.1 is not below 0.1"
     play(levels, 14, 0.2)
     assert column(levels, "score") == {11: 0.9, 14: 0.2}
-    assert levels.replay.storage.get(slice(None))["level_id"].tolist() == [11, 14]
     play(levels, 15, 0.15)
     assert set(column(levels, "score")) == {11, 14}
     assert levels.stats()["refused"] == 2
@@ -434,13 +396,6 @@ def test_best_returns_of_levels_that_left_are_forgotten():
         levels.update(0, level_id, segment([float(level_id % 7)], [0.0]), episode_done=True)
     remembered = levels.state_dict()["scoring"]["best_returns"]["level_id"]
     assert remembered.tolist() == levels.probabilities()["level_id"].tolist()
-
-
-def test_the_gate_opens_at_its_share_and_not_one_level_later():
-    levels = buffer(100, min_fill=0.55, replay_probability=1.0)
-    for level_id in range(55):
-        play(levels, level_id, 0.5)
-    assert levels.next_level(0) < 55
 
 
 def test_a_buffer_without_a_score_counts_as_one_and_shows_what_it_holds():

@@ -54,7 +54,7 @@ def test_draws_follow_the_probabilities(prioritization: Prioritization) -> None:
     levels.start(1, 9)
     distribution = levels.probabilities()
     taken = levels.running.played
-    counts = Counter(levels.sampler.draw(taken) for _ in range(20_000))
+    counts = Counter(levels.table.draw(taken) for _ in range(20_000))
     observed = np.array([counts[row] for row in range(len(distribution))])
     expected = distribution["probability"].numpy()
     assert (observed[expected == 0.0] == 0).all()
@@ -79,17 +79,3 @@ def test_an_unbounded_set_plays_new_levels_then_too() -> None:
     play(levels, 5, 0.5)
     assert levels.next_level(1) == 5
     assert levels.next_level(2) != 5
-
-
-def test_choices_after_a_save_are_those_of_an_uninterrupted_run(tmp_path: Any) -> None:
-    levels, resumed = played(), played(seed=9)
-    first = [levels.next_level(actor) for actor in range(2)]
-    levels.save(tmp_path / "levels")
-    resumed.load(tmp_path / "levels")
-    assert len(set(first)) == 2
-    assert [resumed.next_level(actor) for actor in (2, 3)] == [levels.next_level(actor) for actor in (2, 3)]
-
-
-def test_other_values_are_refused() -> None:
-    with pytest.raises(TypeError, match="replay_in_flight is 0; it must be True or False"):
-        buffer(3, replay_in_flight=0)

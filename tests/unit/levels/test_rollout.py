@@ -47,8 +47,6 @@ def test_what_does_not_fit_is_refused():
         update_rollout(levels, steps, torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="there are 2 actors"):
         update_rollout(levels, steps, torch.zeros(1, 2, dtype=torch.int64), actors=["a", "b"])
-    with pytest.raises(ValueError, match=r"\('next', 'done'\)"):
-        update_rollout(levels, steps.exclude(("next", "done")), torch.zeros(1, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="actor 0 plays no level"):
         update_rollout(levels, steps, torch.zeros(1, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="are one episode on the levels \\[3, 4\\]"):

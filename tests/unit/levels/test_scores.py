@@ -117,11 +117,6 @@ def test_what_is_refused(call, message):
         call()
 
 
-def test_a_missing_key_is_named():
-    with pytest.raises(KeyError, match="the score needs .*logits"):
-        scores.PolicyEntropy()(segment([1.0]))
-
-
 def test_scores_declare_the_discounts_they_have_and_a_users_function_may_have_some():
     assert scores.discounts_of(scores.L1ValueLoss(0.9, 0.5)) == {"discount": 0.9, "gae_lambda": 0.5}
     assert scores.discounts_of(scores.OneStepTdError(0.0)) == {"discount": 0.0}

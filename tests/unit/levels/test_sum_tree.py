@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from lightning_replay.levels.sum_tree import SumTree
 from lightning_replay.levels.table import StalenessTree
 
-ROWS = st.integers(0, 9)
+ROWS = st.integers(0, 20)
 
 
-@given(st.lists(st.integers(0, 5), max_size=6), st.lists(st.tuples(ROWS, st.integers(0, 5))))
+@given(st.lists(st.integers(0, 5), max_size=6), st.lists(st.tuples(ROWS, st.integers(0, 9)), max_size=30))
 def test_a_prefix_is_found_in_the_row_whose_share_it_lies_in(filled, changes):
-    tree, values = SumTree(), [0] * 10
+    tree, values = SumTree(), [0] * 21
     tree.fill(filled)
     values[: len(filled)] = filled
     for row, value in changes:

@@ -14,7 +14,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 import rllib_ext
 from rllib_ext.levels import playing
-from rllib_ext.levels.evaluation import RESULTS, GeneralizationGap
+from rllib_ext.levels.evaluation import RESULTS, measure_gap
 from rllib_ext.levels.evaluation import test_of as level_test_of
 
 HELD_OUT = range(100, 106)
@@ -142,11 +142,11 @@ def test_the_gap_needs_no_env_runner_of_a_certain_index(episodes: dict[int, int 
     duration = sum(count or 0 for count in episodes.values())
     algorithm = SimpleNamespace(
         eval_env_runner_group=Group(runners),
-        levels=SimpleNamespace(played_levels=lambda: [3, 4]),
+        levels=SimpleNamespace(played_levels=lambda: [3, 4], gap_generator=np.random.default_rng(0)),
         config=SimpleNamespace(evaluation_sample_timeout_s=None),
     )
     results: dict[str, Any] = {}
-    GeneralizationGap(seed=0).measure(algorithm, results)
+    measure_gap(algorithm=algorithm, evaluation_metrics=results)
     figures = results[RESULTS]
     assert figures["held_out_episodes"] == figures["training_episodes"] == duration
     mean = figures["training_return_mean"]

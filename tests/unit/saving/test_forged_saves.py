@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_replay import PackedStorage, load_replay, memory, recipes, save_replay
-from lightning_replay.levels import LevelBuffer
+from lightning_replay.levels import LevelBuffer, LevelSampler
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.retention.eviction_order import LeavingOrder
 from lightning_replay.saving import DamagedFileError, chunks, read_state, write_state
@@ -221,7 +221,7 @@ def parts() -> dict[str, Callable[[], Any]]:
     samplers = {f"sampler of {kind}": of(kind, "sampler") for kind in sorted(recipes.known())}
     kinds = ("uniform", "event_tables", "parallel_curriculum", "surprise_retention")
     writers = {f"writer of {kind}": of(kind, "writer") for kind in kinds}
-    levels = {"levels": levels_of, "sampler of levels": lambda: levels_of().sampler}
+    levels = {"levels": levels_of, "sampler of levels": LevelSampler}
     return samplers | writers | levels | {"storage": of("uniform", "storage")}
 
 

@@ -81,8 +81,8 @@ def test_retained_rows(saves: Path, saved_anew: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved_anew", [False, True])
-def test_levels(saves: Path, saved_anew: bool, tmp_path: Path) -> None:
-    levels = _loaded(saves / "levels")
+def test_levels(saved_anew: bool, tmp_path: Path) -> None:
+    levels = _loaded(Path(__file__).parents[2] / "fixtures" / "saves_3" / "levels")
     if saved_anew:
         levels.save(tmp_path)
         levels = _loaded(tmp_path)

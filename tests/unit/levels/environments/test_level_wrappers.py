@@ -51,53 +51,6 @@ def test_nothing_that_chooses_a_level_is_an_error() -> None:
         LevelWrapper(Corridor(), check=False).reset()
 
 
-class DeafCorridor(Corridor):
-    """Takes no seed."""
-
-    def reset(self) -> Any:
-        return super().reset()
-
-
-class SeededAround(gymnasium.Wrapper):
-    """Takes the seed that what it wraps does not."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.unwrapped.level = seed
-        return self.env.reset()
-
-
-class PlanningCorridor(Corridor):
-    """Its method is of two numbers."""
-
-    def set_level(self, level_id: int, difficulty: int) -> None: ...
-
-
-class NamedCorridor(Corridor):
-    """Its attribute is no method."""
-
-    set_level = 3
-
-
-@pytest.mark.parametrize(
-    ("env", "next_level", "message"),
-    [
-        (Corridor(), SequentialLevels(9), r"next_level is SequentialLevels\(9 .*partial\(levels.next_level, actor=0\)"),
-        (Corridor(), SequentialLevels(9).next_level, r"next_level takes .*'actor'.*give a function without arguments"),
-        (DeafCorridor(), None, r"reset of <DeafCorridor.* takes \(\).*'seed'.*reset\(seed=level_id, options=None\)"),
-        (PlanningCorridor(), None, "set_level of .*'difficulty'.*it must be a method of the level's id alone"),
-        (NamedCorridor(), None, "set_level of .* is 3, which cannot be called"),
-    ],
-)
-def test_what_cannot_be_called_later_is_refused_at_the_door(env: Any, next_level: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        LevelWrapper(env, next_level)
-
-
-def test_a_seed_may_be_taken_around_an_environment_that_takes_none() -> None:
-    env = LevelWrapper(gymnasium.wrappers.TimeLimit(SeededAround(DeafCorridor()), 9), check=False)
-    assert env.reset(seed=6)[1]["level_id"] == 6
-
-
 @pytest.mark.parametrize("level_id", [-1, 2**31, True, 1.0, "7", np.float32(2)])
 def test_ids_of_levels_are_whole_numbers_that_fit_a_seed(level_id: Any) -> None:
     env = LevelWrapper(Corridor(), lambda: level_id, check=False)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every environment: Gymnasium's rules, and the extra that is named where a package is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import lightning_replay.envs  # noqa: F401  registers them
+
+GRIDS = ("ThreeRooms-v0", "TwoRooms-v0", "ObstacleCourse-v0")
+MAZES = tuple(f"ObstructedMazeGamut-{difficulty}-v0" for difficulty in ("Easy", "Medium", "Hard"))
+
+
+@pytest.mark.parametrize(
+    ("identifier", "options"),
+    [
+        *(("HalfField-1v0", {}), ("HalfField-1v1", {})),
+        *((grid, {"one_hot": one_hot}) for grid in GRIDS for one_hot in (False, True)),
+        *((grid, {}) for grid in (*MAZES, "MultiRoom-N4-Random-v0")),
+    ],
+)
+def test_gymnasium_finds_nothing_to_object_to_and_a_picture_is_drawn(identifier: str, options: dict[str, Any]) -> None:
+    env = gymnasium.make(identifier, render_mode="rgb_array", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*symmetric and normalized", category=UserWarning)  # of angles
+        check_env(env.unwrapped)
+    env.reset(seed=0)
+    picture = env.render()
+    assert isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3
+
+
+@pytest.mark.parametrize("identifier", ["PointMazeTasks-UMaze-v0", "PointMazeTasks-Medium-v0"])
+def test_gymnasium_finds_nothing_to_object_to_in_mazes(identifier: str) -> None:
+    env = gymnasium.make(identifier)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*A Box observation space m", category=UserWarning)  # unbounded
+        check_env(env.unwrapped, skip_render_check=True)
+    observation, _ = env.reset(seed=0)
+    assert observation.dtype == np.float32 and observation.shape == (6,)
+    assert env.render() is None
+
+
+@pytest.mark.parametrize("identifier", ["MultiRoom-N4-Random-v0", "ObstructedMazeGamut-Medium-v0"])
+def test_a_seed_is_one_level_whatever_was_played_before(identifier: str) -> None:
+    env, other = (gymnasium.make(identifier).unwrapped for _ in range(2))
+    for seed in (4, 11, 2**31 - 1):
+        first, _ = env.reset(seed=seed)
+        other.reset(seed=seed + 1)
+        for action in (2, 3, 0, 2, 4, 5):  # forward, pick up, turn left, forward, drop, toggle
+            other.step(action)
+        other.reset()
+        assert np.array_equal(other.reset(seed=seed)[0], first) and other.carrying is None
+    assert len({env.reset(seed=seed)[0].tobytes() for seed in range(100)}) == 100
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    code = (
+        "import sys; sys.modules['minigrid'] = sys.modules['gymnasium_robotics'] = None\n"
+        "import gymnasium, lightning_replay.envs\n"
+        f"for name in ('ThreeRooms-v0', 'MultiRoom-N4-Random-v0', '{MAZES[0]}', 'PointMazeTasks-UMaze-v0'):\n"
+        "    try: gymnasium.make(name)\n"
+        "    except ModuleNotFoundError as error: print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    needed = "needs {}, which is not installed: pip install 'lightning-replay[{}]'"
+    assert result.stdout.count(needed.format("MiniGrid", "grids")) == 3
+    assert result.stdout.count(needed.format("gymnasium-robotics", "mazes")) == 1
