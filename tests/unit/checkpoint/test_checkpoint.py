@@ -4,6 +4,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -101,7 +102,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("variant", OPTIONS, ids=str)
+@pytest.mark.parametrize("variant", OPTIONS, ids=lambda variant: re.sub(r"<.*>", "part", str(variant)))
 def test_with_any_options_a_loaded_buffer_and_its_parts_go_on_as_the_saved_one(variant: Variant, tmp_path) -> None:
     world = variant.world(1)
     replay = variant.build(20, 4, seed=3, memmap=tmp_path / "rows")
