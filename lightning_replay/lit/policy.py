@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent
 from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
@@ -25,13 +25,22 @@ Action = np.ndarray | tuple[np.ndarray, np.ndarray]
 @contextmanager
 def acting(agent: Any) -> Iterator[None]:
     """Sets evaluation mode and disables gradients, the opposite of Lightning's training loop."""
-    was_training = agent.training
-    agent.eval()
+    switched = [module for module in agent.modules() if module.training]
+    _set_mode(switched, False)
     try:
         with torch.no_grad():
             yield
     finally:
-        agent.train(was_training)
+        _set_mode(switched, True)
+
+
+def _set_mode(modules: Iterable[nn.Module], training: bool) -> None:
+    for module in modules:
+        attributes = vars(module)
+        if "training" in attributes and type(module).train is nn.Module.train:
+            attributes["training"] = training  # 0.1 us; agent.eval() and agent.train() take 50 to 80 us per step
+        else:  # compiled, or with a method of its own
+            module.train(training)
 
 
 def as_input(observation: np.ndarray) -> Tensor:

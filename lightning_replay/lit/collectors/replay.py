@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium.vector import VectorEnv
 
 from lightning_replay.agents.foreign import acting_agent
-from lightning_replay.agents.modes import depends_on_mode
 from lightning_replay.collecting import Columns, VectorSteps
 from lightning_replay.lit.collectors import Collector, Episode
 from lightning_replay.lit.collectors.running_episodes import RunningEpisodes
@@ -131,8 +128,6 @@ class Collection(Collector):
         self._is_interrupted = False
         self._has_single_stream = False
         self._stored_steps = 0
-        self._agent: Any = None
-        self._has_modes = True
         self._rank, self._world_size = 0, 1
 
     def collect_share(self, replay: TrainingReplay, rank: int, world_size: int) -> None:
@@ -169,7 +164,7 @@ class Collection(Collector):
         """
         if self.env_steps >= env_steps:
             return
-        with self._acting(agent):
+        with acting(agent):
             try:
                 while self.env_steps < env_steps:
                     rollout = self._rollout or self._start(agent)
@@ -189,18 +184,6 @@ class Collection(Collector):
             except BaseException:
                 self._store_finished()
                 raise
-
-    def check_modes(self, agent: Any) -> None:
-        """Reads whether the agent has layers that evaluation mode changes; collection switches modes only for those.
-
-        Called for every epoch, so that layers which a callback adds later are switched from the next epoch on.
-        """
-        self._agent, self._has_modes = agent, depends_on_mode(agent)
-
-    def _acting(self, agent: Any) -> AbstractContextManager[None]:
-        if agent is not self._agent:
-            self.check_modes(agent)
-        return acting(agent) if self._has_modes else torch.no_grad()
 
     def _start(self, agent: Any) -> Rollout:
         acting_agent(agent)
@@ -264,7 +247,6 @@ class Collection(Collector):
 
     def close(self) -> None:
         """Closes the environments; their episodes are interrupted."""
-        self._agent = None
         if self._rollout is not None:
             self._is_interrupted = True
             self._next_trajectory = self._rollout.environments.next_trajectory

@@ -271,7 +271,6 @@ class ReplayDataModule(EnvStepDataModule):
     def start_epoch(self) -> None:
         """Collects the remaining ``env_steps`` of a run without further updates."""
         super().start_epoch()
-        self.collection.check_modes(self._agent)
         if self.remaining_updates == 0:
             self._collect_until(self.pace.env_steps)
 

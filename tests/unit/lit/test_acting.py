@@ -244,37 +244,37 @@ def test_rollouts_name_what_value_must_return(value, error, message) -> None:
         collect(agent)
 
 
+class Scaled(torch.nn.Module):
+    """Computes a factor where the mode is switched."""
+
+    def train(self, mode: bool = True):
+        self.factor = 1 if mode else 2
+        return super().train(mode)
+
+
 class Watched(L.LightningModule):
-    """Records the mode of its network whenever it acts, by a function of another object."""
+    """Records the modes of its parts whenever it acts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.network = torch.nn.Sequential(torch.nn.Linear(2, 2))
-        self.modes: list[bool] = []
-        self.record = record_mode
+        self.scripted = torch.jit.script(torch.nn.Dropout())
+        self.frozen = torch.nn.Sequential(torch.nn.Dropout()).eval()
+        self.network = torch.nn.Sequential(torch.nn.Dropout(), Scaled())
 
     def act(self, observation, explore):
-        self.record(self)
+        assert not any(part.training for part in self.modules()) and self.network[1].factor == 2
+        assert self.scripted(torch.ones(100)).sum() == 100
         return torch.zeros(len(observation), 1)
 
 
-def record_mode(agent: Watched) -> None:
-    agent.modes.append(agent.network.training)
-
-
-def test_collection_switches_modes_only_where_a_layer_depends_on_them() -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_collection_switches_the_mode_of_every_part_and_back() -> None:
     agent = Watched()
-    replay = make_replay()
     collection = Collection(
-        replay, lambda: make_environments(Counting, {}, 1, False), warmup_steps=1, env_steps=100, seed=0
+        make_replay(), lambda: make_environments(Counting, {}, 1, False), warmup_steps=1, env_steps=100, seed=0
     )
     collection.collect_until(3, agent)
     agent.network.append(torch.nn.Dropout())
-    collection.collect_until(4, agent)  # within the epoch
-    collection.check_modes(agent)
-    collection.collect_until(6, agent)
-    assert agent.modes == [True, True, True, False, False] and agent.training
-    other = Watched()
-    other.network.append(torch.nn.Dropout())
-    collection.collect_until(7, other)
-    assert other.modes == [False]
+    collection.collect_until(4, agent)
+    frozen = set(agent.frozen.modules())
+    assert all(part.training is (part not in frozen) for part in agent.modules()) and agent.network[1].factor == 1
