@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import lightning as L
@@ -27,9 +27,10 @@ class UpdateBatches:
             batches.update_priority(batch, **outputs)
     """
 
-    def __init__(self, source: TrainingData, count: int) -> None:
+    def __init__(self, source: TrainingData, count: int, is_over: Callable[[], bool] = lambda: False) -> None:
         self._source = source
         self._count = count
+        self._is_over = is_over  # whether the step ends with the update that was made last
         self._is_drawn = False
 
     def __len__(self) -> int:
@@ -44,6 +45,8 @@ class UpdateBatches:
         self._is_drawn = True
         for _ in range(self._count):
             yield self._source.draw()
+            if self._is_over():
+                return
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise TypeError(_several(f"[{key!r}]"))

@@ -18,8 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_replay.levels import LevelSelector
 from lightning_replay.lit.collectors.replay import Collection
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
-from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.stop_signals import StopSignals
 from lightning_replay.saving.serialization import check_writable
 from lightning_replay.training_replay import TrainingReplay

@@ -15,12 +15,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_replay.agents.foreign import observes_batches
 from lightning_replay.envs.step_check import MAX_EPISODE_STEPS
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
-from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.validation import checked_count
 
@@ -65,7 +63,7 @@ class Evaluate(L.Callback, ActsAtUpdates):
             return
         source_of(trainer, self).is_evaluated = True
         for one in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(one, ModelCheckpoint) and observes_batches(one) and str(one.monitor).startswith("eval/"):
+            if isinstance(one, ModelCheckpoint) and one._every_n_train_steps and str(one.monitor).startswith("eval/"):
                 rank_zero_info(
                     f"{type(one).__name__}(monitor={one.monitor!r}) saves only after those of its every_n_train_steps "
                     "that are evaluated too. Without every_n_train_steps it saves after each evaluation."

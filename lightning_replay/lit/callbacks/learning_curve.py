@@ -23,7 +23,7 @@ from lightning_replay.analysis.plotting import (
 )
 from lightning_replay.lit.callbacks.evaluate import Evaluate, GeneralizationGap
 from lightning_replay.lit.collectors import Episode
-from lightning_replay.lit.datamodules.env_steps import source_of
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, source_of
 from lightning_replay.validation import check_kind
 
 __all__ = ["LearningCurve", "Picture", "draw_learning_curves"]
@@ -54,7 +54,7 @@ class Picture(L.Callback):
         return Path(self.path) if self.path else Path(trainer.log_dir or ".") / self._file_name
 
 
-class LearningCurve(Picture):
+class LearningCurve(Picture, ActsAtUpdates):
     """Draws training returns, and evaluations if an ``Evaluate`` callback runs, against environment steps.
 
     Many training episodes are drawn as means of consecutive ones, with a band of one standard deviation. Needs

@@ -12,8 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
-from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.validation import checked_number
 
 __all__ = ["ReplayProgressBar"]

@@ -10,10 +10,9 @@ from typing import Any
 import lightning as L
 import torch
 
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.datamodules.replay import ReplayDataModule
-from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.table_replay import CurriculumReplay
 from lightning_replay.validation import checked_count
 

@@ -31,7 +31,7 @@ from lightning_replay.validation import check_kind, checked_flag
 
 _LAUNCHER = "lightning.pytorch.strategies.launchers.multiprocessing"
 
-__all__ = ["EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
+__all__ = ["ActsAtUpdates", "EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
 
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
 
@@ -282,6 +282,14 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             self._limit_validation(False)
 
 
+class ActsAtUpdates:
+    """A callback that is not called for every update: a training step of several ends where it acts."""
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the callback has something to do after the update that was made last."""
+        return False
+
+
 class UpdateStream:
     """One epoch of batches or rollouts. It has a length, so that Lightning draws one only after the last is learned.
 
@@ -289,39 +297,53 @@ class UpdateStream:
         source: the data module that collects and draws.
         length: training steps per epoch; the last epoch may be shorter.
         updates_per_step: batches per training step; more than one come as :class:`UpdateBatches`.
+        ends_early: a training step ends where a callback acts, so that each acts after the same update as it does with
+            single batches; ``length`` is then the number of updates.
     """
 
-    def __init__(self, source: EnvStepDataModule, length: int, updates_per_step: int = 1) -> None:
+    def __init__(
+        self, source: EnvStepDataModule, length: int, updates_per_step: int = 1, ends_early: bool = False
+    ) -> None:
         self._source = source
-        self._length, self._updates_per_step = length, updates_per_step
+        self._length, self._updates_per_step, self._ends_early = length, updates_per_step, ends_early
+        self._updates = length if ends_early else length * updates_per_step
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[TensorDictBase | UpdateBatches]:
-        source = self._source
+        source, several = self._source, self._updates_per_step
         source.start_epoch()
-        for _ in range(self._length):
+        end = (source.updates_done // self._updates + 1) * self._updates
+        while source.updates_done < end:
             for hook in source.pause_hooks:
                 hook(True)
-            remaining = source.remaining_updates
-            if remaining <= self._updates_per_step and source.trainer is not None:
-                source.trainer.should_stop = True
+            before, remaining = source.updates_done, source.remaining_updates
+            if source.trainer is not None and (remaining == 0 or (remaining <= several and not self._ends_early)):
+                source.trainer.should_stop = True  # before the last step, after which Lightning does not come back
             if remaining == 0:
                 return
-            if self._updates_per_step == 1:
+            if several == 1:
                 yield source.draw()
-            else:
-                before = source.updates_done
-                yield UpdateBatches(source, min(self._updates_per_step, remaining))
-                self._check_drawn(before)
+                continue
+            yield UpdateBatches(source, min(several, remaining, end - before), self._is_over)
+            if source.updates_done == before:
+                raise RuntimeError(
+                    f"training_step drew none of its {several} batches. With updates_per_training_step above 1 it gets "
+                    "an iterable: `for drawn in batch: ...`."
+                )
 
-    def _check_drawn(self, updates_before: int) -> None:
-        if self._source.updates_done == updates_before:
-            raise RuntimeError(
-                f"training_step drew none of its {self._updates_per_step} batches. With "
-                "updates_per_training_step above 1 it gets an iterable: `for drawn in batch: ...`."
-            )
+    def _is_over(self) -> bool:
+        """Returns whether a training step ends with the update that was made last."""
+        source, trainer = self._source, self._source.trainer
+        if not self._ends_early or trainer is None:
+            return False
+        if source.remaining_updates == 0:
+            trainer.should_stop = True
+        is_last = trainer.max_steps > 0 and trainer.global_step >= trainer.max_steps
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
+        is_due = (isinstance(one, ActsAtUpdates) and one.is_due(source) for one in callbacks)
+        return trainer.should_stop or is_last or any(is_due)
 
     def __getitem__(self, index: int) -> NoReturn:
         raise RuntimeError(

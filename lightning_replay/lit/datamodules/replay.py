@@ -19,15 +19,16 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.agents.foreign import is_compiled, surprise_agent
+from lightning_replay.agents.feedback import UpdatePriorities
+from lightning_replay.agents.foreign import is_compiled, observes_batches, surprise_agent, takes_update_batches
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay
 from lightning_replay.lit.collectors.replay import Collection
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, UpdateStream
-from lightning_replay.lit.datamodules.training_steps import StepsToCallbacks, may_join_updates
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.environments import make_environment, make_environments
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
@@ -37,6 +38,11 @@ from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_kind, check_option, checked_count
 
 __all__ = ["ReplayDataModule"]
+
+# Lightning takes 100 to 200 us for a training step: 2 % of 16 updates of a small network.
+_JOINED_UPDATES = 16
+# With fewer updates the environment steps take longer than Lightning, and many episodes would end in one training step.
+_JOINED_RATIO = 0.25
 
 
 class ReplayDataModule(EnvStepDataModule):
@@ -246,8 +252,8 @@ class ReplayDataModule(EnvStepDataModule):
         several = self.updates_per_training_step
         updates = self._updates_of_epoch("updates_per_epoch", self.updates_per_epoch, 1_000)
         if several is None:
-            if self.trainer is not None and may_join_updates(self.trainer, self, self._updates_per_env_step):
-                return StepsToCallbacks(self, updates)
+            if self._joins_updates():
+                return UpdateStream(self, updates, _JOINED_UPDATES, ends_early=True)
             several = 1
         if several > 1 and self.trainer is not None and is_compiled(self._agent):
             raise ValueError(
@@ -255,6 +261,21 @@ class ReplayDataModule(EnvStepDataModule):
                 "compiled, which would draw the batches in compiled code. Leave the option out or set it to 1."
             )
         return UpdateStream(self, math.ceil(updates / several), several)
+
+    def _joins_updates(self) -> bool:
+        """Returns whether nothing but the speed changes where a training step has several updates."""
+        trainer = self.trainer
+        if trainer is None or not takes_update_batches(self._agent) or self._updates_per_env_step < _JOINED_RATIO:
+            return False
+        limits = (trainer.limit_train_batches != 1.0, trainer.overfit_batches, trainer.fast_dev_run)  # type: ignore[attr-defined]
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
+        own = ActsAtUpdates | UpdatePriorities
+        transfers = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        return not (
+            any(limits)
+            or any(is_overridden(hook, self, EnvStepDataModule) for hook in transfers)
+            or any(observes_batches(one) for one in callbacks if not isinstance(one, own))
+        )
 
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
         environment = self.make_environment()
