@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
+from tensordict.utils import NestedKey
 
 from lightning_replay.agents.foreign import acting_agent
 from lightning_replay.collecting import Columns, VectorSteps
@@ -18,7 +20,6 @@ from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.policy import Action, act_on, acting
 from lightning_replay.lit.task_assignment import TaskAssignment
 from lightning_replay.replay import Replay
-from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["Collection", "Rollout"]
@@ -34,7 +35,7 @@ class Rollout(RunningEpisodes):
 
     Args:
         environments: a vector that resets in the same step.
-        seed: of the first reset.
+        seed: of the first reset, and of random actions in ``action_space``.
         first_trajectory: number of the first episode; the others count on from there.
         assignment: of tasks to environments; ``None`` where there are none.
         information: the columns that are read from infos.
@@ -53,6 +54,8 @@ class Rollout(RunningEpisodes):
         if assignment is not None:
             assignment.begin(environments)
         super().__init__(VectorSteps(environments, first_trajectory=first_trajectory), seed)
+        self.action_space = deepcopy(self.action_space)  # for random actions: a space may be shared by environments
+        self.action_space.seed(seed)
         self._assignment = assignment
         self._information = information or InformationColumns()
         self._pending: list[Columns] = []
@@ -169,7 +172,7 @@ class Collection(Collector):
                 while self.env_steps < env_steps:
                     rollout = self._rollout or self._start(agent)
                     if self.env_steps < self._warmup_steps:
-                        action = random_actions(rollout.action_space, rollout.num_envs, self._generator)
+                        action = random_actions(rollout.action_space, rollout.num_envs)
                     else:
                         action = act_on(agent, rollout.observation, True, rollout.read_actions)
                     self.env_steps += rollout.num_envs
@@ -195,17 +198,15 @@ class Collection(Collector):
         seed = int(self._generator.integers(2**31))
         rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
         # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
-        is_filled = isinstance(self._replay, Replay) and len(self._replay) > 0
-        self._has_single_stream = rollout.num_envs == 1 and is_filled and not self._has_stored("trajectory")
+        stored = self._stored_keys()
+        self._has_single_stream = rollout.num_envs == 1 and bool(stored) and "trajectory" not in stored
         self._rollout = rollout
         return rollout
 
-    def _has_stored(self, key: str | tuple[str, ...]) -> bool:
-        """Returns whether the rows of a :class:`~lightning_replay.Replay` have this column."""
-        assert isinstance(self._replay, Replay)
-        storage: Any = self._replay.storage
-        is_packed = isinstance(storage, PackedStorage)
-        return storage.has_column(key) if is_packed else storage.get(slice(0, 1)).get(key, None) is not None
+    def _stored_keys(self) -> set[NestedKey]:
+        """Returns the columns of the rows in a :class:`~lightning_replay.Replay`; none while it is empty."""
+        is_filled = isinstance(self._replay, Replay) and len(self._replay)
+        return set(self._replay[:1].keys(True, True)) if is_filled else set()
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
@@ -224,11 +225,9 @@ class Collection(Collector):
 
     def _explain_missing(self, columns: Columns, error: ValueError) -> None:
         """Raises an error of its own where rows were refused because those stored before lack some of their columns."""
-        if not isinstance(self._replay, Replay) or not len(self._replay):
-            return
-        lacking = [key for key in columns if not self._has_stored(key)]
-        missing = ["/".join(key) if isinstance(key, tuple) else key for key in lacking]
-        if missing:
+        stored = self._stored_keys()
+        missing = ["/".join(key) if isinstance(key, tuple) else key for key in columns if key not in stored]
+        if stored and missing:
             raise ValueError(
                 f"the replay holds rows without {', '.join(missing)}, which ReplayDataModule stores in each row. Rows "
                 "that are stored before it collects need the same columns. Build the replay anew and add them before "
@@ -265,13 +264,13 @@ class Collection(Collector):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, with the open episodes interrupted."""
-        steps_of_all = state["env_steps"] * state.get("processes", 1)
+        steps_of_all = state["env_steps"] * state["processes"]
         super().load_state_dict(state | {"env_steps": -(-steps_of_all // self._world_size)})
         self._stored_steps = self.env_steps
         # The state is that of the first of several processes; the others may have begun more episodes in these steps.
         self._next_trajectory = state["next_trajectory"] + (state["env_steps"] if self._rank else 0)
         self._begin_rank()
         self._is_interrupted = True
-        if self._assignment is not None and state.get("tasks") is not None:
+        if self._assignment is not None and state["tasks"] is not None:
             self._assignment.load_state_dict(state["tasks"])
-        self._information.load_state_dict(state.get("missing_information", self._information.keys))
+        self._information.load_state_dict(state["missing_information"])

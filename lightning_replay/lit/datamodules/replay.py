@@ -335,8 +335,7 @@ class ReplayDataModule(EnvStepDataModule):
         state = checkpoint.get(type(self).__qualname__)
         if not self._is_fitting or state is None:
             return None
-        # Checkpoints of earlier versions hold no id.
-        self._saved_replay = saved_replay(path, state["replay"], state.get("replay_id"))
+        self._saved_replay = saved_replay(path, state["replay"], state["replay_id"])
         return self._saved_replay
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2_contingency, chisquare, ks_2samp
+from scipy.stats import chisquare
 
 from lightning_replay.agents import DQN
 from lightning_replay.agents.parameterized_actions import ParameterizedActions
@@ -22,11 +22,7 @@ from lightning_replay.envs.step_check import with_checked_steps
 from lightning_replay.extras import MissingExtraError
 from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collectors.replay import Collection, Rollout
-from lightning_replay.lit.environments import (
-    make_environment,
-    make_environments,
-    random_actions,
-)
+from lightning_replay.lit.environments import make_environment, make_environments, random_actions
 from lightning_replay.lit.policy import ActionReader
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
@@ -131,20 +127,6 @@ def test_state_restores_clock_generator_and_open_episodes() -> None:
         assert torch.equal(replay[:][key], other_replay[:][key]), key
 
 
-@pytest.mark.slow
-def test_processes_of_their_own() -> None:
-    replays = []
-    for asynchronous in (False, True):
-        replays.append(make_replay())
-        vector = lambda: make_environments("Pendulum-v1", {}, 2, asynchronous)  # noqa: B023, E731
-        collection = Collection(replays[-1], vector, 50, 500, seed=0)
-        collection.collect_until(450, Tiny())
-        collection.close()
-    rows, others = replays[0][:], replays[1][:]
-    assert rows["next", "truncated"].sum() == 2
-    torch.testing.assert_close(rows["observation"][:50], others["observation"][:50])
-
-
 class Reusing(gymnasium.Env):
     """Observation ``[episode, step]``, reward and info the step; one array and one dictionary for all steps."""
 
@@ -177,8 +159,9 @@ def assert_played(rows) -> None:
     assert (rows["next", "done"].flatten() == (after[:, 1] == 5)).all()
 
 
-@pytest.mark.parametrize(("num_envs", "asynchronous"), [(1, False), (3, False), (2, True)])
-@pytest.mark.parametrize("terminates", [True, False])
+@pytest.mark.parametrize(
+    ("num_envs", "asynchronous", "terminates"), [(1, False, True), (3, False, False), (2, True, True)]
+)
 def test_arrays_and_infos_that_an_environment_reuses_are_copied(
     num_envs: int, asynchronous: bool, terminates: bool
 ) -> None:
@@ -227,9 +210,7 @@ class Own(Tiny):
 @pytest.mark.parametrize(
     "space",
     [
-        gymnasium.spaces.MultiDiscrete([3, 2]),
         gymnasium.spaces.MultiDiscrete([3, 2], start=[-1, 4]),
-        gymnasium.spaces.MultiBinary(3),
         gymnasium.spaces.MultiBinary([2, 2]),
     ],
 )
@@ -267,59 +248,20 @@ class Corner(gymnasium.spaces.Box):
         return np.where(self.np_random.random(self.shape) < 0.25, self.low, self.high)
 
 
-INFINITE = np.array([-np.inf, -np.inf, 1.0, 2.0], np.float32), np.array([np.inf, 3.0, np.inf, 5.0], np.float32)
-
-
 @pytest.mark.parametrize(
-    "space",
-    [
-        gymnasium.spaces.Discrete(5, start=2),
-        gymnasium.spaces.MultiDiscrete([3, 2], start=[-1, 4]),
-        gymnasium.spaces.MultiDiscrete([[3, 2], [1, 5]]),
-        gymnasium.spaces.MultiBinary([2, 2]),
-        gymnasium.spaces.Box(0, 5, (1,), np.int64),
-        gymnasium.spaces.Box(np.array([-2, 0]), np.array([2, 1]), dtype=np.int64),
-        gymnasium.spaces.Box(250, 255, (1,), np.uint8),
-        gymnasium.spaces.Box(3, 3, (1,), np.int32),
-        Corner(-1.0, 2.0, (2,)),
-    ],
-    ids=str,
+    "space", [gymnasium.spaces.Discrete(5, start=2), gymnasium.spaces.MultiBinary([2, 2]), Corner(-1.0, 2.0, (2,))]
 )
-def test_random_actions_are_drawn_as_the_space_samples_them(space: gymnasium.Space) -> None:
-    draws = 20_000
-    actions = random_actions(space, draws, np.random.default_rng(0))
-    assert actions.dtype == space.dtype and actions.shape == (draws, *space.shape)
+def test_random_actions_are_those_of_the_space(space: gymnasium.Space) -> None:
     space.seed(1)
-    sampled = np.stack([space.sample() for _ in range(draws)])
-    for ours, theirs in zip(actions.reshape(draws, -1).T, sampled.reshape(draws, -1).T, strict=True):
-        values, count = np.unique(ours, return_counts=True)
-        expected, of_sample = np.unique(theirs, return_counts=True)
-        assert values.tolist() == expected.tolist()
-        if len(values) > 1:
-            assert chi2_contingency([count, of_sample]).pvalue > 1e-4
-    if isinstance(space, gymnasium.spaces.Box) and type(space) is gymnasium.spaces.Box:  # sharper: the exact shares
-        for ours, low, high in zip(actions.reshape(draws, -1).T, space.low.flat, space.high.flat, strict=True):
-            counts = np.bincount(ours.astype(np.int64) - int(low), minlength=int(high) - int(low) + 1)
-            assert len(counts) == 1 or chisquare(counts).pvalue > 1e-4
-
-
-@pytest.mark.parametrize(
-    "space",
-    [gymnasium.spaces.Box(np.float32([-1, 0]), np.float32([1, 3])), gymnasium.spaces.Box(*INFINITE)],
-    ids=str,
-)
-def test_random_floats_are_drawn_as_the_space_samples_them(space: gymnasium.spaces.Box) -> None:
-    actions = random_actions(space, 5_000, np.random.default_rng(0))
-    assert actions.dtype == np.float32 and all(space.contains(action) for action in actions)
+    actions = random_actions(space, 50)
+    assert actions.dtype == space.dtype and actions.shape == (50, *space.shape)
     space.seed(1)
-    sampled = np.stack([space.sample() for _ in range(5_000)])
-    assert all(ks_2samp(ours, theirs).pvalue > 1e-4 for ours, theirs in zip(actions.T, sampled.T, strict=True))
+    assert np.array_equal(actions, [space.sample() for _ in range(50)])
 
 
 def test_parameters_of_integer_boxes_reach_their_bounds() -> None:
-    space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(1), gymnasium.spaces.Box(-2, 2, (1,), np.int64)])
-    discrete, parameters = random_actions(space, 20_000, np.random.default_rng(0))
-    (given,) = ParameterizedActions.of(space).for_environments(discrete, parameters)[1:]
+    space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(1), gymnasium.spaces.Box(-2, 2, (1,), np.int64)], seed=0)
+    (given,) = ParameterizedActions.of(space).for_environments(*random_actions(space, 20_000))[1:]
     assert given.dtype == np.int64
     assert chisquare(np.bincount(given[:, 0] + 2, minlength=5)).pvalue > 1e-4
     near = np.array([[1.9], [-1.9], [0.4], [-0.4]], np.float32)  # of an agent
@@ -328,7 +270,7 @@ def test_parameters_of_integer_boxes_reach_their_bounds() -> None:
 
 def test_no_random_actions_of_a_space_without_arrays() -> None:
     with pytest.raises(ValueError, match=r"no random warm-up actions in the action space Text.*TransformAction"):
-        random_actions(gymnasium.spaces.Text(5), 3, np.random.default_rng(0))
+        random_actions(gymnasium.spaces.Text(5), 3)
 
 
 def test_demonstrations_without_a_number_of_their_episode_are_not_continued() -> None:
@@ -433,11 +375,3 @@ def test_advice_for_discrete_observations_trains(tmp_path: Path) -> None:
     data = ReplayDataModule(env, replay, env_steps=30, warmup_steps=20, seed=0)
     make_trainer(tmp_path).fit(DQN.for_env(env), datamodule=data)
     assert (replay[:]["observation"].sum(1) == 1).all()  # one-hot
-
-
-def test_an_agent_without_act_is_named() -> None:
-    _, collection = make_collection()
-    with pytest.raises(TypeError, match=r"LightningModule has no method act\(observation, explore\)"):
-        import lightning as L
-
-        collection.collect_until(1, L.LightningModule())
