@@ -39,6 +39,7 @@ def _in_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     """This process there; what it imports and registers is forgotten afterwards."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
     sys.modules.pop("my_module", None)

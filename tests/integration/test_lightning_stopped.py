@@ -95,6 +95,7 @@ def test_another_process_goes_on_where_one_was_stopped(tmp_path: Path, number: i
 def test_ctrl_c_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     arguments = [
         "fit",
         f"-c={config_directory() / 'lightning/per_dqn_cartpole.yaml'}",

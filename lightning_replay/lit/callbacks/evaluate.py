@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import lightning as L
@@ -127,15 +127,13 @@ class Evaluate(L.Callback, ActsAtUpdates):
     def _play(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
         """Adds an evaluation to the history."""
         source = source_of(trainer, self)
-        environment, bar = source.make_environment(), trainer.progress_bar_callback
-        returns: list[float] = []
-        played = episode_returns(agent, environment, self.episodes, self.seed, self.max_episode_steps)
-        for episode_return in played:
-            returns.append(episode_return)
-            if isinstance(bar, ReplayProgressBar):  # games may be long
-                is_last = len(returns) == self.episodes
-                bar.describe("" if is_last else f"evaluating, {len(returns)} of {self.episodes} played")
-        environment.close()
+        bar, returns = trainer.progress_bar_callback, list[float]()
+        with closing(source.make_environment()) as environment:
+            for one in episode_returns(agent, environment, self.episodes, self.seed, self.max_episode_steps):
+                returns.append(one)
+                if isinstance(bar, ReplayProgressBar):  # games may be long
+                    is_last = len(returns) == self.episodes
+                    bar.describe("" if is_last else f"evaluating, {len(returns)} of {self.episodes} played")
         self.history.append((source.env_steps_done, float(np.mean(returns))))
 
     def _metrics(self) -> dict[str, float]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from traceback import walk_stack
 from typing import Any, NoReturn
 
 import gymnasium
@@ -28,8 +27,6 @@ from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.evaluation import EvaluationStream
 from lightning_replay.lit.update_schedule import Pace, RolloutPace
 from lightning_replay.validation import check_kind, checked_flag
-
-_LAUNCHER = "lightning.pytorch.strategies.launchers.multiprocessing"
 
 __all__ = ["ActsAtUpdates", "EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
 
@@ -189,14 +186,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                 f"precision is {precision}, in which weights are not float32; observations and replayed rows are. Use "
                 "Trainer(precision='32-true'), or 'bf16-mixed' for faster layers on float32 weights."
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Refuses several processes that Lightning is about to spawn, before it reaches what cannot be sent to them."""
-        for frame, _ in walk_stack(None):
-            trainer = frame.f_locals.get("trainer")
-            if frame.f_globals.get("__name__") == _LAUNCHER and isinstance(trainer, L.Trainer):
-                self.check_processes(trainer.world_size)
-        return dict(vars(self))
 
     def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
         """Wraps the plug-in that writes the trainer's checkpoint files."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import closing
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -278,11 +279,8 @@ class ReplayDataModule(EnvStepDataModule):
         )
 
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
-        environment = self.make_environment()
-        try:
+        with closing(self.make_environment()) as environment:
             yield from episode_returns(agent, environment, self.evaluation_episodes, seed=10_000)
-        finally:
-            environment.close()
 
     @property
     def remaining_updates(self) -> int:

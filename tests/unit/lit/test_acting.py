@@ -137,7 +137,7 @@ def test_levels_are_tested_with_whatever_is_an_action() -> None:
         level_returns(lambda observations: torch.zeros(3).long(), Stairs, [4, 5], num_envs=2)
     with (
         stochastic_policy(Own("left"), seed=0) as policy,
-        pytest.raises(TypeError, match="^Own.act returned str 'left' for a batch of 2"),
+        pytest.raises(TypeError, match="^policy returned str 'left' for a batch of 2"),
     ):
         level_returns(policy, Stairs, [4, 5], num_envs=2)
 

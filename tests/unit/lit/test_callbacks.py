@@ -207,15 +207,22 @@ def test_an_evaluation_episode_without_an_end_counts_up_to_the_limit(tmp_path: P
     assert list(returns) == [210.0]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Evaluate(0),
-        lambda: Evaluate(5, 0),
-        lambda: Evaluate(max_episode_steps=0),
-        lambda: LogReplayStats(0),
-    ],
-)
-def test_bad_intervals(make) -> None:
-    with pytest.raises(ValueError, match="is 0; it must be a whole number from 1 on"):
-        make()
+class Fragile(Counting):
+    """Fails in evaluation, and counts how often it was closed."""
+
+    closed = 0
+
+    def step(self, action):
+        if self.count == 3:
+            raise ZeroDivisionError
+        return super().step(action)
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+def test_the_environment_of_an_evaluation_that_fails_is_closed(tmp_path: Path) -> None:
+    data = make_data(env=Fragile)
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(tmp_path, [Evaluate(episodes=1)]).fit(Tiny(), datamodule=data)
+    assert Fragile.closed == 2  # that whose spaces were read, and this one

@@ -405,10 +405,3 @@ def test_hyperparameters_that_are_not_loaded_again_are_named_at_the_save(tmp_pat
     data = make_data(env_steps=64)
     make_trainer(tmp_path).fit(Sized(3.0), datamodule=data, ckpt_path=file, weights_only=False)
     assert data.updates_done == 44
-
-
-def test_spawned_processes_are_refused_before_anything_is_sent_to_them(tmp_path: Path) -> None:
-    data = ReplayDataModule(lambda: Counting(), make_replay(), env_steps=60, warmup_steps=20)  # cannot be sent
-    trainer = make_trainer(tmp_path, devices=2, strategy="ddp_spawn")
-    with pytest.raises(ValueError, match="the trainer runs 2 processes; ReplayDataModule supports one"):
-        trainer.fit(Tiny(), datamodule=data)
