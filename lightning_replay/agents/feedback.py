@@ -70,7 +70,6 @@ class UpdatePriorities(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Updates the rows of this batch."""
         source = training_data(trainer)
         if not isinstance(batch, TensorDictBase) or source is None or not source.takes_td_errors:
             return

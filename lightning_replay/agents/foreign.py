@@ -42,12 +42,10 @@ class _UsersData(TrainingData):
 
     @property
     def discounting_parts(self) -> Mapping[str, Any]:
-        """The normalization of rewards and the score of levels, where it has them."""
         score = getattr(getattr(self._module, "levels", None), "score", None)
         return {"return_normalization": getattr(self._module, "return_normalization", None), "levels.score": score}
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Passes the TD errors of a batch to the data module."""
         self._module.update_priority(batch, td_error, **signals)
 
 

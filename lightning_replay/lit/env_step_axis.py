@@ -47,7 +47,6 @@ class EnvStepAxis:
             attributes["log_metrics"] = partial(self._log_metrics, logger.log_metrics)
 
     def detach(self) -> None:
-        """Restores the loggers' own methods."""
         self._restorations.close()
 
     def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:

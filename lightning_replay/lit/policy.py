@@ -109,7 +109,7 @@ class ActionReader:
 def _bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
     """Returns the least and the largest actions of a space of discrete ones."""
     if isinstance(space, Discrete):
-        return space.start, space.start + space.n - 1
+        return int(space.start), int(space.start) + int(space.n) - 1
     if isinstance(space, MultiDiscrete):
         return space.start, space.start + space.nvec - 1
     return (0, 1) if isinstance(space, MultiBinary) else None

@@ -44,7 +44,6 @@ class Pace:
 
     @property
     def total_updates(self) -> int:
-        """Updates of the whole run."""
         return self.updates_due(self.env_steps)
 
     def updates_due(self, steps: int) -> int:
@@ -59,7 +58,6 @@ class Pace:
         return self._first_step - (-further * self._denominator // self._numerator)  # rounded up
 
     def state_dict(self) -> dict[str, Any]:
-        """The ratio, and the steps and updates from which it counts."""
         ratio = [self._numerator, self._denominator]
         return {"ratio": ratio, "first_step": self._first_step, "first_update": self._first_update}
 

@@ -58,7 +58,6 @@ class Evaluate(L.Callback, ActsAtUpdates):
         self._is_current = False  # whether the weights are those of the last evaluation
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Makes the epochs of ``fit`` end with evaluations."""
         if stage != TrainerFn.FITTING:
             return
         source_of(trainer, self).is_evaluated = True
@@ -91,7 +90,6 @@ class Evaluate(L.Callback, ActsAtUpdates):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Evaluates when due, and ends the epoch."""
         if not self.is_due(source_of(trainer, self)):
             return
         _end_epoch(trainer)
@@ -106,7 +104,6 @@ class Evaluate(L.Callback, ActsAtUpdates):
             self._evaluate_epoch(trainer, pl_module)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
-        """Returns whether an evaluation follows the update that was made last."""
         last, now = self.history[-1][0], source.env_steps_done
         if now >= source.pace.env_steps:  # further updates may follow the last step
             return source.is_finished and now > last
@@ -125,7 +122,6 @@ class Evaluate(L.Callback, ActsAtUpdates):
             logger.log_metrics(self._metrics())
 
     def _play(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-        """Adds an evaluation to the history."""
         source = source_of(trainer, self)
         bar, returns = trainer.progress_bar_callback, list[float]()
         with closing(source.make_environment()) as environment:
@@ -146,11 +142,9 @@ class Evaluate(L.Callback, ActsAtUpdates):
             trainer.progress_bar_callback.evaluation = self.history[-1][1]
 
     def state_dict(self) -> dict[str, Any]:
-        """The evaluations so far."""
         return {"history": [list(point) for point in self.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the evaluations."""
         self.history = [(int(steps), float(value)) for steps, value in state_dict["history"]]
 
 
@@ -226,10 +220,8 @@ class GeneralizationGap(Evaluate):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The evaluations so far."""
         return super().state_dict() | {"training_history": [list(point) for point in self.training_history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the evaluations."""
         super().load_state_dict(state_dict)
         self.training_history = [(int(steps), float(value)) for steps, value in state_dict["training_history"]]

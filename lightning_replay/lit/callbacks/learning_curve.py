@@ -72,14 +72,12 @@ class LearningCurve(Picture, ActsAtUpdates):
         self._newest: Episode | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Removes the episodes of another run."""
         if self.history and self.history[-1][0] > source_of(trainer, self).env_steps_done:
             self.history.clear()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records the training episodes that ended since; the data module keeps only the newest."""
         episodes = source_of(trainer, self).collection.episodes
         ended = list(takewhile(lambda episode: episode is not self._newest, reversed(episodes)))
         if ended:
@@ -87,7 +85,6 @@ class LearningCurve(Picture, ActsAtUpdates):
             self.history += [(episode.env_steps, episode.episode_return) for episode in reversed(ended)]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the picture."""
         curves: dict[str, Curve] = {"training episodes": self.history} if self.history else {}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GeneralizationGap) and callback.history:
@@ -104,7 +101,6 @@ class LearningCurve(Picture, ActsAtUpdates):
         return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the training episodes."""
         self.history = [(int(steps), value) for steps, value in state_dict["history"].tolist()]
 
 

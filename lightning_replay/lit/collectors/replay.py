@@ -62,7 +62,6 @@ class Rollout(RunningEpisodes):
 
     @property
     def pending_rows(self) -> int:
-        """Rows not taken yet."""
         return len(self._pending) * self.num_envs
 
     def step(self, action: Action, env_steps: int) -> list[Episode]:
@@ -149,7 +148,6 @@ class Collection(Collector):
         self._begin_rank()
 
     def _begin_rank(self) -> None:
-        """Gives this process random numbers of its own."""
         if self._rank:
             seeds = self._generator.integers(2**63, size=2)
             self._generator = np.random.default_rng([self._rank, *seeds.tolist()])
@@ -205,8 +203,8 @@ class Collection(Collector):
 
     def _stored_keys(self) -> set[NestedKey]:
         """Returns the columns of the rows in a :class:`~lightning_replay.Replay`; none while it is empty."""
-        is_filled = isinstance(self._replay, Replay) and len(self._replay)
-        return set(self._replay[:1].keys(True, True)) if is_filled else set()
+        replay = self._replay
+        return set(replay[:1].keys(True, True)) if isinstance(replay, Replay) and len(replay) else set()
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
@@ -245,7 +243,6 @@ class Collection(Collector):
                 self.env_steps = self._stored_steps
 
     def close(self) -> None:
-        """Closes the environments; their episodes are interrupted."""
         if self._rollout is not None:
             self._is_interrupted = True
             self._next_trajectory = self._rollout.environments.next_trajectory
@@ -253,7 +250,6 @@ class Collection(Collector):
             self._rollout = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Clock and generator, as plain values."""
         rollout = self._rollout
         return super().state_dict() | {
             "processes": self._world_size,
@@ -263,7 +259,6 @@ class Collection(Collector):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`, with the open episodes interrupted."""
         steps_of_all = state["env_steps"] * state["processes"]
         super().load_state_dict(state | {"env_steps": -(-steps_of_all // self._world_size)})
         self._stored_steps = self.env_steps

@@ -93,7 +93,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
-        """Builds one more environment of the same kind, for evaluation."""
         return make_environment(self.env, self.evaluation_env_kwargs)
 
     def _make_probe(self) -> gymnasium.Env[Any, Any]:
@@ -125,12 +124,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @property
     def env_steps_done(self) -> int:
-        """Environment steps collected."""
         return self.collection.env_steps
 
     @property
     def clocks(self) -> tuple[int, int]:
-        """Environment steps and updates done."""
         return self.env_steps_done, self.updates_done
 
     @property
@@ -167,11 +164,9 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
     def _join_processes(self, world_size: int) -> None:
-        """Prepares for one of several processes that train together."""
         self.check_processes(world_size)
 
     def check_processes(self, world_size: int) -> None:
-        """Refuses several processes."""
         if world_size > 1:
             raise ValueError(
                 f"the trainer runs {world_size} processes; {type(self).__name__} supports one, because each would "
@@ -188,7 +183,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             )
 
     def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
-        """Wraps the plug-in that writes the trainer's checkpoint files."""
         return CheckedCheckpointIO(plugin)
 
     def _limit_validation(self, is_fitting: bool) -> None:
@@ -244,7 +238,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
 
     def state_dict(self) -> dict[str, Any]:
-        """Clocks and generators: tensors and plain values only."""
         state: dict[str, Any] = {"version": 1, "updates": self.updates_done, "collection": self.collection.state_dict()}
         state["torch_generator"] = torch.get_rng_state()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -252,7 +245,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
         self.updates_done = state["updates"]
         self.collection.load_state_dict(state["collection"])
         torch.set_rng_state(state["torch_generator"].cpu())
@@ -264,7 +256,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self._logging_axis.detach()
 
     def teardown(self, stage: str) -> None:
-        """Closes the environments and restores the loggers."""
         self._logging_axis.detach()
         self.collection.close()
         if self.trainer is not None:

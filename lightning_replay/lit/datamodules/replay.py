@@ -173,7 +173,6 @@ class ReplayDataModule(EnvStepDataModule):
         return f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {replay.sampler_name}"
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
-        """Builds one more environment of the same kind, for evaluation; with tasks it plays the first."""
         environment = super().make_environment()
         if self._tasks and "task" not in self.evaluation_env_kwargs:
             environment.set_wrapper_attr("task", self._tasks[0])
@@ -234,17 +233,14 @@ class ReplayDataModule(EnvStepDataModule):
             )
 
     def _draw_apart(self, rank: int) -> None:
-        """Seeds exploration and noise of further processes; weights are those of the first."""
         if rank:
             torch.manual_seed(int(torch.randint(2**31, ())) + rank)
 
     @property
     def env_steps_done(self) -> int:
-        """Environment steps collected, by all processes together."""
         return self.collection.env_steps * self._world_size
 
     def _collect_until(self, env_steps: int) -> None:
-        """Collects this process's share of the environment steps."""
         share = -(-env_steps // self._world_size)
         self.collection.collect_until(share, self._agent, self.pause_hooks)
 
@@ -284,11 +280,9 @@ class ReplayDataModule(EnvStepDataModule):
 
     @property
     def remaining_updates(self) -> int:
-        """Updates until the end of the run."""
         return max(0, self.pace.total_updates - self.updates_done)
 
     def start_epoch(self) -> None:
-        """Collects the remaining ``env_steps`` of a run without further updates."""
         super().start_epoch()
         if self.remaining_updates == 0:
             self._collect_until(self.pace.env_steps)
@@ -312,7 +306,6 @@ class ReplayDataModule(EnvStepDataModule):
         return batch if batch.get("index").device == agent.device else batch.to(agent.device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Passes the TD errors of a batch and other signals to the replay, which ignores signals it does not use."""
         self.replay.update_priority(batch, td_error, **signals)
 
     def replay_stamp(self) -> Hashable:
@@ -337,7 +330,6 @@ class ReplayDataModule(EnvStepDataModule):
         return self._saved_replay
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores replay, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
         if not self._is_fitting:
             return
         assert self._saved_replay is not None
@@ -350,7 +342,6 @@ class ReplayDataModule(EnvStepDataModule):
         self._draw_apart(self.trainer.global_rank)
 
     def teardown(self, stage: str) -> None:
-        """Closes the environments, and removes the agent's function from the replay."""
         super().teardown(stage)
         if self._sets_surprise:
             self.replay.set_initial_surprise(None)
