@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any, NoReturn
 
 import gymnasium
 import lightning as L
 import torch
 from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tensordict import TensorDictBase
@@ -22,7 +25,6 @@ from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.envs.building import check_env
 from lightning_replay.lit.checkpoint_digest import CheckedCheckpointIO
 from lightning_replay.lit.collectors import Collector
-from lightning_replay.lit.env_step_axis import EnvStepAxis
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.evaluation import EvaluationStream
 from lightning_replay.lit.update_schedule import Pace, RolloutPace
@@ -36,8 +38,8 @@ _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
 
-    The trainer's loggers record both, see :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`. Subclasses document
-    the arguments, and set ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of ``trainer.validate``.
+    Subclasses document the arguments, and set ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of
+    ``trainer.validate``.
 
     Attributes:
         updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
@@ -76,7 +78,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._validation: dict[str, Any] = {}  # options of the trainer to restore
-        self._logging_axis = EnvStepAxis(self)
+        self._own_loggers = ExitStack()  # restores them
 
     @property
     @abstractmethod
@@ -147,21 +149,38 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             self._join_processes(self.trainer.world_size)
             self._check_precision(str(self.trainer.precision))
         if self.observation_space is None:
-            probe = self._make_probe()
-            self.observation_space, self.action_space = probe.observation_space, probe.action_space
-            probe.close()
+            with closing(self._make_probe()) as probe:
+                self.observation_space, self.action_space = probe.observation_space, probe.action_space
         if self.trainer is not None:
             self._agent.configure_model()  # before callbacks such as StochasticWeightAveraging copy the agent
-        # last: Lightning does not undo changes of the trainer if setup raises
-        if self.trainer is not None:
+            # last: Lightning does not undo changes of the trainer if setup raises
             plugin = self.trainer.strategy.checkpoint_io
             while isinstance(plugin, CheckedCheckpointIO):  # of an earlier fit
                 plugin = plugin.wrapped
             self.trainer.strategy.checkpoint_io = self._checkpoint_io(plugin)
-            self._logging_axis.attach(self.trainer.loggers)
+            self._log_by_env_steps(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+
+    def _log_by_env_steps(self, loggers: Sequence[Logger]) -> None:
+        """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for other callbacks.
+
+        Lightning logs against the number of batches, so that one file would have losses and returns in two units on one
+        axis. ``{step}`` in the file names of ``ModelCheckpoint`` still counts optimizer steps, ``trainer.global_step``.
+        """
+        self._own_loggers.close()
+        for logger in loggers:
+            # The loggers themselves stay: callbacks test their types, and trainer.log_dir is their folder.
+            attributes, before = vars(logger), logger.log_metrics
+            if "log_metrics" in attributes:
+                self._own_loggers.callback(attributes.__setitem__, "log_metrics", before)
+            else:
+                self._own_loggers.callback(attributes.pop, "log_metrics")
+            attributes["log_metrics"] = partial(self._log_metrics, before)
+
+    def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        log_metrics({**metrics, "updates": self.updates_done}, step=self.env_steps_done)
 
     def _join_processes(self, world_size: int) -> None:
         self.check_processes(world_size)
@@ -253,10 +272,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     def on_exception(self, exception: BaseException) -> None:
         """Restores the loggers; Lightning calls no ``teardown`` after an error."""
-        self._logging_axis.detach()
+        self._own_loggers.close()
 
     def teardown(self, stage: str) -> None:
-        self._logging_axis.detach()
+        self._own_loggers.close()
         self.collection.close()
         if self.trainer is not None:
             self._limit_validation(False)

@@ -66,6 +66,7 @@ def test_whatever_has_one_meaning_is_an_action(space, count, returned, expected)
         (Discrete(2), 2, torch.zeros(2, 2).long(), ValueError, "int64 of shape [2, 2] .* take the argmax(-1)."),
         (Discrete(2), 1, 2, ValueError, "list [2] for .* Discrete(2); return integers [1] from 0 to 1"),
         (COUNTED_FROM_ONE, 1, 0, ValueError, "list [0] .* return integers [1] from 1 to 3"),
+        (MultiDiscrete([3, 2]), 1, [[0, 2]], ValueError, "list [[0, 2]] .* integers [1, 2] from [0 0] to [2 1]"),
         (VECTOR, 2, torch.zeros(2), ValueError, "float32 of shape [2] for a batch of 2 .* return floats [2, 2], as"),
         (VECTOR, 2, torch.zeros(2, 3), ValueError, "float32 of shape [2, 3] .* Box(-1.0, 1.0, (2,), float32); return"),
         (VECTOR, 1, "left", TypeError, "str 'left' for"),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import Logger
 
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayDataModule, ReplayProgressBar
@@ -128,15 +127,6 @@ def test_the_figures_by_which_hoarding_shows_are_logged(tmp_path: Path) -> None:
     assert {name: logged[f"replay/{name}"] for name in names} == {name: stats[name] for name in names}
     # there is room for all 23 rows, of which every fifth ends an episode
     assert [stats[name] for name in names] == [0, 11 / 50, 4 / 23, 1.0, 1.0]
-
-
-def test_a_csv_file_holds_them(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
-    trainer = make_trainer(tmp_path, [LogReplayStats(8), Evaluate(20, 1)], logger=logger)
-    trainer.fit(Tiny(), datamodule=make_data())
-    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
-    assert {int(row["step"]) for row in rows if row["replay/nbytes"]} == {28, 36, 44, 52, 60}
-    assert {int(row["step"]) for row in rows if row["eval/return"]} == {0, 21, 40, 60}
 
 
 def test_the_bar_shows_steps_return_and_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

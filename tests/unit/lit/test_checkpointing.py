@@ -71,8 +71,7 @@ class SaveAt(L.Callback):
 
 
 # updates 10 and 30 end an epoch, 7 and 23 lie within one
-@pytest.mark.parametrize("update", [7, 10, 23, 30])
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(("update", "prioritized"), [(7, True), (10, False), (23, False), (30, True)])
 def test_resume_restores_contents_counters_and_the_next_draws(tmp_path: Path, update: int, prioritized: bool) -> None:
     save = SaveAt(update, tmp_path / "by_hand.ckpt")
     make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(prioritized))
@@ -234,51 +233,6 @@ def resume(path: Path) -> ReplayDataModule:
     return data
 
 
-def rewrite(path: Path, change) -> None:
-    """Changes a checkpoint without a new digest, as a disk or a hand does."""
-    checkpoint = torch.load(path, weights_only=False)
-    change(checkpoint)
-    torch.save(checkpoint, path)
-
-
-def another_weight(checkpoint: dict) -> None:
-    checkpoint["state_dict"]["weight"] = torch.tensor([0.25])
-
-
-def another_step(checkpoint: dict) -> None:
-    checkpoint["global_step"] += 1
-
-
-def another_clock(checkpoint: dict) -> None:
-    checkpoint["ReplayDataModule"]["updates"] += 1
-
-
-def another_learning_rate(checkpoint: dict) -> None:
-    checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] = 2e-4
-
-
-def no_loops(checkpoint: dict) -> None:
-    del checkpoint["loops"]
-
-
-@pytest.mark.parametrize("change", [another_weight, another_step, another_clock, another_learning_rate, no_loops])
-def test_a_checkpoint_that_was_changed_is_refused(tmp_path: Path, change) -> None:
-    path = saved_at(tmp_path / "by_hand.ckpt")
-    rewrite(path, change)
-    with pytest.raises(DamagedFileError, match="by_hand.ckpt was changed since it was saved; nothing was restored"):
-        resume(path)
-
-
-def test_a_checkpoint_of_an_earlier_version_has_neither_digest_nor_id_and_resumes(tmp_path: Path) -> None:
-    path = saved_at(tmp_path / "by_hand.ckpt")
-
-    def forget(checkpoint: dict) -> None:
-        del checkpoint["lightning_replay_digest"], checkpoint["ReplayDataModule"]["replay_id"]
-
-    rewrite(path, forget)
-    assert resume(path).updates_done == 40
-
-
 def test_a_checkpoint_beside_the_replay_of_another_run_is_refused_before_the_agent_is_restored(tmp_path: Path) -> None:
     mine, other = saved_at(tmp_path / "mine" / "a.ckpt"), saved_at(tmp_path / "other" / "a.ckpt")
     shutil.rmtree(mine.with_name("a.7.replay"))
@@ -356,40 +310,11 @@ def test_validating_a_checkpoint_leaves_the_replay_alone(tmp_path: Path) -> None
     assert len(data.replay) == 0
 
 
-def test_several_updates_per_step_resume(tmp_path: Path) -> None:
-    save = SaveAt(12, tmp_path / "run" / "by_hand.ckpt")
-    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(updates_per_training_step=4))
-    agent = Tiny()
-    data = make_data(updates_per_training_step=4)
-    trainer = make_trainer(tmp_path)
-    trainer.fit(agent, datamodule=data, ckpt_path=tmp_path / "run" / "by_hand.ckpt")
-    assert len(agent.seen) == 28 and trainer.global_step == 40
-
-
 def test_remote_paths_are_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer.fit(Tiny(), datamodule=make_data())
     with pytest.raises(ValueError, match="memory://there.ckpt is remote"):
         trainer.save_checkpoint("memory://there.ckpt")
-
-
-class Clocks(L.Callback):
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, int]] = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.seen.append(trainer.datamodule.clocks)
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1)])
-def test_another_replay_ratio_holds_from_the_resume_on(tmp_path: Path, before: int, after: int) -> None:
-    save, clocks = SaveAt(40 * before, tmp_path / "by_hand.ckpt"), Clocks()
-    options = {"num_envs": 1}
-    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(updates_per_env_step=before, **options))
-    data = make_data(env_steps=80, updates_per_env_step=after, **options)
-    make_trainer(tmp_path, [clocks]).fit(Tiny(), datamodule=data, ckpt_path=tmp_path / "by_hand.ckpt")
-    done = 40 * before
-    assert clocks.seen == [(61 + number // after, done + 1 + number) for number in range(20 * after)]
 
 
 class Sized(Tiny):

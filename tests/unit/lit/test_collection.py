@@ -23,7 +23,6 @@ from lightning_replay.extras import MissingExtraError
 from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collectors.replay import Collection, Rollout
 from lightning_replay.lit.environments import make_environment, make_environments, random_actions
-from lightning_replay.lit.policy import ActionReader
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows_of_columns import rows_of_columns
@@ -222,23 +221,6 @@ def test_several_discrete_actions(space: gymnasium.Space, tmp_path: Path) -> Non
     assert_played(rows)
     assert all(space.contains(action) for action in rows["action"].numpy())
     assert len(rows["action"].flatten(1).unique(dim=0)) > 3
-
-
-@pytest.mark.parametrize(
-    ("space", "returned", "message"),
-    [
-        (
-            gymnasium.spaces.MultiDiscrete([3, 2]),
-            [[0, 2]],
-            r"list \[\[0, 2\]\] .* integers \[1, 2\] from \[0 0\] to \[2 1\]",
-        ),
-        (gymnasium.spaces.MultiDiscrete([3, 2]), [[-1, 0]], r"list \[\[-1, 0\]\] .* integers \[1, 2\] from"),
-        (gymnasium.spaces.MultiBinary(2), [[0, 300]], r"list \[\[0, 300\]\] .* integers \[1, 2\] from 0 to 1"),
-    ],
-)
-def test_several_discrete_actions_out_of_range_are_refused(space, returned, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ActionReader(space)(torch.tensor(returned), 1, "Own.act")
 
 
 class Corner(gymnasium.spaces.Box):

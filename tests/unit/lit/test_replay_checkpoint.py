@@ -248,19 +248,6 @@ def test_nothing_is_written_by_a_trial_run_or_without_a_step(tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-def test_other_data_modules_are_refused_before_the_training(tmp_path: Path) -> None:
-    class Others(L.LightningDataModule):
-        def train_dataloader(self):
-            return []
-
-        def val_dataloader(self):
-            return []
-
-    trainer = make_trainer(tmp_path, [ReplayCheckpoint(tmp_path)])
-    with pytest.raises(TypeError, match="ReplayCheckpoint counts environment steps, and .*Others.*, which does not"):
-        trainer.fit(Tiny(), datamodule=Others())
-
-
 def test_one_line_names_the_file_and_how_to_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         fail_after(25, tmp_path, ReplayCheckpoint(tmp_path / "run"))

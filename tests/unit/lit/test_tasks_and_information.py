@@ -212,19 +212,7 @@ def test_info_keys_must_be_names(keys) -> None:
         InformationColumns(keys)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ("goal", "info_keys is 'goal'; it must be a sequence of names"),
-        ((3,), r"info_keys\[0\] is 3; it must be the name of an info"),
-    ],
-)
-def test_info_keys_of_another_kind(keys, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        InformationColumns(keys)
-
-
-@pytest.mark.parametrize("value", ["goal", np.zeros(2), None, {"distance": 1.0}])
+@pytest.mark.parametrize("value", ["goal", np.zeros(2), {"distance": 1.0}])
 def test_infos_must_be_numbers(value) -> None:
     class Odd(Counting):
         def step(self, action):
