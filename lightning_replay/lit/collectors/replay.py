@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
-from tensordict.utils import NestedKey
 
 from lightning_replay.agents.foreign import acting_agent
 from lightning_replay.collecting import Columns, VectorSteps
@@ -196,41 +195,22 @@ class Collection(Collector):
         seed = int(self._generator.integers(2**31))
         rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
         # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
-        stored = self._stored_keys()
-        self._has_single_stream = rollout.num_envs == 1 and bool(stored) and "trajectory" not in stored
+        replay = self._replay
+        is_filled = isinstance(replay, Replay) and len(replay) > 0
+        self._has_single_stream = rollout.num_envs == 1 and is_filled and replay[:1].get("trajectory", None) is None
         self._rollout = rollout
         return rollout
-
-    def _stored_keys(self) -> set[NestedKey]:
-        """Returns the columns of the rows in a :class:`~lightning_replay.Replay`; none while it is empty."""
-        replay = self._replay
-        return set(replay[:1].keys(True, True)) if isinstance(replay, Replay) and len(replay) else set()
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
         columns = rollout.take_columns(rollout.pending_rows - excess)
         if self._has_single_stream:
             del columns["trajectory"]
-        try:
-            self._replay.extend_columns(columns)
-        except ValueError as error:
-            self._explain_missing(columns, error)
-            raise
+        self._replay.extend_columns(columns)
         if excess:
             self.env_steps: int = self._last_step
             self.close()
         self._stored_steps = self.env_steps
-
-    def _explain_missing(self, columns: Columns, error: ValueError) -> None:
-        """Raises an error of its own where rows were refused because those stored before lack some of their columns."""
-        stored = self._stored_keys()
-        missing = ["/".join(key) if isinstance(key, tuple) else key for key in columns if key not in stored]
-        if stored and missing:
-            raise ValueError(
-                f"the replay holds rows without {', '.join(missing)}, which ReplayDataModule stores in each row. Rows "
-                "that are stored before it collects need the same columns. Build the replay anew and add them before "
-                'extend; trajectory is the number of the episode: rows["trajectory"] = torch.full([N], number)'
-            ) from error
 
     def _store_finished(self) -> None:
         """Counts the steps that were finished before an exception, and stores those that are pending."""

@@ -272,20 +272,17 @@ def test_demonstrations_without_a_number_of_their_episode_are_not_continued() ->
     assert len(rewards) and (rewards <= 3 + 0.99 * 4 + 0.99**2 * 5 + 1e-4).all()
 
 
-def test_rows_without_the_columns_of_the_data_module_are_named() -> None:
+def test_rows_of_several_environments_need_the_number_of_their_episode() -> None:
     replay, collection = make_collection()
     collection.collect_until(10, Tiny())
     demonstrations = replay[:].exclude("trajectory", "generation", "index")
-    replay, _ = make_collection()
+    replay, collection = make_collection(num_envs=2)
     replay.extend(demonstrations)
-    collection = Collection(replay, lambda: make_vector(5, 5), warmup_steps=0, env_steps=100, seed=0)
-    with pytest.raises(
-        ValueError, match=r'without trajectory, which ReplayDataModule .* rows\["trajectory"\] = '
-    ) as error:
+    with pytest.raises(ValueError, match="Different: trajectory: stored no such column"):
         collection.collect_until(10, Tiny())
-    assert "leave" not in str(error.value) and len(replay) == 10 and collection.env_steps == 0
-    demonstrations["trajectory"] = torch.full([10], 0)  # as advised
-    replay, collection = make_collection()
+    assert len(replay) == 10 and collection.env_steps == 0
+    demonstrations["trajectory"] = torch.full([10], 0)
+    replay, collection = make_collection(num_envs=2)
     replay.extend(demonstrations)
     collection.collect_until(10, Tiny())
     assert len(replay) == 20
