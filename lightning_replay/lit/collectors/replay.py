@@ -196,8 +196,8 @@ class Collection(Collector):
         rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
         # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
         replay = self._replay
-        is_filled = isinstance(replay, Replay) and len(replay) > 0
-        self._has_single_stream = rollout.num_envs == 1 and is_filled and replay[:1].get("trajectory", None) is None
+        row = replay[:1] if isinstance(replay, Replay) and len(replay) else None
+        self._has_single_stream = rollout.num_envs == 1 and row is not None and row.get("trajectory", None) is None
         self._rollout = rollout
         return rollout
 
