@@ -116,16 +116,6 @@ def test_what_builds_no_environment_is_refused(env, message) -> None:
     ("agent", "env_kwargs", "message"),
     [
         (
-            DQN(4, 3),
-            {"num_actions": 3},
-            r"DQN was built with observation_size=4, and .* has observation_size=2. Give both",
-        ),
-        (
-            DQN(2, 5),
-            {"num_actions": 3},
-            r"with num_actions=5, and the environment of ReplayDataModule has num_actions=3",
-        ),
-        (
             DQN(4, 5),
             {"num_actions": 3},
             r"with observation_size=4, num_actions=5, and .* leave these out: DQN\(\) reads them",

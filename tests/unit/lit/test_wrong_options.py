@@ -16,7 +16,7 @@ from lightning_replay.agents import DQN
 from lightning_replay.envs.step_check import checked_reward
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
-from lightning_replay.lit.callbacks import Evaluate, LearningCurve, LevelCurriculum, ScoreAgainstStaleness
+from lightning_replay.lit.callbacks import LearningCurve, LevelCurriculum, ScoreAgainstStaleness
 from lightning_replay.lit.return_normalization import ReturnNormalization
 from lightning_replay.lit.update_schedule import Pace, RolloutPace
 from lightning_replay.schedulers import MeanReturn
@@ -107,31 +107,6 @@ def test_a_reward_that_is_no_number_is_refused_before_anything_is_stored(tmp_pat
     with pytest.raises(TypeError, match=message):
         make_trainer(tmp_path).fit(Valuer(), datamodule=data)
     assert data.env_steps_done == 0
-
-
-@pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")  # Gymnasium's, of an error in a process of its own
-def test_a_reward_that_is_no_number_is_refused_in_a_process_of_its_own(tmp_path) -> None:
-    def make() -> gymnasium.Env:  # a local function, so that the process does not import this module
-        return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: np.array([reward]))
-
-    data = ReplayDataModule(make, make_replay(), env_steps=60, warmup_steps=20, asynchronous=True)
-    with pytest.raises(TypeError, match=r"<TransformReward.*CartPole.*> returned the reward array\(\[1\.\]\)"):
-        make_trainer(tmp_path).fit(DQN(observation_size=4, num_actions=2), datamodule=data)
-    assert len(data.replay) == 0
-    data.collection.close()
-
-
-def test_a_reward_that_is_no_number_is_refused_in_evaluation(tmp_path) -> None:
-    data = ReplayDataModule(
-        Rewarding,
-        make_replay(),
-        env_steps=60,
-        warmup_steps=20,
-        env_kwargs={"reward": 1.0},
-        evaluation_env_kwargs={"reward": np.array([1.0])},
-    )
-    with pytest.raises(TypeError, match=r"<Rewarding.*> returned the reward array\(\[1\.\]\); it must be one number"):
-        make_trainer(tmp_path, [Evaluate(episodes=1)]).fit(DQN(observation_size=2, num_actions=2), datamodule=data)
 
 
 @pytest.mark.parametrize("reward", [1, 1.0, True, np.float32(1.0), np.int64(1), np.array(1.0), torch.tensor(1.0)])
