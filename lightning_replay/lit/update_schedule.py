@@ -62,12 +62,9 @@ class Pace:
         return {"ratio": ratio, "first_step": self._first_step, "first_update": self._first_update}
 
     def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
-        """Continues the schedule of a run from its :meth:`state_dict`, and from now on if the ratio is another.
+        """Continues the schedule of a run from its :meth:`state_dict`, and from these clocks if the ratio is another.
 
-        Args:
-            state: of the run that is resumed.
-            env_steps: collected by it.
-            updates: done by it; with 0 the warm-up is that of this run.
+        A run without updates has the warm-up that is asked for now.
         """
         if updates and state["ratio"] == [self._numerator, self._denominator]:
             self._first_step, self._first_update = state["first_step"], state["first_update"]

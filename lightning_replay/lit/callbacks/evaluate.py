@@ -10,10 +10,10 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_replay.envs.step_check import MAX_EPISODE_STEPS
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
@@ -58,15 +58,8 @@ class Evaluate(L.Callback, ActsAtUpdates):
         self._is_current = False  # whether the weights are those of the last evaluation
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage != TrainerFn.FITTING:
-            return
-        source_of(trainer, self).is_evaluated = True
-        for one in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(one, ModelCheckpoint) and one._every_n_train_steps and str(one.monitor).startswith("eval/"):
-                rank_zero_info(
-                    f"{type(one).__name__}(monitor={one.monitor!r}) saves only after those of its every_n_train_steps "
-                    "that are evaluated too. Without every_n_train_steps it saves after each evaluation."
-                )
+        if stage == TrainerFn.FITTING:
+            source_of(trainer, self).is_evaluated = True  # each evaluation ends an epoch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluates the untrained agent, or publishes the last evaluation again after a resume."""

@@ -132,13 +132,7 @@ class Collection(Collector):
         self._rank, self._world_size = 0, 1
 
     def collect_share(self, replay: TrainingReplay, rank: int, world_size: int) -> None:
-        """Collects one of ``world_size`` equal shares of the steps from now on, in one of as many processes.
-
-        Args:
-            replay: of this process.
-            rank: of it; each has environments and random actions of its own.
-            world_size: of all.
-        """
+        """Collects one of ``world_size`` equal shares of the steps from now on, into the replay of this process."""
         self._replay = replay
         if self._assignment is not None:
             self._assignment.replay = replay
@@ -154,13 +148,8 @@ class Collection(Collector):
     def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
         """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
 
-        If a step raises, those before it are stored and counted.
-
-        Args:
-            env_steps: the clock's value at the end.
-            agent: a LightningModule with ``act(observation, explore)``.
-            pause_hooks: called with ``False`` about every 1,024 steps, so that a signal need not wait for a whole
-                warm-up; they may :meth:`close` the environments.
+        If a step raises, earlier ones are stored and counted. The hooks are called with ``False`` about every 1,024
+        steps, so that a signal need not wait for a whole warm-up; they may :meth:`close` the environments.
         """
         if self.env_steps >= env_steps:
             return
