@@ -19,6 +19,7 @@ from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.policy import Action, act_on, acting
 from lightning_replay.lit.task_assignment import TaskAssignment
 from lightning_replay.replay import Replay
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["Collection", "Rollout"]
@@ -184,11 +185,17 @@ class Collection(Collector):
         seed = int(self._generator.integers(2**31))
         rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
         # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
-        replay = self._replay
-        row = replay[:1] if isinstance(replay, Replay) and len(replay) else None
-        self._has_single_stream = rollout.num_envs == 1 and row is not None and row.get("trajectory", None) is None
+        is_filled = isinstance(self._replay, Replay) and len(self._replay) > 0
+        self._has_single_stream = rollout.num_envs == 1 and is_filled and not self._has_trajectory()
         self._rollout = rollout
         return rollout
+
+    def _has_trajectory(self) -> bool:
+        assert isinstance(self._replay, Replay)
+        storage: Any = self._replay.storage  # not the replay, whose transforms may refuse single rows
+        if isinstance(storage, PackedStorage):
+            return bool(storage.has_column("trajectory"))
+        return storage.get(slice(0, 1)).get("trajectory", None) is not None
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from lightning_replay import recipes
 from lightning_replay.agents import DQN
 from lightning_replay.agents.parameterized_actions import ParameterizedActions
 from lightning_replay.envs.building import UnknownEnvironmentError
@@ -338,3 +339,11 @@ def test_advice_for_discrete_observations_trains(tmp_path: Path) -> None:
     data = ReplayDataModule(env, replay, env_steps=30, warmup_steps=20, seed=0)
     make_trainer(tmp_path).fit(DQN.for_env(env), datamodule=data)
     assert (replay[:]["observation"].sum(1) == 1).all()  # one-hot
+
+
+def test_a_replay_that_draws_pairs_alone_is_filled_again() -> None:
+    replay = recipes.neighborhood_mixup(capacity=100, batch_size=4, num_neighbors=2, seed=0)
+    for env_steps in (20, 30):
+        collection = Collection(replay, lambda: make_vector(5), warmup_steps=env_steps, env_steps=env_steps, seed=0)
+        collection.collect_until(env_steps, Tiny())
+    assert len(replay) == 50
