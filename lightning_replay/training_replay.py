@@ -19,8 +19,7 @@ class TrainingReplay:
     """A replay that a data module fills and draws from.
 
     :class:`~lightning_replay.Replay` is one, in this process;
-    :class:`~lightning_replay.sharded.replay.ShardedReplay` another, whose rows are in Ray actors. What is documented
-    here without a body raises ``NotImplementedError``.
+    :class:`~lightning_replay.sharded.replay.ShardedReplay` another, whose rows are in Ray actors.
 
     Attributes:
         is_shared: whether several processes may fill it and draw from it, each with what :meth:`for_rank` returns.
@@ -69,12 +68,7 @@ class TrainingReplay:
         raise NotImplementedError
 
     def for_rank(self, rank: int, world_size: int) -> TrainingReplay:
-        """Returns the same replay for one of several processes, which draws its share of each batch.
-
-        Args:
-            rank: number of the process, from 0 on.
-            world_size: of how many.
-        """
+        """Returns the same replay for one of ``world_size`` processes, which draws its share of each batch."""
         raise NotImplementedError
 
     def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
@@ -87,15 +81,12 @@ class TrainingReplay:
 
     def update_priority(self, index: Tensor | TensorDictBase, td_error: Tensor | None = None, **signals: Any) -> None:
         """Returns TD errors ``[B]`` and other signals to the rows of a batch."""
-        raise NotImplementedError
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> Any:
         """Ends running episodes, whose environments were closed."""
-        raise NotImplementedError
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules."""
-        raise NotImplementedError
 
     def progress(self, task: str, value: float) -> None:
         """Passes the progress of a task to the scheduler of a curriculum."""
@@ -107,11 +98,9 @@ class TrainingReplay:
 
     def set_initial_surprise(self, measure: Any) -> None:
         """Sets a function, TensorDict ``[N]`` to ``[N]``, or removes it with ``None``."""
-        raise NotImplementedError
 
     def seed(self, seed: int) -> Any:
         """Restarts the draws from ``seed``."""
-        raise NotImplementedError
 
     def draw_stamp(self) -> Hashable:
         """Returns a value that is equal while nothing is drawn."""
@@ -123,8 +112,6 @@ class TrainingReplay:
 
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
         """Saves the replay into the directory ``path``, sharing what has not changed with the save in ``previous``."""
-        raise NotImplementedError
 
     def load(self, path: str | Path) -> None:
         """Restores a saved replay into this one, which was built with the same options."""
-        raise NotImplementedError

@@ -65,6 +65,7 @@ class DQN(ExploringAgent):
         torch.Size([5])
     """
 
+    takes_update_batches = True
     explored_key = "dqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(discrete_sizes)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import lightning as L
@@ -27,9 +27,10 @@ class UpdateBatches:
             batches.update_priority(batch, **outputs)
     """
 
-    def __init__(self, source: TrainingData, count: int) -> None:
+    def __init__(self, source: TrainingData, count: int, is_over: Callable[[], bool] = lambda: False) -> None:
         self._source = source
         self._count = count
+        self._is_over = is_over  # whether the step ends with the update that was made last
         self._is_drawn = False
 
     def __len__(self) -> int:
@@ -44,6 +45,8 @@ class UpdateBatches:
         self._is_drawn = True
         for _ in range(self._count):
             yield self._source.draw()
+            if self._is_over():
+                return
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise TypeError(_several(f"[{key!r}]"))
@@ -67,7 +70,6 @@ class UpdatePriorities(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Updates the rows of this batch."""
         source = training_data(trainer)
         if not isinstance(batch, TensorDictBase) or source is None or not source.takes_td_errors:
             return

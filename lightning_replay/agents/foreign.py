@@ -7,21 +7,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, Timer, TQDMProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent, SurpriseAgent, TrainingData
-
-_BATCH_HOOKS = (
-    *("on_train_batch_start", "on_train_batch_end"),
-    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
-)
-_UPDATE_METHODS = ("update", "losses", "distances", "actor_loss", "descend", "take_step", "take_gradients")
-_OWN_MODULES = ("lightning_replay.", "lightning.pytorch.core.")
-_IGNORING_BATCHES = (object, L.Callback, ProgressBar, RichProgressBar, TQDMProgressBar, Timer)
 
 __all__ = [
     "acting_agent",
@@ -50,12 +42,10 @@ class _UsersData(TrainingData):
 
     @property
     def discounting_parts(self) -> Mapping[str, Any]:
-        """The normalization of rewards and the score of levels, where it has them."""
         score = getattr(getattr(self._module, "levels", None), "score", None)
         return {"return_normalization": getattr(self._module, "return_normalization", None), "levels.score": score}
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Passes the TD errors of a batch to the data module."""
         self._module.update_priority(batch, td_error, **signals)
 
 
@@ -94,21 +84,10 @@ def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
 def takes_update_batches(agent: L.LightningModule) -> bool:
     """Returns whether ``training_step`` takes :class:`~lightning_replay.agents.feedback.UpdateBatches`.
 
-    Declared by ``takes_update_batches = True`` in the class that defines ``training_step``, or in a subclass of it: a
-    class that overrides the method without the attribute takes a single batch. So does one that overrides the update
-    of an agent of this library: what it logs there would be logged for the last update of a training step alone.
+    Declared by ``takes_update_batches = True`` in the agent's own class. It is not inherited, because a subclass may
+    log in each update, or take a single batch. Never of a compiled agent, which would draw in compiled code.
     """
-    if is_compiled(agent):  # the batches would be drawn in compiled code
-        return False
-    changes_update = False
-    for kind in type(agent).__mro__:
-        is_own = kind.__module__.startswith(_OWN_MODULES)
-        if "takes_update_batches" in vars(kind):
-            return bool(vars(kind)["takes_update_batches"]) and not (is_own and changes_update)
-        if "training_step" in vars(kind):
-            return False
-        changes_update |= not is_own and not vars(kind).keys().isdisjoint(_UPDATE_METHODS)
-    return False
+    return bool(vars(type(agent)).get("takes_update_batches")) and not is_compiled(agent)
 
 
 def is_compiled(agent: L.LightningModule) -> bool:
@@ -128,18 +107,12 @@ def steps_of(scheduler: Any) -> int | None:
     return getattr(scheduler, "last_epoch", None)
 
 
-def observes_batches(part: Any) -> bool:
-    """Returns whether an agent, a data module or a callback has a hook of its own that is called for every batch."""
-    if not vars(part).keys().isdisjoint(_BATCH_HOOKS):  # as of Lightning's LambdaCallback
-        return True
-    for hook in _BATCH_HOOKS:
-        kind = next((kind for kind in type(part).__mro__ if hook in vars(kind)), object)
-        if kind is ModelCheckpoint:  # every trainer has one; it saves at epochs unless it is given a number of steps
-            if getattr(part, "_every_n_train_steps", 1):
-                return True
-        elif kind not in _IGNORING_BATCHES and not kind.__module__.startswith(_OWN_MODULES):
-            return True
-    return False
+def observes_batches(callback: L.Callback) -> bool:
+    """Returns whether a callback that is not of this library acts at every batch."""
+    if isinstance(callback, ModelCheckpoint):  # every trainer has one; it saves at epochs unless it is given steps
+        return bool(callback._every_n_train_steps)
+    is_called = any(is_overridden(hook, callback) for hook in ("on_train_batch_start", "on_train_batch_end"))
+    return is_called and not isinstance(callback, ProgressBar | Timer)
 
 
 def scales_gradients(trainer: L.Trainer) -> bool:

@@ -61,6 +61,7 @@ class MPDQN(ExploringAgent):
         (torch.Size([5]), torch.Size([5, 3]))
     """
 
+    takes_update_batches = True
     explored_key = "mpdqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "parameter_sizes", "parameter_low", "parameter_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(parameterized_sizes)

@@ -73,8 +73,6 @@ class OffPolicyAgent(SizedAgent):
     ``configure_optimizers`` (critic first); see :class:`~lightning_replay.agents.sized_agent.SizedAgent`.
     """
 
-    takes_update_batches = True
-
     def __init__(self) -> None:
         super().__init__()
         self._steps_directly = False  # until a trainer is known

@@ -70,6 +70,7 @@ class Rainbow(ExploringAgent):
         torch.Size([5])
     """
 
+    takes_update_batches = True
     explored_key = "rainbow_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "observation_high", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(image_sizes)

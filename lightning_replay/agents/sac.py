@@ -66,6 +66,8 @@ class SAC(ContinuousAgent):
         torch.Size([5, 1])
     """
 
+    takes_update_batches = True
+
     def __init__(
         self,
         observation_size: int | None = None,

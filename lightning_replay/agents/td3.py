@@ -47,6 +47,8 @@ class TD3(ContinuousAgent):
         torch.Size([5, 1])
     """
 
+    takes_update_batches = True
+
     def __init__(
         self,
         observation_size: int | None = None,

@@ -6,8 +6,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lightning_replay.extras import missing_extra
@@ -69,25 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         import lightning.pytorch.cli  # noqa: F401
     except ModuleNotFoundError as error:
         _refuse(str(missing_extra("the command line", str(error.name), "lightning")))
-    with _current_folder_on_path():
-        _run(given)
+    _add_current_folder()
+    _run(given)
 
 
-@contextmanager
-def _current_folder_on_path() -> Iterator[None]:
+def _add_current_folder() -> None:
     """Puts the current folder behind the libraries on the path, unless ``PYTHONSAFEPATH`` or ``-P`` is given.
 
-    Not before them, as Python does for ``-m``: a file there with the name of a library would be run in its place.
+    Not before them: a file there with the name of a library would be run in its place.
     """
-    before = list(sys.path)
-    if not sys.flags.safe_path:
-        folder = os.getcwd()
-        sys.path[:] = [place for place in before if place not in ("", folder)]
-        sys.path.append(folder)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 import lightning_replay.envs  # noqa: F401  registers the library's own ids
-from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized, random_box
+from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import build_environment, flat_advice
 from lightning_replay.envs.step_check import with_checked_steps
 from lightning_replay.lit.policy import Action
@@ -55,27 +54,16 @@ def make_environments(
     return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-def random_actions(space: Space[Any], count: int, generator: np.random.Generator) -> Action:
-    """Draws ``count`` actions of one environment's space as its ``sample`` does, ``[N, *space.shape]``.
+def random_actions(space: Space[Any], count: int) -> Action:
+    """Draws ``count`` actions of one environment's space by its ``sample``, ``[N, *space.shape]``.
 
     Raises:
         ValueError: a space whose actions are neither arrays nor parameterized.
     """
-    kind, shape = type(space), (count, *(space.shape or ()))
-    if isinstance(space, Discrete) and kind is Discrete:
-        return generator.integers(int(space.start), int(space.start) + int(space.n), size=count).astype(space.dtype)
-    if isinstance(space, Box) and kind is Box and space.is_bounded("both"):
-        return random_box(space, count, generator)
-    if isinstance(space, MultiDiscrete) and kind is MultiDiscrete:
-        return generator.integers(space.start, space.start + space.nvec, size=shape).astype(space.dtype)
-    if isinstance(space, MultiBinary) and kind is MultiBinary:
-        return generator.integers(2, size=shape).astype(space.dtype)
     if is_parameterized(space):
-        return ParameterizedActions.of(space).random(count, generator)
-    if space.shape is not None:  # a Box without bounds, or a class with a sample of its own
-        own = deepcopy(space)
-        own.seed(int(generator.integers(2**31)))
-        return np.stack([own.sample() for _ in range(count)])
+        return ParameterizedActions.of(space).random(count, space.np_random)
+    if space.shape is not None:
+        return np.stack([space.sample() for _ in range(count)])
     raise ValueError(
         f"no random warm-up actions in the action space {space}; it must be one of arrays, such as Discrete, "
         "MultiDiscrete, MultiBinary and Box, or discrete actions with parameters, Tuple(Discrete(K), Box, ..., Box). "

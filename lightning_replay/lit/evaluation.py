@@ -82,7 +82,6 @@ def level_returns(
     count = min(num_envs, len(level_ids))
     limited = partial(_limited, env, checked_count("max_episode_steps", max_episode_steps))
     environments = make_level_vector(limited, count, SequentialLevels(level_ids), seed=seed, check=False)
-    source = policy.source if isinstance(policy, _StochasticPolicy) else "policy"
     read = ActionReader(environments.single_action_space)
     try:
         returns = np.zeros(len(level_ids))
@@ -91,7 +90,9 @@ def level_returns(
         place, total, following = np.arange(count), np.zeros(count), count
         observation, _ = environments.reset()
         while not is_played.all():
-            observation, reward, terminated, truncated, _ = environments.step(read(policy(observation), count, source))
+            observation, reward, terminated, truncated, _ = environments.step(
+                read(policy(observation), count, "policy")
+            )
             total += reward
             for i in np.flatnonzero(terminated | truncated):
                 if place[i] < len(level_ids):
@@ -115,21 +116,15 @@ def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
         seed: of the actions drawn.
     """
     devices = [agent.device] if agent.device.type == "cuda" else []
-    with acting(acting_agent(agent)), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield _StochasticPolicy(agent)
+    acts = acting_agent(agent)
 
-
-class _StochasticPolicy:
-    """An agent's actions with exploration, as arrays."""
-
-    def __init__(self, agent: L.LightningModule) -> None:
-        self.source = f"{type(agent).__name__}.act"
-        self._agent = acting_agent(agent)
-
-    def __call__(self, observation: np.ndarray) -> Any:
-        returned = self._agent.act(as_input(observation).to(self._agent.device), explore=True)
+    def policy(observation: np.ndarray) -> Any:
+        returned = acts.act(as_input(observation).to(acts.device), explore=True)
         return as_array(returned) if isinstance(returned, Tensor) else returned
+
+    with acting(acts), torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield policy
 
 
 class EvaluationStream:

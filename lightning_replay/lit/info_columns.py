@@ -63,11 +63,9 @@ class InformationColumns:
             )
 
     def state_dict(self) -> list[str]:
-        """The keys not seen yet."""
         return sorted(self.missing)
 
     def load_state_dict(self, missing: Iterable[str]) -> None:
-        """Restores :meth:`state_dict`."""
         self.missing = set(missing) & set(self.keys)
 
 

@@ -32,7 +32,6 @@ class StopSignals:
         self._process = 0
 
     def install(self) -> None:
-        """Replaces the handlers."""
         self._pending = None
         self._process = os.getpid()
         if threading.current_thread() is not threading.main_thread():
@@ -51,7 +50,6 @@ class StopSignals:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a signal is deferred."""
         return self._pending is not None
 
     def raise_pending(self) -> None:

@@ -44,7 +44,6 @@ class Pace:
 
     @property
     def total_updates(self) -> int:
-        """Updates of the whole run."""
         return self.updates_due(self.env_steps)
 
     def updates_due(self, steps: int) -> int:
@@ -59,17 +58,13 @@ class Pace:
         return self._first_step - (-further * self._denominator // self._numerator)  # rounded up
 
     def state_dict(self) -> dict[str, Any]:
-        """The ratio, and the steps and updates from which it counts."""
         ratio = [self._numerator, self._denominator]
         return {"ratio": ratio, "first_step": self._first_step, "first_update": self._first_update}
 
     def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
-        """Continues the schedule of a run from its :meth:`state_dict`, and from now on if the ratio is another.
+        """Continues the schedule of a run from its :meth:`state_dict`, and from these clocks if the ratio is another.
 
-        Args:
-            state: of the run that is resumed.
-            env_steps: collected by it.
-            updates: done by it; with 0 the warm-up is that of this run.
+        A run without updates has the warm-up that is asked for now.
         """
         if updates and state["ratio"] == [self._numerator, self._denominator]:
             self._first_step, self._first_update = state["first_step"], state["first_update"]

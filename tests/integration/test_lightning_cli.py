@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from lightning_replay.agents import DQN
 from lightning_replay.lit.cli import main
 from lightning_replay.shipped_configs import config_directory, config_files
 
@@ -26,6 +26,7 @@ pytestmark = [
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -83,17 +84,11 @@ def test_each_file_begins_with_its_command(name: str) -> None:
     assert (config_directory() / name).read_text().startswith(f"# lightning-replay fit -c configs/{name}\n# ")
 
 
-def test_agents_trained_by_the_command_line_load(tmp_path: Path) -> None:
-    from lightning_replay.agents import DQN
-
+def test_agents_trained_by_the_command_line_load_and_go_on(tmp_path: Path) -> None:
     run_tiny("lightning/per_dqn_cartpole.yaml")
     (checkpoint,) = (tmp_path / "lightning_logs").glob("*/checkpoints/best.ckpt")
     agent = DQN.load_from_checkpoint(checkpoint)
     assert agent.hparams["num_actions"] == 2 and agent.is_built
-
-
-def test_resume_from_the_command_line(tmp_path: Path) -> None:
-    run_tiny("lightning/per_dqn_cartpole.yaml")
     run_tiny("lightning/per_dqn_cartpole.yaml", "--data.init_args.env_steps=350", "--ckpt_path=last")
     assert (tmp_path / "lightning_logs/version_1/checkpoints/last.50.replay").is_dir()
 
@@ -171,45 +166,7 @@ def test_an_agent_takes_a_schedule_by_its_class_path(tmp_path: Path) -> None:
     assert list((tmp_path / "lightning_logs").glob("*/checkpoints/*.ckpt"))
 
 
-def test_class_paths_for_the_parts_of_a_replay(tmp_path: Path) -> None:
-    config = {
-        "model": {"class_path": "lightning_replay.agents.DQN"},
-        "data": {
-            "class_path": "lightning_replay.lit.ReplayDataModule",
-            "init_args": {
-                "env": "CartPole-v1",
-                "env_steps": 60,
-                "warmup_steps": 50,
-                "replay": {
-                    "class_path": "lightning_replay.replay.Replay",
-                    "init_args": {
-                        "storage": {
-                            "class_path": "lightning_replay.storage.PackedStorage",
-                            "init_args": {"capacity": 500},
-                        },
-                        "sampler": {
-                            "class_path": "lightning_replay.samplers.PrioritizedSampler",
-                            "init_args": {"capacity": 500, "priority_exponent": 0.7},
-                        },
-                        "writer": {"class_path": "lightning_replay.writers.FirstInFirstOutWriter"},
-                        "batch_size": 16,
-                    },
-                },
-            },
-        },
-        "trainer": {"accelerator": "cpu", "logger": False, "enable_checkpointing": False},
-    }
-    (tmp_path / "parts.yaml").write_text(yaml.safe_dump(config))
-    main(["fit", "-c", "parts.yaml"])
-
-
 def test_configs_lists_existing_files(capsys: pytest.CaptureFixture[str]) -> None:
     main(["configs"])
     listed = capsys.readouterr().out.split()
     assert len(listed) == len(config_files()) and all(Path(path).is_file() for path in listed)
-
-
-def test_the_console_script_is_there() -> None:
-    script = Path(sys.executable).with_name("lightning-replay")
-    result = subprocess.run([script, "configs"], capture_output=True, text=True, check=True)
-    assert "nmer_td3_halfcheetah.yaml" in result.stdout

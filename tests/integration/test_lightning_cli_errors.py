@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_replay.lit.cli import _current_folder_on_path, main
+from lightning_replay.lit.cli import main
 from lightning_replay.shipped_configs import config_directory
 from tests.hidden_packages import ROOT, run_without
 
@@ -58,6 +58,7 @@ pytestmark = [
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -204,8 +205,8 @@ def test_a_class_that_refuses_its_options_is_heard(tmp_path: Path, capsys: pytes
 def test_python_p_keeps_the_current_folder_off_the_path(flags: list[str], status: int, tmp_path: Path) -> None:
     (tmp_path / "own_path.py").write_text("")
     code = "import sys; sys.path.remove('') if '' in sys.path else None\n"
-    code += "from lightning_replay.lit.cli import _current_folder_on_path\n"
-    code += "with _current_folder_on_path(): import own_path\n"
+    code += "from lightning_replay.lit.cli import _add_current_folder\n"
+    code += "_add_current_folder(); import own_path; assert sys.path[-1] in own_path.__file__\n"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, *flags, "-c", code], cwd=tmp_path, env=environment, capture_output=True)
     assert result.returncode == status
@@ -247,8 +248,3 @@ def test_places_that_cannot_be_written_are_refused_in_one_line(
     assert found.startswith("lightning-replay: error: dirpath is ") and "where nothing can be written" in found
     several = {"trainer.devices": 2, "trainer.strategy": "ddp_spawn"}
     assert "DataModule supports one" in refused(capsys, options(**several))
-
-
-def test_the_current_folder_is_behind_the_libraries(tmp_path: Path) -> None:
-    with _current_folder_on_path():
-        assert sys.path[-1] == str(tmp_path) and sys.path.index(str(tmp_path)) == len(sys.path) - 1

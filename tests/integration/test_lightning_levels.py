@@ -31,6 +31,7 @@ pytestmark = [
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

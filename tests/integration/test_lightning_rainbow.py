@@ -25,6 +25,7 @@ NETWORK = {"channels": (8,), "kernel_sizes": (3,), "strides": (1,), "hidden_size
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning's use of jsonargparse
 def test_the_shipped_file_parses_with_the_papers_numbers(game, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(SystemExit) as end:
         main(["fit", "-c", str(config_directory() / f"lightning/retention_rainbow_{game}.yaml"), "--print_config"])
     assert end.value.code == 0

@@ -18,8 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_replay.levels import LevelSelector
 from lightning_replay.lit.collectors.replay import Collection
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
-from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.stop_signals import StopSignals
 from lightning_replay.saving.serialization import check_writable
 from lightning_replay.training_replay import TrainingReplay
@@ -101,7 +100,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._is_step_open = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Resolves the folder, and refuses one that cannot be written."""
         if stage == TrainerFn.FITTING:
             source_of(trainer, self)
         super().setup(trainer, pl_module, stage)
@@ -110,7 +108,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             check_writable("dirpath", self.dirpath)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts counting, and defers signals to the end of a training step."""
         super().on_train_start(trainer, pl_module)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -144,7 +141,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             self._save_best(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Saves the last checkpoint."""
         if self._source is None:
             return
         self._save_due(trainer, self._source, is_last=True)
@@ -189,7 +185,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._signals.raise_pending()
 
     def _save_best(self, trainer: L.Trainer) -> bool:
-        """Saves the state if its score is a new one and among the best."""
         metric, seen = self._metric(trainer), self._seen
         is_seen = metric is seen
         if metric is not None and seen is not None and self.best_k_models:

@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_replay.agents.foreign import observes_batches
 from lightning_replay.envs.step_check import MAX_EPISODE_STEPS
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
-from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.validation import checked_count
 
@@ -60,16 +58,8 @@ class Evaluate(L.Callback, ActsAtUpdates):
         self._is_current = False  # whether the weights are those of the last evaluation
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Makes the epochs of ``fit`` end with evaluations."""
-        if stage != TrainerFn.FITTING:
-            return
-        source_of(trainer, self).is_evaluated = True
-        for one in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(one, ModelCheckpoint) and observes_batches(one) and str(one.monitor).startswith("eval/"):
-                rank_zero_info(
-                    f"{type(one).__name__}(monitor={one.monitor!r}) saves only after those of its every_n_train_steps "
-                    "that are evaluated too. Without every_n_train_steps it saves after each evaluation."
-                )
+        if stage == TrainerFn.FITTING:
+            source_of(trainer, self).is_evaluated = True  # each evaluation ends an epoch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluates the untrained agent, or publishes the last evaluation again after a resume."""
@@ -93,7 +83,6 @@ class Evaluate(L.Callback, ActsAtUpdates):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Evaluates when due, and ends the epoch."""
         if not self.is_due(source_of(trainer, self)):
             return
         _end_epoch(trainer)
@@ -108,7 +97,6 @@ class Evaluate(L.Callback, ActsAtUpdates):
             self._evaluate_epoch(trainer, pl_module)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
-        """Returns whether an evaluation follows the update that was made last."""
         last, now = self.history[-1][0], source.env_steps_done
         if now >= source.pace.env_steps:  # further updates may follow the last step
             return source.is_finished and now > last
@@ -127,17 +115,14 @@ class Evaluate(L.Callback, ActsAtUpdates):
             logger.log_metrics(self._metrics())
 
     def _play(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-        """Adds an evaluation to the history."""
         source = source_of(trainer, self)
-        environment, bar = source.make_environment(), trainer.progress_bar_callback
-        returns: list[float] = []
-        played = episode_returns(agent, environment, self.episodes, self.seed, self.max_episode_steps)
-        for episode_return in played:
-            returns.append(episode_return)
-            if isinstance(bar, ReplayProgressBar):  # games may be long
-                is_last = len(returns) == self.episodes
-                bar.describe("" if is_last else f"evaluating, {len(returns)} of {self.episodes} played")
-        environment.close()
+        bar, returns = trainer.progress_bar_callback, list[float]()
+        with closing(source.make_environment()) as environment:
+            for one in episode_returns(agent, environment, self.episodes, self.seed, self.max_episode_steps):
+                returns.append(one)
+                if isinstance(bar, ReplayProgressBar):  # games may be long
+                    is_last = len(returns) == self.episodes
+                    bar.describe("" if is_last else f"evaluating, {len(returns)} of {self.episodes} played")
         self.history.append((source.env_steps_done, float(np.mean(returns))))
 
     def _metrics(self) -> dict[str, float]:
@@ -150,11 +135,9 @@ class Evaluate(L.Callback, ActsAtUpdates):
             trainer.progress_bar_callback.evaluation = self.history[-1][1]
 
     def state_dict(self) -> dict[str, Any]:
-        """The evaluations so far."""
         return {"history": [list(point) for point in self.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the evaluations."""
         self.history = [(int(steps), float(value)) for steps, value in state_dict["history"]]
 
 
@@ -230,10 +213,8 @@ class GeneralizationGap(Evaluate):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The evaluations so far."""
         return super().state_dict() | {"training_history": [list(point) for point in self.training_history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the evaluations."""
         super().load_state_dict(state_dict)
         self.training_history = [(int(steps), float(value)) for steps, value in state_dict["training_history"]]

@@ -11,10 +11,9 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import LevelDataModule
 from lightning_replay.lit.datamodules.replay import ReplayDataModule
-from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.replay import Replay
 from lightning_replay.report.contents import ReplayContents
 from lightning_replay.report.figures import figures_of

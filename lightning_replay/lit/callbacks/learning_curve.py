@@ -23,7 +23,7 @@ from lightning_replay.analysis.plotting import (
 )
 from lightning_replay.lit.callbacks.evaluate import Evaluate, GeneralizationGap
 from lightning_replay.lit.collectors import Episode
-from lightning_replay.lit.datamodules.env_steps import source_of
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, source_of
 from lightning_replay.validation import check_kind
 
 __all__ = ["LearningCurve", "Picture", "draw_learning_curves"]
@@ -54,7 +54,7 @@ class Picture(L.Callback):
         return Path(self.path) if self.path else Path(trainer.log_dir or ".") / self._file_name
 
 
-class LearningCurve(Picture):
+class LearningCurve(Picture, ActsAtUpdates):
     """Draws training returns, and evaluations if an ``Evaluate`` callback runs, against environment steps.
 
     Many training episodes are drawn as means of consecutive ones, with a band of one standard deviation. Needs
@@ -72,14 +72,12 @@ class LearningCurve(Picture):
         self._newest: Episode | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Removes the episodes of another run."""
         if self.history and self.history[-1][0] > source_of(trainer, self).env_steps_done:
             self.history.clear()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records the training episodes that ended since; the data module keeps only the newest."""
         episodes = source_of(trainer, self).collection.episodes
         ended = list(takewhile(lambda episode: episode is not self._newest, reversed(episodes)))
         if ended:
@@ -87,7 +85,6 @@ class LearningCurve(Picture):
             self.history += [(episode.env_steps, episode.episode_return) for episode in reversed(ended)]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the picture."""
         curves: dict[str, Curve] = {"training episodes": self.history} if self.history else {}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GeneralizationGap) and callback.history:
@@ -104,7 +101,6 @@ class LearningCurve(Picture):
         return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the training episodes."""
         self.history = [(int(steps), value) for steps, value in state_dict["history"].tolist()]
 
 

@@ -12,8 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
-from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.validation import checked_number
 
 __all__ = ["ReplayProgressBar"]
@@ -44,15 +43,12 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
         self._last_described = 0.0
 
     def enable(self) -> None:
-        """Shows the bar."""
         self._is_enabled = True
 
     def disable(self) -> None:
-        """Hides the bar."""
         self._is_enabled = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Opens the bar."""
         source = trainer.datamodule  # type: ignore[attr-defined]
         if not self._is_enabled or not isinstance(source, EnvStepDataModule):
             return
@@ -63,12 +59,10 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Refreshes when due."""
         if self.is_due(source_of(trainer, self)):
             self._refresh(trainer, time.perf_counter())
 
     def is_due(self, source: EnvStepDataModule) -> bool:
-        """Returns whether the bar is refreshed after the update that was made last."""
         return self._bar is not None and time.perf_counter() - self._last_time >= self.refresh_seconds
 
     def describe(self, activity: str) -> None:
@@ -93,7 +87,6 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
         self._last_updates, self._last_time = source.updates_done, now
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Shows the final state and closes the bar."""
         if self._bar is not None:
             self._refresh(trainer, time.perf_counter())
             self._bar.close()

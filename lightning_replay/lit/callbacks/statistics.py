@@ -10,10 +10,9 @@ from typing import Any
 import lightning as L
 import torch
 
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.datamodules.replay import ReplayDataModule
-from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.table_replay import CurriculumReplay
 from lightning_replay.validation import checked_count
 
@@ -53,14 +52,12 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
         self.every_n_updates: int = checked_count("every_n_updates", every_n_updates)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the clock."""
         source = trainer.datamodule  # type: ignore[attr-defined]
         self._last = (source.updates_done if isinstance(source, ReplayDataModule) else 0, time.perf_counter())
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records when due."""
         source = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(source, ReplayDataModule) or not self.is_due(source):
             return
@@ -72,7 +69,6 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
         self._write(trainer, source.updates_done, "updates_per_second", stats, outputs)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
-        """Returns whether a record follows the update that was made last."""
         has_loggers = source.trainer is not None and bool(source.trainer.loggers)
         return has_loggers and source.updates_done // self.every_n_updates > self._last[0] // self.every_n_updates
 
@@ -91,13 +87,11 @@ class LogLevelStats(_LogStats):
         self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the clock."""
         self._last = (level_source_of(trainer, self).env_steps_done, time.perf_counter())
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records when due."""
         source = level_source_of(trainer, self)
         if trainer.loggers and source.updates_done % self.every_n_rollouts == 0:
             stats = {f"levels/{name}": float(value) for name, value in source.levels.stats().items()}

@@ -51,11 +51,9 @@ class Collector(ABC):
         """Closes the environments, whose episodes are interrupted; new ones are built at the next step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Clock and generator."""
         return {"env_steps": self.env_steps, "generator": self._generator.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; new environments are built."""
         self.close()
         self.env_steps = state["env_steps"]
         self._generator.bit_generator.state = state["generator"]

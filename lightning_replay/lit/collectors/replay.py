@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium.vector import VectorEnv
 
 from lightning_replay.agents.foreign import acting_agent
-from lightning_replay.agents.modes import depends_on_mode
 from lightning_replay.collecting import Columns, VectorSteps
 from lightning_replay.lit.collectors import Collector, Episode
 from lightning_replay.lit.collectors.running_episodes import RunningEpisodes
@@ -37,7 +35,7 @@ class Rollout(RunningEpisodes):
 
     Args:
         environments: a vector that resets in the same step.
-        seed: of the first reset.
+        seed: of the first reset, and of random actions in ``action_space``.
         first_trajectory: number of the first episode; the others count on from there.
         assignment: of tasks to environments; ``None`` where there are none.
         information: the columns that are read from infos.
@@ -56,13 +54,14 @@ class Rollout(RunningEpisodes):
         if assignment is not None:
             assignment.begin(environments)
         super().__init__(VectorSteps(environments, first_trajectory=first_trajectory), seed)
+        self.action_space = deepcopy(self.action_space)  # for random actions: a space may be shared by environments
+        self.action_space.seed(seed)
         self._assignment = assignment
         self._information = information or InformationColumns()
         self._pending: list[Columns] = []
 
     @property
     def pending_rows(self) -> int:
-        """Rows not taken yet."""
         return len(self._pending) * self.num_envs
 
     def step(self, action: Action, env_steps: int) -> list[Episode]:
@@ -131,18 +130,10 @@ class Collection(Collector):
         self._is_interrupted = False
         self._has_single_stream = False
         self._stored_steps = 0
-        self._agent: Any = None
-        self._has_modes = True
         self._rank, self._world_size = 0, 1
 
     def collect_share(self, replay: TrainingReplay, rank: int, world_size: int) -> None:
-        """Collects one of ``world_size`` equal shares of the steps from now on, in one of as many processes.
-
-        Args:
-            replay: of this process.
-            rank: of it; each has environments and random actions of its own.
-            world_size: of all.
-        """
+        """Collects one of ``world_size`` equal shares of the steps from now on, into the replay of this process."""
         self._replay = replay
         if self._assignment is not None:
             self._assignment.replay = replay
@@ -151,7 +142,6 @@ class Collection(Collector):
         self._begin_rank()
 
     def _begin_rank(self) -> None:
-        """Gives this process random numbers of its own."""
         if self._rank:
             seeds = self._generator.integers(2**63, size=2)
             self._generator = np.random.default_rng([self._rank, *seeds.tolist()])
@@ -159,22 +149,17 @@ class Collection(Collector):
     def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
         """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
 
-        If a step raises, those before it are stored and counted.
-
-        Args:
-            env_steps: the clock's value at the end.
-            agent: a LightningModule with ``act(observation, explore)``.
-            pause_hooks: called with ``False`` about every 1,024 steps, so that a signal need not wait for a whole
-                warm-up; they may :meth:`close` the environments.
+        If a step raises, earlier ones are stored and counted. The hooks are called with ``False`` about every 1,024
+        steps, so that a signal need not wait for a whole warm-up; they may :meth:`close` the environments.
         """
         if self.env_steps >= env_steps:
             return
-        with self._acting(agent):
+        with acting(agent):
             try:
                 while self.env_steps < env_steps:
                     rollout = self._rollout or self._start(agent)
                     if self.env_steps < self._warmup_steps:
-                        action = random_actions(rollout.action_space, rollout.num_envs, self._generator)
+                        action = random_actions(rollout.action_space, rollout.num_envs)
                     else:
                         action = act_on(agent, rollout.observation, True, rollout.read_actions)
                     self.env_steps += rollout.num_envs
@@ -190,18 +175,6 @@ class Collection(Collector):
                 self._store_finished()
                 raise
 
-    def check_modes(self, agent: Any) -> None:
-        """Reads whether the agent has layers that evaluation mode changes; collection switches modes only for those.
-
-        Called for every epoch, so that layers which a callback adds later are switched from the next epoch on.
-        """
-        self._agent, self._has_modes = agent, depends_on_mode(agent)
-
-    def _acting(self, agent: Any) -> AbstractContextManager[None]:
-        if agent is not self._agent:
-            self.check_modes(agent)
-        return acting(agent) if self._has_modes else torch.no_grad()
-
     def _start(self, agent: Any) -> Rollout:
         acting_agent(agent)
         if self._is_interrupted:
@@ -213,44 +186,27 @@ class Collection(Collector):
         rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
         # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
         is_filled = isinstance(self._replay, Replay) and len(self._replay) > 0
-        self._has_single_stream = rollout.num_envs == 1 and is_filled and not self._has_stored("trajectory")
+        self._has_single_stream = rollout.num_envs == 1 and is_filled and not self._has_trajectory()
         self._rollout = rollout
         return rollout
 
-    def _has_stored(self, key: str | tuple[str, ...]) -> bool:
-        """Returns whether the rows of a :class:`~lightning_replay.Replay` have this column."""
+    def _has_trajectory(self) -> bool:
         assert isinstance(self._replay, Replay)
-        storage: Any = self._replay.storage
-        is_packed = isinstance(storage, PackedStorage)
-        return storage.has_column(key) if is_packed else storage.get(slice(0, 1)).get(key, None) is not None
+        storage: Any = self._replay.storage  # not the replay, whose transforms may refuse single rows
+        if isinstance(storage, PackedStorage):
+            return bool(storage.has_column("trajectory"))
+        return storage.get(slice(0, 1)).get("trajectory", None) is not None
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
         columns = rollout.take_columns(rollout.pending_rows - excess)
         if self._has_single_stream:
             del columns["trajectory"]
-        try:
-            self._replay.extend_columns(columns)
-        except ValueError as error:
-            self._explain_missing(columns, error)
-            raise
+        self._replay.extend_columns(columns)
         if excess:
             self.env_steps: int = self._last_step
             self.close()
         self._stored_steps = self.env_steps
-
-    def _explain_missing(self, columns: Columns, error: ValueError) -> None:
-        """Raises an error of its own where rows were refused because those stored before lack some of their columns."""
-        if not isinstance(self._replay, Replay) or not len(self._replay):
-            return
-        lacking = [key for key in columns if not self._has_stored(key)]
-        missing = ["/".join(key) if isinstance(key, tuple) else key for key in lacking]
-        if missing:
-            raise ValueError(
-                f"the replay holds rows without {', '.join(missing)}, which ReplayDataModule stores in each row. Rows "
-                "that are stored before it collects need the same columns. Build the replay anew and add them before "
-                'extend; trajectory is the number of the episode: rows["trajectory"] = torch.full([N], number)'
-            ) from error
 
     def _store_finished(self) -> None:
         """Counts the steps that were finished before an exception, and stores those that are pending."""
@@ -263,8 +219,6 @@ class Collection(Collector):
                 self.env_steps = self._stored_steps
 
     def close(self) -> None:
-        """Closes the environments; their episodes are interrupted."""
-        self._agent = None
         if self._rollout is not None:
             self._is_interrupted = True
             self._next_trajectory = self._rollout.environments.next_trajectory
@@ -272,7 +226,6 @@ class Collection(Collector):
             self._rollout = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Clock and generator, as plain values."""
         rollout = self._rollout
         return super().state_dict() | {
             "processes": self._world_size,
@@ -282,14 +235,13 @@ class Collection(Collector):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`, with the open episodes interrupted."""
-        steps_of_all = state["env_steps"] * state.get("processes", 1)
+        steps_of_all = state["env_steps"] * state["processes"]
         super().load_state_dict(state | {"env_steps": -(-steps_of_all // self._world_size)})
         self._stored_steps = self.env_steps
         # The state is that of the first of several processes; the others may have begun more episodes in these steps.
         self._next_trajectory = state["next_trajectory"] + (state["env_steps"] if self._rank else 0)
         self._begin_rank()
         self._is_interrupted = True
-        if self._assignment is not None and state.get("tasks") is not None:
+        if self._assignment is not None and state["tasks"] is not None:
             self._assignment.load_state_dict(state["tasks"])
-        self._information.load_state_dict(state.get("missing_information", self._information.keys))
+        self._information.load_state_dict(state["missing_information"])

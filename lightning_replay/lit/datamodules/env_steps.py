@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from traceback import walk_stack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any, NoReturn
 
 import gymnasium
 import lightning as L
 import torch
 from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tensordict import TensorDictBase
@@ -23,15 +25,12 @@ from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.envs.building import check_env
 from lightning_replay.lit.checkpoint_io import CheckedCheckpointIO
 from lightning_replay.lit.collectors import Collector
-from lightning_replay.lit.env_step_axis import EnvStepAxis
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.evaluation import EvaluationStream
 from lightning_replay.lit.update_schedule import Pace, RolloutPace
 from lightning_replay.validation import check_kind, checked_flag
 
-_LAUNCHER = "lightning.pytorch.strategies.launchers.multiprocessing"
-
-__all__ = ["EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
+__all__ = ["ActsAtUpdates", "EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
 
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
 
@@ -39,8 +38,8 @@ _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
 
-    The trainer's loggers record both, see :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`. Subclasses document
-    the arguments, and set ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of ``trainer.validate``.
+    Subclasses document the arguments, and set ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of
+    ``trainer.validate``.
 
     Attributes:
         updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
@@ -79,7 +78,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._validation: dict[str, Any] = {}  # options of the trainer to restore
-        self._logging_axis = EnvStepAxis(self)
+        self._own_loggers = ExitStack()  # restores them
 
     @property
     @abstractmethod
@@ -96,7 +95,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
-        """Builds one more environment of the same kind, for evaluation."""
         return make_environment(self.env, self.evaluation_env_kwargs)
 
     def _make_probe(self) -> gymnasium.Env[Any, Any]:
@@ -128,12 +126,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @property
     def env_steps_done(self) -> int:
-        """Environment steps collected."""
         return self.collection.env_steps
 
     @property
     def clocks(self) -> tuple[int, int]:
-        """Environment steps and updates done."""
         return self.env_steps_done, self.updates_done
 
     @property
@@ -153,28 +149,43 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             self._join_processes(self.trainer.world_size)
             self._check_precision(str(self.trainer.precision))
         if self.observation_space is None:
-            probe = self._make_probe()
-            self.observation_space, self.action_space = probe.observation_space, probe.action_space
-            probe.close()
+            with closing(self._make_probe()) as probe:
+                self.observation_space, self.action_space = probe.observation_space, probe.action_space
         if self.trainer is not None:
             self._agent.configure_model()  # before callbacks such as StochasticWeightAveraging copy the agent
-        # last: Lightning does not undo changes of the trainer if setup raises
-        if self.trainer is not None:
+            # last: Lightning does not undo changes of the trainer if setup raises
             plugin = self.trainer.strategy.checkpoint_io
             while isinstance(plugin, CheckedCheckpointIO):  # of an earlier fit
                 plugin = plugin.wrapped
             self.trainer.strategy.checkpoint_io = self._checkpoint_io(plugin)
-            self._logging_axis.attach(self.trainer.loggers)
+            self._log_by_env_steps(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
+    def _log_by_env_steps(self, loggers: Sequence[Logger]) -> None:
+        """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for other callbacks.
+
+        Lightning logs against the number of batches, so that one file would have losses and returns in two units on one
+        axis. ``{step}`` in the file names of ``ModelCheckpoint`` still counts optimizer steps, ``trainer.global_step``.
+        """
+        self._own_loggers.close()
+        for logger in loggers:
+            # The loggers themselves stay: callbacks test their types, and trainer.log_dir is their folder.
+            attributes, before = vars(logger), logger.log_metrics
+            if "log_metrics" in attributes:
+                self._own_loggers.callback(attributes.__setitem__, "log_metrics", before)
+            else:
+                self._own_loggers.callback(attributes.pop, "log_metrics")
+            attributes["log_metrics"] = partial(self._log_metrics, before)
+
+    def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        log_metrics({**metrics, "updates": self.updates_done}, step=self.env_steps_done)
+
     def _join_processes(self, world_size: int) -> None:
-        """Prepares for one of several processes that train together."""
         self.check_processes(world_size)
 
     def check_processes(self, world_size: int) -> None:
-        """Refuses several processes."""
         if world_size > 1:
             raise ValueError(
                 f"the trainer runs {world_size} processes; {type(self).__name__} supports one, because each would "
@@ -190,16 +201,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                 "Trainer(precision='32-true'), or 'bf16-mixed' for faster layers on float32 weights."
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Refuses several processes that Lightning is about to spawn, before it reaches what cannot be sent to them."""
-        for frame, _ in walk_stack(None):
-            trainer = frame.f_locals.get("trainer")
-            if frame.f_globals.get("__name__") == _LAUNCHER and isinstance(trainer, L.Trainer):
-                self.check_processes(trainer.world_size)
-        return dict(vars(self))
-
     def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
-        """Wraps the plug-in that writes the trainer's checkpoint files."""
         return CheckedCheckpointIO(plugin)
 
     def _limit_validation(self, is_fitting: bool) -> None:
@@ -255,7 +257,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
 
     def state_dict(self) -> dict[str, Any]:
-        """Clocks and generators: tensors and plain values only."""
         state: dict[str, Any] = {"version": 1, "updates": self.updates_done, "collection": self.collection.state_dict()}
         state["torch_generator"] = torch.get_rng_state()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -263,7 +264,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
         self.updates_done = state["updates"]
         self.collection.load_state_dict(state["collection"])
         torch.set_rng_state(state["torch_generator"].cpu())
@@ -272,14 +272,21 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     def on_exception(self, exception: BaseException) -> None:
         """Restores the loggers; Lightning calls no ``teardown`` after an error."""
-        self._logging_axis.detach()
+        self._own_loggers.close()
 
     def teardown(self, stage: str) -> None:
-        """Closes the environments and restores the loggers."""
-        self._logging_axis.detach()
+        self._own_loggers.close()
         self.collection.close()
         if self.trainer is not None:
             self._limit_validation(False)
+
+
+class ActsAtUpdates:
+    """A callback that is not called for every update: a training step of several ends where it acts."""
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the callback has something to do after the update that was made last."""
+        return False
 
 
 class UpdateStream:
@@ -289,39 +296,53 @@ class UpdateStream:
         source: the data module that collects and draws.
         length: training steps per epoch; the last epoch may be shorter.
         updates_per_step: batches per training step; more than one come as :class:`UpdateBatches`.
+        ends_early: a training step ends where a callback acts, so that each acts after the same update as it does with
+            single batches; ``length`` is then the number of updates.
     """
 
-    def __init__(self, source: EnvStepDataModule, length: int, updates_per_step: int = 1) -> None:
+    def __init__(
+        self, source: EnvStepDataModule, length: int, updates_per_step: int = 1, ends_early: bool = False
+    ) -> None:
         self._source = source
-        self._length, self._updates_per_step = length, updates_per_step
+        self._length, self._updates_per_step, self._ends_early = length, updates_per_step, ends_early
+        self._updates = length if ends_early else length * updates_per_step
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[TensorDictBase | UpdateBatches]:
-        source = self._source
+        source, several = self._source, self._updates_per_step
         source.start_epoch()
-        for _ in range(self._length):
+        end = (source.updates_done // self._updates + 1) * self._updates
+        while source.updates_done < end:
             for hook in source.pause_hooks:
                 hook(True)
-            remaining = source.remaining_updates
-            if remaining <= self._updates_per_step and source.trainer is not None:
-                source.trainer.should_stop = True
+            before, remaining = source.updates_done, source.remaining_updates
+            if source.trainer is not None and (remaining == 0 or (remaining <= several and not self._ends_early)):
+                source.trainer.should_stop = True  # before the last step, after which Lightning does not come back
             if remaining == 0:
                 return
-            if self._updates_per_step == 1:
+            if several == 1:
                 yield source.draw()
-            else:
-                before = source.updates_done
-                yield UpdateBatches(source, min(self._updates_per_step, remaining))
-                self._check_drawn(before)
+                continue
+            yield UpdateBatches(source, min(several, remaining, end - before), self._is_over)
+            if source.updates_done == before:
+                raise RuntimeError(
+                    f"training_step drew none of its {several} batches. With updates_per_training_step above 1 it gets "
+                    "an iterable: `for drawn in batch: ...`."
+                )
 
-    def _check_drawn(self, updates_before: int) -> None:
-        if self._source.updates_done == updates_before:
-            raise RuntimeError(
-                f"training_step drew none of its {self._updates_per_step} batches. With "
-                "updates_per_training_step above 1 it gets an iterable: `for drawn in batch: ...`."
-            )
+    def _is_over(self) -> bool:
+        """Returns whether a training step ends with the update that was made last."""
+        source, trainer = self._source, self._source.trainer
+        if not self._ends_early or trainer is None:
+            return False
+        if source.remaining_updates == 0:
+            trainer.should_stop = True
+        is_last = trainer.max_steps > 0 and trainer.global_step >= trainer.max_steps
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
+        is_due = (isinstance(one, ActsAtUpdates) and one.is_due(source) for one in callbacks)
+        return trainer.should_stop or is_last or any(is_due)
 
     def __getitem__(self, index: int) -> NoReturn:
         raise RuntimeError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import closing
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -19,15 +20,16 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.agents.foreign import is_compiled, surprise_agent
+from lightning_replay.agents.feedback import UpdatePriorities
+from lightning_replay.agents.foreign import is_compiled, observes_batches, surprise_agent, takes_update_batches
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay
 from lightning_replay.lit.collectors.replay import Collection
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, UpdateStream
-from lightning_replay.lit.datamodules.training_steps import StepsToCallbacks, may_join_updates
+from lightning_replay.lit.datamodules.env_steps import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.environments import make_environment, make_environments
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
@@ -37,6 +39,11 @@ from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.validation import check_kind, check_option, checked_count
 
 __all__ = ["ReplayDataModule"]
+
+# Lightning takes 100 to 200 us for a training step: 2 % of 16 updates of a small network.
+_JOINED_UPDATES = 16
+# With fewer updates the environment steps take longer than Lightning, and many episodes would end in one training step.
+_JOINED_RATIO = 0.25
 
 
 class ReplayDataModule(EnvStepDataModule):
@@ -166,7 +173,6 @@ class ReplayDataModule(EnvStepDataModule):
         return f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {replay.sampler_name}"
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
-        """Builds one more environment of the same kind, for evaluation; with tasks it plays the first."""
         environment = super().make_environment()
         if self._tasks and "task" not in self.evaluation_env_kwargs:
             environment.set_wrapper_attr("task", self._tasks[0])
@@ -227,17 +233,14 @@ class ReplayDataModule(EnvStepDataModule):
             )
 
     def _draw_apart(self, rank: int) -> None:
-        """Seeds exploration and noise of further processes; weights are those of the first."""
         if rank:
             torch.manual_seed(int(torch.randint(2**31, ())) + rank)
 
     @property
     def env_steps_done(self) -> int:
-        """Environment steps collected, by all processes together."""
         return self.collection.env_steps * self._world_size
 
     def _collect_until(self, env_steps: int) -> None:
-        """Collects this process's share of the environment steps."""
         share = -(-env_steps // self._world_size)
         self.collection.collect_until(share, self._agent, self.pause_hooks)
 
@@ -246,8 +249,8 @@ class ReplayDataModule(EnvStepDataModule):
         several = self.updates_per_training_step
         updates = self._updates_of_epoch("updates_per_epoch", self.updates_per_epoch, 1_000)
         if several is None:
-            if self.trainer is not None and may_join_updates(self.trainer, self, self._updates_per_env_step):
-                return StepsToCallbacks(self, updates)
+            if self._joins_updates():
+                return UpdateStream(self, updates, _JOINED_UPDATES, ends_early=True)
             several = 1
         if several > 1 and self.trainer is not None and is_compiled(self._agent):
             raise ValueError(
@@ -256,22 +259,31 @@ class ReplayDataModule(EnvStepDataModule):
             )
         return UpdateStream(self, math.ceil(updates / several), several)
 
+    def _joins_updates(self) -> bool:
+        """Returns whether nothing but the speed changes where a training step has several updates."""
+        trainer = self.trainer
+        if trainer is None or not takes_update_batches(self._agent) or self._updates_per_env_step < _JOINED_RATIO:
+            return False
+        limits = (trainer.limit_train_batches != 1.0, trainer.overfit_batches, trainer.fast_dev_run)  # type: ignore[attr-defined]
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
+        own = ActsAtUpdates | UpdatePriorities
+        transfers = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        return not (
+            any(limits)
+            or any(is_overridden(hook, self, EnvStepDataModule) for hook in transfers)
+            or any(observes_batches(one) for one in callbacks if not isinstance(one, own))
+        )
+
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
-        environment = self.make_environment()
-        try:
+        with closing(self.make_environment()) as environment:
             yield from episode_returns(agent, environment, self.evaluation_episodes, seed=10_000)
-        finally:
-            environment.close()
 
     @property
     def remaining_updates(self) -> int:
-        """Updates until the end of the run."""
         return max(0, self.pace.total_updates - self.updates_done)
 
     def start_epoch(self) -> None:
-        """Collects the remaining ``env_steps`` of a run without further updates."""
         super().start_epoch()
-        self.collection.check_modes(self._agent)
         if self.remaining_updates == 0:
             self._collect_until(self.pace.env_steps)
 
@@ -294,7 +306,6 @@ class ReplayDataModule(EnvStepDataModule):
         return batch if batch.get("index").device == agent.device else batch.to(agent.device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Passes the TD errors of a batch and other signals to the replay, which ignores signals it does not use."""
         self.replay.update_priority(batch, td_error, **signals)
 
     def replay_stamp(self) -> Hashable:
@@ -319,7 +330,6 @@ class ReplayDataModule(EnvStepDataModule):
         return self._saved_replay
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores replay, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
         if not self._is_fitting:
             return
         assert self._saved_replay is not None
@@ -332,7 +342,6 @@ class ReplayDataModule(EnvStepDataModule):
         self._draw_apart(self.trainer.global_rank)
 
     def teardown(self, stage: str) -> None:
-        """Closes the environments, and removes the agent's function from the replay."""
         super().teardown(stage)
         if self._sets_surprise:
             self.replay.set_initial_surprise(None)

@@ -78,7 +78,6 @@ def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -
     """Bytes: ``reported`` by the buffer; that this process grew by at the first rows (``taken``), at most while it
     filled (``peak``), and up to the end (``left``); and ``frames`` held of ``frame_capacity``.
     """
-    import numpy as np
     import torch
 
     from lightning_replay.lit.collectors.replay import Rollout
@@ -88,12 +87,11 @@ def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -
     environments = make_environments(
         "Atari-v0", {"game": GAME, "screen_size": screen_size}, ENVIRONMENTS, asynchronous=False
     )
-    generator = np.random.default_rng(0)
+    rollout = Rollout(environments, seed=0)
 
     def act() -> object:
-        return random_actions(environments.single_action_space, ENVIRONMENTS, generator)
+        return random_actions(rollout.action_space, ENVIRONMENTS)
 
-    rollout = Rollout(environments, seed=0)
     warm = build(kind, 500)  # libraries take memory at their first use
     fill(warm, rollout, act, 600, per_write)
     del warm

@@ -130,13 +130,15 @@ class Automatic(Tiny):
         return {"optimizer": optimizer, "lr_scheduler": self.make_scheduler(optimizer)}
 
 
-@pytest.mark.parametrize(("every", "patience"), [(1, 3), (7, 1), (25, 3)])
 @pytest.mark.parametrize(
-    ("make_agent", "make_data"),
-    [(Tiny, replayed), (Automatic, replayed), (lambda: DQN(**SMALL), lambda **o: replayed("CartPole-v1", **o))],
+    ("make_agent", "make_data", "every", "patience", "updates_per_epoch"),
+    [
+        (Tiny, replayed, 1, 3, None),
+        (Automatic, replayed, 7, 1, 3),
+        (lambda: DQN(**SMALL), lambda **o: replayed("CartPole-v1", **o), 25, 3, None),
+    ],
     ids=["manual", "automatic", "joined updates"],
 )
-@pytest.mark.parametrize("updates_per_epoch", [None, 3])
 def test_early_stopping_counts_evaluations(tmp_path, make_agent, make_data, every, patience, updates_per_epoch) -> None:
     evaluate = Scored(5.0, 4.0, every_n_env_steps=every)
     stop = EarlyStopping("eval/return", mode="max", patience=patience)
@@ -157,7 +159,7 @@ def test_early_stopping_counts_evaluations_of_levels(tmp_path: Path, callback, r
     assert len(evaluate.history) == 5 and data.env_steps_done == 64
 
 
-@pytest.mark.parametrize("every", [1, 7, 10, 25])
+@pytest.mark.parametrize("every", [1, 7])
 def test_a_plateau_is_as_many_evaluations_as_asked_for(tmp_path: Path, every: int) -> None:
     def plateau(optimizer):
         scheduler = ReduceLROnPlateau(optimizer, mode="max", factor=0.5, patience=1, eps=0.0)
@@ -262,14 +264,14 @@ def check_best(tmp_path: Path, name: str, averaging: list[L.Callback], is_last: 
 
 
 @every_agent
-@pytest.mark.parametrize("averaging", ["none", "ema"])
-def test_the_best_checkpoint_holds_the_weights_that_were_scored(tmp_path: Path, name: str, averaging: str) -> None:
-    check_best(tmp_path, name, AVERAGING[averaging](), is_last=True, kind="lightning", best=5.0)
+def test_the_best_checkpoint_holds_the_weights_that_were_scored(tmp_path: Path, name: str) -> None:
+    check_best(tmp_path, name, AVERAGING["ema"](), is_last=True, kind="lightning", best=5.0)
 
 
 @pytest.mark.parametrize("averaging", AVERAGING)
-@pytest.mark.parametrize(("is_last", "best"), [(True, 5.0), (False, 10.0)], ids=["last", "first"])
-@pytest.mark.parametrize("kind", ["ours", "lightning", "steps"])
+@pytest.mark.parametrize(
+    ("is_last", "best", "kind"), [(True, 5.0, "ours"), (False, 10.0, "lightning"), (True, 5.0, "steps")]
+)
 def test_so_it_does_for_every_average_and_checkpoint(tmp_path, averaging, is_last, kind, best) -> None:
     check_best(tmp_path, "TD3", AVERAGING[averaging](), is_last, kind, best)
 
@@ -295,39 +297,29 @@ def test_the_best_holds_the_weights_that_a_hook_of_the_agent_has_changed(tmp_pat
     assert torch.equal(saved, evaluate.weights[9.0]["weight"])
 
 
-def test_a_checkpoint_at_steps_is_kept_only_for_a_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_at_steps_is_kept_only_for_a_score(tmp_path: Path) -> None:
     # evaluated after updates       -    1    10   20   30   40
     evaluate = Scored(1.0, 2.0, 9.0, 3.0, 4.0, 5.0)
     keep = ModelCheckpoint(tmp_path, "{step}", monitor="eval/return", mode="max", every_n_train_steps=4, save_top_k=-1)
-    with caplog.at_level(logging.INFO):
-        make_trainer(tmp_path, [evaluate, keep]).fit(Tiny(), datamodule=replayed())
+    make_trainer(tmp_path, [evaluate, keep]).fit(Tiny(), datamodule=replayed())
     assert {Path(path).stem: float(score) for path, score in keep.best_k_models.items()} == {
         "step=20": 3.0,
         "step=40": 5.0,
     }
-    assert any("every_n_train_steps" in one.getMessage() for one in caplog.records)
     for path, score in keep.best_k_models.items():
         saved = torch.load(path, weights_only=True)["state_dict"]["weight"]
         assert torch.equal(saved, evaluate.weights[float(score)]["weight"])
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true"])
+@pytest.mark.parametrize("run", ["fit", "validate"])
 @pytest.mark.parametrize(
-    ("agent", "make_data"),
-    [
-        (lambda: TD3(**SMALL), replayed),
-        (Tiny, replayed),
-        (lambda: PPO(**SMALL), levelled),
-        (Valuer, lambda: levelled(Stairs)),
-    ],
+    ("precision", "agent", "make_data"),
+    [("64-true", lambda: TD3(**SMALL), replayed), ("bf16-true", Tiny, replayed), ("16-true", Valuer, levelled)],
 )
-def test_a_precision_of_other_weights_is_refused(tmp_path: Path, precision: str, agent, make_data) -> None:
-    for run in ("fit", "validate"):
-        trainer = make_trainer(tmp_path, precision=precision)
-        with pytest.raises(
-            ValueError, match=rf"precision is {precision}.*Trainer\(precision='32-true'\), or 'bf16-mixed'"
-        ):
-            getattr(trainer, run)(agent(), datamodule=make_data())
+def test_a_precision_of_other_weights_is_refused(tmp_path: Path, run: str, precision: str, agent, make_data) -> None:
+    trainer = make_trainer(tmp_path, precision=precision)
+    with pytest.raises(ValueError, match=rf"precision is {precision}.*Trainer\(precision='32-true'\), or 'bf16-mixed'"):
+        getattr(trainer, run)(agent(), datamodule=make_data())
 
 
 @every_agent
@@ -427,10 +419,9 @@ class Plateau(DQN):
     ("agent", "env", "name"),
     [(Idle, Counting, "LambdaLR of Idle"), (lambda: Plateau(**SMALL), "CartPole-v1", "ReduceLROnPlateau of Plateau")],
 )
-@pytest.mark.parametrize("callbacks", [[], [Evaluate(10, 1)]], ids=["epochs", "evaluations"])
-def test_schedulers_that_nobody_steps_are_reported(tmp_path: Path, agent, env, name: str, callbacks) -> None:
+def test_schedulers_that_nobody_steps_are_reported(tmp_path: Path, agent, env, name: str) -> None:
     with pytest.warns(UserWarning, match=rf"{name}.configure_optimizers did not step in the first epoch") as seen:
-        make_trainer(tmp_path, callbacks).fit(agent(), datamodule=replayed(env, updates_per_epoch=10))
+        make_trainer(tmp_path, [Evaluate(10, 1)]).fit(agent(), datamodule=replayed(env, updates_per_epoch=10))
     assert len([one for one in seen if "did not step" in str(one.message)]) == 1
 
 

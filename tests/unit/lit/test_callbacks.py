@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import Logger
 
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayDataModule, ReplayProgressBar
@@ -130,15 +129,6 @@ def test_the_figures_by_which_hoarding_shows_are_logged(tmp_path: Path) -> None:
     assert [stats[name] for name in names] == [0, 11 / 50, 4 / 23, 1.0, 1.0]
 
 
-def test_a_csv_file_holds_them(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
-    trainer = make_trainer(tmp_path, [LogReplayStats(8), Evaluate(20, 1)], logger=logger)
-    trainer.fit(Tiny(), datamodule=make_data())
-    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
-    assert {int(row["step"]) for row in rows if row["replay/nbytes"]} == {28, 36, 44, 52, 60}
-    assert {int(row["step"]) for row in rows if row["eval/return"]} == {0, 21, 40, 60}
-
-
 def test_the_bar_shows_steps_return_and_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.StringIO()
     real = progress.tqdm
@@ -207,15 +197,22 @@ def test_an_evaluation_episode_without_an_end_counts_up_to_the_limit(tmp_path: P
     assert list(returns) == [210.0]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Evaluate(0),
-        lambda: Evaluate(5, 0),
-        lambda: Evaluate(max_episode_steps=0),
-        lambda: LogReplayStats(0),
-    ],
-)
-def test_bad_intervals(make) -> None:
-    with pytest.raises(ValueError, match="is 0; it must be a whole number from 1 on"):
-        make()
+class Fragile(Counting):
+    """Fails in evaluation, and counts how often it was closed."""
+
+    closed = 0
+
+    def step(self, action):
+        if self.count == 3:
+            raise ZeroDivisionError
+        return super().step(action)
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+def test_the_environment_of_an_evaluation_that_fails_is_closed(tmp_path: Path) -> None:
+    data = make_data(env=Fragile)
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(tmp_path, [Evaluate(episodes=1)]).fit(Tiny(), datamodule=data)
+    assert Fragile.closed == 2  # that whose spaces were read, and this one

@@ -71,8 +71,7 @@ class SaveAt(L.Callback):
 
 
 # updates 10 and 30 end an epoch, 7 and 23 lie within one
-@pytest.mark.parametrize("update", [7, 10, 23, 30])
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(("update", "prioritized"), [(7, True), (10, False), (23, False), (30, True)])
 def test_resume_restores_contents_counters_and_the_next_draws(tmp_path: Path, update: int, prioritized: bool) -> None:
     save = SaveAt(update, tmp_path / "by_hand.ckpt")
     make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(prioritized))
@@ -311,40 +310,11 @@ def test_validating_a_checkpoint_leaves_the_replay_alone(tmp_path: Path) -> None
     assert len(data.replay) == 0
 
 
-def test_several_updates_per_step_resume(tmp_path: Path) -> None:
-    save = SaveAt(12, tmp_path / "run" / "by_hand.ckpt")
-    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(updates_per_training_step=4))
-    agent = Tiny()
-    data = make_data(updates_per_training_step=4)
-    trainer = make_trainer(tmp_path)
-    trainer.fit(agent, datamodule=data, ckpt_path=tmp_path / "run" / "by_hand.ckpt")
-    assert len(agent.seen) == 28 and trainer.global_step == 40
-
-
 def test_remote_paths_are_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer.fit(Tiny(), datamodule=make_data())
     with pytest.raises(ValueError, match="memory://there.ckpt is remote"):
         trainer.save_checkpoint("memory://there.ckpt")
-
-
-class Clocks(L.Callback):
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, int]] = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.seen.append(trainer.datamodule.clocks)
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1)])
-def test_another_replay_ratio_holds_from_the_resume_on(tmp_path: Path, before: int, after: int) -> None:
-    save, clocks = SaveAt(40 * before, tmp_path / "by_hand.ckpt"), Clocks()
-    options = {"num_envs": 1}
-    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(updates_per_env_step=before, **options))
-    data = make_data(env_steps=80, updates_per_env_step=after, **options)
-    make_trainer(tmp_path, [clocks]).fit(Tiny(), datamodule=data, ckpt_path=tmp_path / "by_hand.ckpt")
-    done = 40 * before
-    assert clocks.seen == [(61 + number // after, done + 1 + number) for number in range(20 * after)]
 
 
 class Sized(Tiny):
@@ -360,10 +330,3 @@ def test_hyperparameters_that_are_not_loaded_again_are_named_at_the_save(tmp_pat
     data = make_data(env_steps=64)
     make_trainer(tmp_path).fit(Sized(3.0), datamodule=data, ckpt_path=file, weights_only=False)
     assert data.updates_done == 44
-
-
-def test_spawned_processes_are_refused_before_anything_is_sent_to_them(tmp_path: Path) -> None:
-    data = ReplayDataModule(lambda: Counting(), make_replay(), env_steps=60, warmup_steps=20)  # cannot be sent
-    trainer = make_trainer(tmp_path, devices=2, strategy="ddp_spawn")
-    with pytest.raises(ValueError, match="the trainer runs 2 processes; ReplayDataModule supports one"):
-        trainer.fit(Tiny(), datamodule=data)

@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_replay.lit import Evaluate, LogReplayStats, ReplayDataModule
-from tests.unit.lit import level_toys
 from tests.unit.lit.toys import Counting, make_replay, make_trainer
 
 LOG_EVERY = {"log_every_n_steps": 4}
@@ -99,17 +98,6 @@ def test_whoever_logs_the_axis_is_environment_steps(tmp_path: Path) -> None:
     assert every == sorted(every)
     assert {path.name for path in (tmp_path / "run").glob("*.ckpt")} == {"step=10.ckpt", "step=20.ckpt"}
     assert seen == [(True, True)] and is_plain(logger, board)
-
-
-def test_levels_are_logged_against_environment_steps(tmp_path: Path) -> None:
-    class Valuer(level_toys.Valuer):
-        def training_step(self, batch, batch_idx):
-            self.log("weight", self.weight.detach(), batch_size=1)
-            return super().training_step(batch, batch_idx)
-
-    logger = CSVLogger(tmp_path)
-    level_toys.fit(tmp_path, level_toys.make_data(), Valuer(), logger=logger, log_every_n_steps=2)
-    assert moments(read(logger), "weight") == [(30, 2), (60, 4)]
 
 
 def test_several_batches_per_training_step_have_one_moment(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from lightning_replay.agents import DQN, PPO, TD3, Rainbow
+from lightning_replay.agents import DQN, TD3, Rainbow
 from lightning_replay.envs.step_check import CheckedSteps
 from lightning_replay.levels import UniformLevels
 from lightning_replay.lit import Evaluate, LevelDataModule, ReplayDataModule
@@ -112,29 +112,9 @@ def test_what_builds_no_environment_is_refused(env, message) -> None:
         make_environment(env, {})
 
 
-def test_agents_are_built_for_whatever_a_data_module_takes() -> None:
-    assert DQN.for_env(lambda: Counting(num_actions=3)).hparams["num_actions"] == 3
-    assert TD3.for_env(Counting).hparams["observation_size"] == 2
-    assert TD3.for_env(Counting()).hparams["observation_size"] == 2
-    with pytest.raises(TypeError, match=r"env is <function.*, which returned None; it must build and return one"):
-        TD3.for_env(lambda: None)
-    with pytest.raises(TypeError, match="env is 3; it must be a Gymnasium id, or a callable"):
-        TD3.for_env(3)
-
-
 @pytest.mark.parametrize(
     ("agent", "env_kwargs", "message"),
     [
-        (
-            DQN(4, 3),
-            {"num_actions": 3},
-            r"DQN was built with observation_size=4, and .* has observation_size=2. Give both",
-        ),
-        (
-            DQN(2, 5),
-            {"num_actions": 3},
-            r"with num_actions=5, and the environment of ReplayDataModule has num_actions=3",
-        ),
         (
             DQN(4, 5),
             {"num_actions": 3},
@@ -168,14 +148,6 @@ def test_image_agents_compare_shapes(tmp_path) -> None:
     agent = Rainbow(observation_shape=[4, 50, 40], observation_high=255.0, num_actions=3)
     with pytest.raises(ValueError, match=r"observation_shape=\[4, 50, 40\], and .*observation_shape=\[4, 50, 50\]"):
         make_trainer(tmp_path).fit(agent, datamodule=data)
-
-
-def test_level_agents_are_compared_too(tmp_path) -> None:
-    data = LevelDataModule(Stairs, UniformLevels(5), env_steps=60, num_envs=2, rollout_length=5)
-    with pytest.raises(
-        ValueError, match="PPO was built with num_actions=2, and the environment of LevelDataModule has num_"
-    ):
-        make_trainer(tmp_path).fit(PPO(observation_shape=(2,), num_actions=2, minibatches=2), datamodule=data)
 
 
 def test_a_callback_without_a_data_module_names_what_is_missing(tmp_path) -> None:

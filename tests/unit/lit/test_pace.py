@@ -31,20 +31,10 @@ def test_steps_for_is_the_first_step_at_which_an_update_is_due(ratio: float, war
         assert pace.updates_due(steps) >= update > pace.updates_due(steps - 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((100, 100, 1), "env_steps is 100 and warmup_steps 100; .* must be above it"),
-        ((10, 100, 1), "env_steps is 10 and warmup_steps 100"),
-        ((10, 0, 1), "warmup_steps is 0"),
-        ((10, 5, 0), "updates_per_env_step is 0"),
-        ((10, 5, float("nan")), "updates_per_env_step is nan"),
-        ((10, 5, float("inf")), "updates_per_env_step is inf"),
-    ],
-)
-def test_errors(arguments, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        Pace(*arguments)
+@pytest.mark.parametrize("env_steps", [10, 100])
+def test_the_warm_up_is_shorter_than_the_run(env_steps: int) -> None:
+    with pytest.raises(ValueError, match=f"env_steps is {env_steps} and warmup_steps 100; .* must be above it"):
+        Pace(env_steps, 100, 1)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (0.25, 2)])

@@ -68,7 +68,6 @@ class WatchedCheckpoint(ReplayCheckpoint):
     [
         ({}, None, [40]),
         ({}, 15, [15, 30, 40]),
-        ({}, 20, [20, 40]),
         ({"updates_per_training_step": 4}, 10, [12, 24, 36, 40]),
         ({"updates_per_env_step": 0.5}, 6, [6, 12, 18, 20]),
     ],
@@ -124,7 +123,7 @@ def test_without_the_metric_only_the_last_is_kept(tmp_path: Path, monitor) -> No
     assert keep.written == [(40, "last.ckpt")] and keep.best_model_path == ""
 
 
-@pytest.mark.parametrize(("save_top_k", "best"), [(1, [3, 5]), (2, [3, 5, 8]), (4, [3, 5, 8])])
+@pytest.mark.parametrize(("save_top_k", "best"), [(1, [3, 5]), (2, [3, 5, 8])])
 def test_metrics_that_a_module_logs_are_looked_at_when_they_change(tmp_path: Path, save_top_k: int, best) -> None:
     class Logs(Tiny):
         def training_step(self, batch, batch_idx):
@@ -246,19 +245,6 @@ def test_nothing_is_written_by_a_trial_run_or_without_a_step(tmp_path: Path) -> 
     with pytest.raises(ZeroDivisionError):
         make_trainer(tmp_path, [ReplayCheckpoint(tmp_path / "run")]).fit(Tiny(), datamodule=data)
     assert not (tmp_path / "run").exists()
-
-
-def test_other_data_modules_are_refused_before_the_training(tmp_path: Path) -> None:
-    class Others(L.LightningDataModule):
-        def train_dataloader(self):
-            return []
-
-        def val_dataloader(self):
-            return []
-
-    trainer = make_trainer(tmp_path, [ReplayCheckpoint(tmp_path)])
-    with pytest.raises(TypeError, match="ReplayCheckpoint counts environment steps, and .*Others.*, which does not"):
-        trainer.fit(Tiny(), datamodule=Others())
 
 
 def test_one_line_names_the_file_and_how_to_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

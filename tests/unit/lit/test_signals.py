@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lightning_replay import recipes
-from lightning_replay.agents import DQN
 from lightning_replay.lit import ReplayDataModule
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
@@ -111,14 +110,6 @@ def test_evaluation_has_options_of_its_own() -> None:
     assert (evaluated.length, evaluated.truncates) == (8, True)
     data.setup("fit")
     assert data.env_kwargs == {"length": 3, "truncates": True}
-
-
-def test_returns_formed_before_storage_must_have_the_agents_discount(tmp_path) -> None:
-    data = ReplayDataModule(
-        lambda: Counting(num_actions=2), retention(n_steps=3, discount=0.9), env_steps=23, warmup_steps=20
-    )
-    with pytest.raises(ValueError, match=r"discounts its 3-step returns by 0.9, the agent by 0.99"):
-        fit(data, DQN(hidden_sizes=(4,)), tmp_path)
 
 
 def test_steps_that_wait_for_their_returns_are_stored_before_collection_goes_on(tmp_path) -> None:

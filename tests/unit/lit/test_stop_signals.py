@@ -28,9 +28,8 @@ pytestmark = pytest.mark.usefixtures("default_handlers")
 @pytest.mark.parametrize(
     ("number", "update", "prioritized", "options"),
     [
-        (signal.SIGINT, 7, False, {}),
         (signal.SIGTERM, 10, True, {}),  # at the end of an epoch
-        (signal.SIGINT, 23, True, {}),
+        (signal.SIGINT, 23, False, {}),
         (signal.SIGTERM, 30, False, {"updates_per_env_step": 3, "env_steps": 40}),
         (signal.SIGINT, 12, True, {"updates_per_training_step": 4, "updates_per_epoch": 12}),
     ],

@@ -127,7 +127,7 @@ def test_processes_of_their_own_play_the_same_tasks() -> None:
         environments = make_environments("HalfField-1v0", {"max_steps": 3}, 3, asynchronous)
         assignment = TaskAssignment(curriculum(tasks=["target", "far", "near"]), None)
         rollout = Rollout(environments, 0, assignment=assignment, information=InformationColumns(("ball_distance",)))
-        actions = random_actions(environments.single_action_space, 3, np.random.default_rng(0))
+        actions = random_actions(rollout.action_space, 3)
         for _ in range(7):
             rollout.step(actions, 0)
         rows.append(rows_of_columns(rollout.take_columns(21)))
@@ -212,19 +212,7 @@ def test_info_keys_must_be_names(keys) -> None:
         InformationColumns(keys)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ("goal", "info_keys is 'goal'; it must be a sequence of names"),
-        ((3,), r"info_keys\[0\] is 3; it must be the name of an info"),
-    ],
-)
-def test_info_keys_of_another_kind(keys, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        InformationColumns(keys)
-
-
-@pytest.mark.parametrize("value", ["goal", np.zeros(2), None, {"distance": 1.0}])
+@pytest.mark.parametrize("value", ["goal", np.zeros(2), {"distance": 1.0}])
 def test_infos_must_be_numbers(value) -> None:
     class Odd(Counting):
         def step(self, action):
@@ -261,7 +249,7 @@ def test_parameterized_actions_are_stored_joined_and_played_apart(as_dict: bool,
 
 def test_random_parameterized_actions_need_a_space_that_has_them() -> None:
     with pytest.raises(ValueError, match="one bounded Box per discrete action"):
-        random_actions(Tuple([Discrete(2)]), 3, np.random.default_rng(0))
+        random_actions(Tuple([Discrete(2)]), 3)
 
 
 def test_evaluation_plays_the_first_task_unless_told_another() -> None:

@@ -16,7 +16,7 @@ from lightning_replay.agents import DQN
 from lightning_replay.envs.step_check import checked_reward
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
-from lightning_replay.lit.callbacks import Evaluate, LearningCurve, LevelCurriculum, ScoreAgainstStaleness
+from lightning_replay.lit.callbacks import LearningCurve, LevelCurriculum, ScoreAgainstStaleness
 from lightning_replay.lit.return_normalization import ReturnNormalization
 from lightning_replay.lit.update_schedule import Pace, RolloutPace
 from lightning_replay.schedulers import MeanReturn
@@ -53,39 +53,18 @@ LEVELS: dict[str, Any] = {"env": Stairs, "levels": UniformLevels(5), "env_steps"
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (
-            ReplayDataModule,
-            {"replay": "prioritized"},
-            r"replay is 'prioritized'; it must be a Replay, .*recipes.prior",
-        ),
         (ReplayDataModule, {"replay": LevelBuffer(5)}, r"replay is LevelBuffer\(.*levels are replayed with LevelDataM"),
         (ReplayDataModule, {"replay": recipes.uniform}, "replay is <function uniform.*it must be a Replay"),
-        (
-            ReplayDataModule,
-            {"env": Counting()},
-            r"env is <.*Counting object.*; it must be a Gymnasium id, or a",
-        ),
+        (ReplayDataModule, {"env": Counting()}, "env is <.*Counting object.*; it must be a Gymnasium id, or a"),
         (ReplayDataModule, {"env": SyncVectorEnv([Counting])}, "env is SyncVectorEnv.*; it must be a Gymnasium id"),
-        (ReplayDataModule, {"env": 3}, "env is 3; it must be a Gymnasium id, or a"),
         (ReplayDataModule, {"env_kwargs": ["length"]}, r"env_kwargs is \['length'\]; it must be arguments"),
         (ReplayDataModule, {"evaluation_env_kwargs": 3}, "evaluation_env_kwargs is 3; it must be arguments"),
-        (
-            ReplayDataModule,
-            {"progress": "mean"},
-            "progress is 'mean'; it must be an object of lightning_replay",
-        ),
         (ReplayDataModule, {"progress": MeanReturn}, "progress is <class .*it must be an object"),
         (ReplayDataModule, {"info_keys": "goal"}, "info_keys is 'goal'; it must be a sequence"),
-        (
-            LevelDataModule,
-            {"levels": make_replay()},
-            "levels is a Replay; .*; transitions are replayed with Repl",
-        ),
+        (ReplayDataModule, {"info_keys": (3,)}, r"info_keys\[0\] is 3; it must be the name of an info"),
+        (LevelDataModule, {"levels": make_replay()}, "levels is a Replay; .*; transitions are replayed with Repl"),
         (LevelDataModule, {"levels": LevelBuffer}, r"levels is <class .*; it must be LevelBuffer\(...\)"),
-        (LevelDataModule, {"env": Stairs()}, "env is <.*Stairs object.*; it must be a Gymnasium id, or a"),
-        (LevelDataModule, {"env_kwargs": "reward=2"}, "env_kwargs is 'reward=2'; it must be arguments"),
         (LevelDataModule, {"return_normalization": True}, "return_normalization is True; it must be a ReturnNormaliz"),
-        (LevelDataModule, {"held_out_levels": "100"}, "held_out_levels is '100'; it must be how many"),
         (LevelDataModule, {"held_out_levels": [1.5]}, r"held_out_levels\[0\] is 1.5; it must be a whole number"),
         (LevelDataModule, {"check": 3}, "check is 3; it must be True, False or at least two different ids"),
     ],
@@ -115,10 +94,7 @@ class Rewarding(Counting):
         return observation, self.reward, *ends
 
 
-NO_NUMBERS = [np.array([1.0]), np.array([1.0, 2.0]), [1.0], None, "1.0", np.array("1.0")]
-
-
-@pytest.mark.parametrize("reward", [np.array([1.0]), np.array([1.0, 2.0]), [1.0], None, "1.0", np.array("1.0")])
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), [1.0], None, np.array("1.0")], ids=str)
 def test_a_reward_that_is_no_number_is_refused_before_anything_is_stored(tmp_path, reward: Any) -> None:
     message = r"<Rewarding.*> returned the reward .*; it must be one number"
     options = {"env_kwargs": {"reward": reward}, "num_envs": 2}
@@ -131,31 +107,6 @@ def test_a_reward_that_is_no_number_is_refused_before_anything_is_stored(tmp_pat
     with pytest.raises(TypeError, match=message):
         make_trainer(tmp_path).fit(Valuer(), datamodule=data)
     assert data.env_steps_done == 0
-
-
-@pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")  # Gymnasium's, of an error in a process of its own
-def test_a_reward_that_is_no_number_is_refused_in_a_process_of_its_own(tmp_path) -> None:
-    def make() -> gymnasium.Env:  # a local function, so that the process does not import this module
-        return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: np.array([reward]))
-
-    data = ReplayDataModule(make, make_replay(), env_steps=60, warmup_steps=20, asynchronous=True)
-    with pytest.raises(TypeError, match=r"<TransformReward.*CartPole.*> returned the reward array\(\[1\.\]\)"):
-        make_trainer(tmp_path).fit(DQN(observation_size=4, num_actions=2), datamodule=data)
-    assert len(data.replay) == 0
-    data.collection.close()
-
-
-def test_a_reward_that_is_no_number_is_refused_in_evaluation(tmp_path) -> None:
-    data = ReplayDataModule(
-        Rewarding,
-        make_replay(),
-        env_steps=60,
-        warmup_steps=20,
-        env_kwargs={"reward": 1.0},
-        evaluation_env_kwargs={"reward": np.array([1.0])},
-    )
-    with pytest.raises(TypeError, match=r"<Rewarding.*> returned the reward array\(\[1\.\]\); it must be one number"):
-        make_trainer(tmp_path, [Evaluate(episodes=1)]).fit(DQN(observation_size=2, num_actions=2), datamodule=data)
 
 
 @pytest.mark.parametrize("reward", [1, 1.0, True, np.float32(1.0), np.int64(1), np.array(1.0), torch.tensor(1.0)])
