@@ -19,13 +19,12 @@ from lightning_replay.storage import forking
 
 
 class LockedReplay(TensorDictReplayBuffer):
-    """A replay buffer that one thread changes at a time, and that a forked process gets whole.
+    """A replay buffer that one thread changes at a time, and whose locks a forked process replaces.
 
     Whatever changes it waits for the batches being drawn ahead (:meth:`_wait_for_draws`, without locks), then holds
     TorchRL's ``_replay_lock`` and ``_write_lock``.
     """
 
-    fork_rank = 0
     _episodes: EpisodeTracker | None
     _feedback: Feedback
 
@@ -34,33 +33,20 @@ class LockedReplay(TensorDictReplayBuffer):
         if self._prefetch_cap:
             # One thread: batches are drawn in the order in which they are handed out.
             self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
-        self._held_locks: list[Any] = []
         self._refusal: str | None = None
         forking.register(self)
 
-    def before_fork(self) -> None:
-        """Waits, in the thread that forks, until nobody writes, draws or updates."""
-        self._held_locks = []
-        if forking.acquired(self._futures_lock):
-            self._held_locks.append(self._futures_lock)
-            if forking.finished(self._prefetch_queue) and forking.acquired(self._replay_lock):
-                self._held_locks.append(self._replay_lock)
-
-    def after_fork(self, *, in_child: bool) -> None:
-        """Releases the locks in parent and child; threads are not copied by a fork."""
-        locks, self._held_locks = self._held_locks, []
-        for lock in reversed(locks):
-            lock.release()
-        if in_child:
-            forking.release_futures(self._prefetch_queue)
-            if len(locks) < 2:
-                self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
-                self._refusal = (
-                    f"this process was forked while another thread used this {type(self).__name__}, which is "
-                    "half-changed here. Fork when nobody uses it, or build a buffer in this process"
-                )
-            if self._prefetch_cap:
-                self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
+    def after_fork(self) -> None:
+        """Replaces locks and thread in a forked process, which draws anew the batches drawn ahead."""
+        if forking.is_held_elsewhere(self._replay_lock):
+            self._refusal = (
+                f"this process was forked while another thread used this {type(self).__name__}, which may be "
+                "half-changed here. Fork when nobody uses it, or build a buffer in this process"
+            )
+        self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
+        self._prefetch_queue.clear()  # some may be drawn by the thread, which the child has not
+        if self._prefetch_cap:
+            self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
