@@ -66,13 +66,6 @@ class Drawing(PartState):
     def reseed(self, seed: int) -> None:
         """Restarts the part's generator; called by ``Replay.seed``."""
 
-    def draw_state(self) -> Any:
-        """Returns what one draw changes; called before a draw that may be refused."""
-        return None
-
-    def undo_draw(self, state: Any) -> None:
-        """Restores what :meth:`draw_state` returned, after a draw that was refused."""
-
 
 class EpisodeHooks:
     """Calls about rows and episodes in addition to TorchRL's ``mark_update``, without effect by default."""
@@ -110,7 +103,6 @@ class SamplerHooks(PartHooks, EpisodeHooks):
     checks_priorities: bool = False  #: Whether ``update_priority`` refuses NaN and slots that do not exist by itself.
     update_partners: bool = False  #: Of pairs, whether the TD error belongs to both rows or to the first alone.
     draws_from_tables: bool = False  #: Whether rows are drawn from the tables that a writer keeps.
-    refuses_unchanged: bool = False  #: Whether a draw that raises an error has changed nothing in the sampler.
     draws_pairs: bool = False  #: Whether an index is ``[B, 2]``.
     takes_batches: bool = False  #: Whether its own class defines :meth:`update_held`.
     reads_columns: bool = False  #: Whether it reads columns of stored rows, which a storage of tensors has.
@@ -347,7 +339,6 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         kind: Any = cls  # which may draw and set priorities in another way than its base
-        kind.refuses_unchanged = vars(cls).get("refuses_unchanged", False)
         kind.takes_batches = "update_held" in vars(cls)
         if "sample" in vars(cls) and "sample_part" not in vars(cls):  # which would draw as its base does
             kind.sample_part = SamplerHooks.sample_part

@@ -6,9 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
-from lightning_replay.recipes import parallel_curriculum
 from lightning_replay.samplers.scheduled import ScheduledSampler
 from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, UniformTasks
 from lightning_replay.tables.tables import Tables
@@ -109,25 +107,6 @@ def test_the_state_of_other_tasks_is_refused() -> None:
     state = ScheduledSampler(["a", "b", "c"], UniformTasks()).state_dict()
     with pytest.raises(ValueError, match="saved with the tasks"):
         ScheduledSampler(TASKS, UniformTasks()).load_state_dict(state)
-
-
-class Interrupted(UniformTasks):
-    """A user's scheduler, which fails once a task was drawn."""
-
-    def drawn(self, task: int, probability: float) -> None:
-        raise RuntimeError("interrupted")
-
-
-def test_a_draw_in_which_a_users_scheduler_fails_is_undone() -> None:
-    rows = TensorDict({"task": torch.arange(6) % 3, "observation": torch.arange(6.0)}, [6])
-    replay = parallel_curriculum(TASKS, 4, 2, scheduler=Interrupted(), seed=0)
-    replay.extend(rows)
-    before = replay._sampler.generator_state()
-    with pytest.raises(RuntimeError, match="interrupted"):
-        replay.sample()
-    assert replay._sampler.generator_state().equal(before)
-    assert not replay._sampler.refuses_unchanged
-    assert ScheduledSampler(TASKS, Exp3()).refuses_unchanged
 
 
 def test_seeds_decide_the_draws() -> None:
