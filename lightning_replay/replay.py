@@ -34,16 +34,8 @@ from lightning_replay.episodes.links import with_real_ends
 from lightning_replay.episodes.n_step import refuse_formed
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
-from lightning_replay.late_updates import Feedback
 from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySampler, ReplayTransform, SamplerHooks
-from lightning_replay.priority_updates import (
-    check_values,
-    given_priority,
-    real_numbers,
-    row_generations,
-    row_numbers,
-    td_error_of,
-)
+from lightning_replay.priority_updates import Feedback, given_feedback, given_priority, judged, td_error_of
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.table_draws import without_tables
 from lightning_replay.samplers.uniform import UniformSampler
@@ -421,7 +413,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if index.numel():
             self._sampler.extend(index)
             if priority is not None:
-                self._sampler.update_priority(index, priority[stored], storage=self._storage)
+                sampler.set_priorities(index, priority[stored], self._storage)
         if first_rows:
             logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
         if self._episodes is not None:
@@ -586,34 +578,22 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self.update_priority(index, td_error, generation=generation, **signals)
-        if self._takes_batches and not signals and self._update_directly(index, td_error, generation):
-            return
-        td_error = td_error_of(td_error, signals)
-        if isinstance(index, TensorDictBase):
-            batch, index = index, index.get("index", None)
-            if index is None:
-                raise TypeError(
-                    f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the "
-                    "batch that sample() returned"
-                )
-            generation = batch.get("generation", None) if generation is None else generation
-        index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
-        if generation is not None:
-            generation = row_generations(generation)
-        for name in signals:
-            known = (*SIGNALS, *self._writer_hooks.signals)
-            if name not in known:
-                raise TypeError(
-                    f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
-                    f"{did_you_mean(name, known)}"
-                )
-        if td_error is not None:
-            td_error = real_numbers("td_error", td_error, "No priority was changed")
         writer, sampler = self._writer_hooks, self._sampler_hooks
+        if signals:
+            td_error = td_error_of(td_error, signals)
+            known = (*SIGNALS, *writer.signals)
+            for name in signals:
+                if name not in known:
+                    raise TypeError(
+                        f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
+                        f"{did_you_mean(name, known)}"
+                    )
         needs_feedback, is_prioritized = writer.needs_feedback, sampler.uses_priorities
-        if not needs_feedback and not is_prioritized:
-            self._feedback.draws_since_update = 0
-            return
+        if needs_feedback or not is_prioritized:
+            index, td_error, generation = given_feedback(index, td_error, generation)
+            if not needs_feedback:
+                self._feedback.draws_since_update = 0
+                return
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
@@ -625,35 +605,17 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                     "of the batch. No priority was changed"
                 )
             feedback = writer.read_feedback(len(index), td_error, signals) if needs_feedback else None
-            # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
-            device = self._storage.device  # None where TorchRL's storage was given none
-            on_cpu = device is None or device.type == "cpu"
-            sampler_checks = is_prioritized and sampler.checks_priorities and on_cpu
-            checked = self._feedback.check(index, td_error, generation, self._storage, sampler_checks=sampler_checks)
+            set_held = None if needs_feedback else sampler.set_held
+            found = judged(index, td_error, generation, self._storage, set_held)
+            if isinstance(found, int):  # the priorities are set
+                self._feedback.count(len(index), found)
+                return
+            slots, magnitudes, late = found
             if is_prioritized:
-                try:
-                    self._sampler.update_priority(checked.index, checked.magnitude, storage=self._storage)
-                except (ValueError, IndexError):
-                    check_values(checked.index, checked.magnitude, len(self._storage))  # names what
-                    raise
+                sampler.set_priorities(slots, magnitudes, self._storage)
             if needs_feedback:
-                writer.update_priority(checked.index, feedback, both=sampler.update_partners)
-            self._feedback.count(len(checked.index), checked.num_late)
-
-    def _update_directly(self, index: Any, td_error: Any, generation: Any) -> bool:
-        """Returns TD errors of a batch as it was drawn in one pass; ``False``, nothing changed, for anything else."""
-        if isinstance(index, TensorDictBase):
-            generation = index.get("generation", None) if generation is None else generation
-            index = index.get("index", None)
-        if self._prefetch_queue:
-            self._wait_for_draws()
-        with self._replay_lock, self._write_lock:
-            if self._refusal is not None:
-                self._check_usable()
-            late = self._sampler_hooks.update_held(index, td_error, generation, self._storage)
-            if late is not None:
-                self._feedback.count(len(index), late)
-            return late is not None
+                writer.update_priority(slots, feedback, both=sampler.update_partners)
+            self._feedback.count(len(slots), late)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
@@ -880,7 +842,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _attach_parts(self) -> None:
         """Reads what each part offers; TorchRL's parts get the defaults of :mod:`lightning_replay.parts`."""
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
-        self._takes_batches = self._sampler_hooks.takes_batches and not self._writer_hooks.needs_feedback
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:
             self._packed.row_check = self._row_check

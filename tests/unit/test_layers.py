@@ -45,7 +45,6 @@ ORDER = (
     ),
     *(
         "priority_updates",
-        "late_updates",
         "retention",
         "samplers",
         "writers",
