@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
 from torchrl.envs import MultiStepTransform, Transform
 
-from lightning_replay.argument_names import method_for, with_named_arguments
 from lightning_replay.checkpoint.replay import read_replay, save_replay
 from lightning_replay.checkpoint.state import read_state, restore_state
 from lightning_replay.declared import declared_sampler, declared_writer
@@ -184,15 +183,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._begin_life()
         if seed is not None:
             self.seed(seed)
-
-    if not TYPE_CHECKING:  # which would then take any name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Raises for a name that is missing; for one of another library the error names ours."""
-            ours = method_for(name)
-            if ours is None:
-                return object.__getattribute__(self, name)  # raises the original error
-            raise AttributeError(f"{type(self).__name__} has no {name!r}; {ours}", name=name, obj=self)
 
     @property
     def awaits_priorities(self) -> bool:
@@ -1019,7 +1009,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         links = None if self._episodes is None else self._episodes.links
         return None if links is None else links.successor[index]
 
-    @with_named_arguments
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules: environment steps collected and updates made, since the start of training.
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightning_replay.argument_names import hint_for
+from lightning_replay.validation import did_you_mean
 
 _EXAMPLE = "lightning_replay.samplers.PrioritizedSampler"
 
@@ -94,7 +94,7 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) 
     accepted = {key: parameter for key, parameter in signature.parameters.items() if key != "self"}
     unknown = [key for key in arguments if key not in accepted]
     if unknown:
-        hint = hint_for(unknown[0], accepted) or f"; accepted are {', '.join(accepted)}"
+        hint = did_you_mean(unknown[0], accepted) or f"; accepted are {', '.join(accepted)}"
         raise ValueError(f"{name}: {function.__name__} has no argument {', '.join(map(repr, unknown))}{hint}")
     missing = [
         key

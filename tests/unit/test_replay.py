@@ -510,31 +510,6 @@ def test_transitions_without_columns_are_refused_and_fix_none(batch_size) -> Non
     assert len(replay) == 4
 
 
-def test_methods_of_other_libraries_lead_to_ours() -> None:
-    replay = prioritized()
-    for name, ours in (
-        ("push", "rows are stored with extend, one transition with add"),
-        ("append", "with extend, one"),
-        ("size", r"its length is len\(replay\), and its room replay.capacity"),
-        ("sample_batch", r"drawn with sample\(\)"),
-        ("update_priorities", r"update_priority\(batch, td_error\)"),
-        ("clear", r"emptied with empty\(\)"),
-    ):
-        with pytest.raises(AttributeError, match=f"Replay has no '{name}'; .*{ours}"):
-            getattr(replay, name)
-        assert not hasattr(replay, name)
-    with pytest.raises(AttributeError, match="'Replay' object has no attribute 'anything'"):
-        _ = replay.anything
-    assert len(pickle.loads(pickle.dumps(replay))) == 0
-
-
-def test_an_error_inside_a_property_is_not_taken_for_a_missing_one() -> None:
-    replay = prioritized()
-    replay._storage = None
-    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'max_size'"):
-        _ = replay.capacity
-
-
 def test_a_batch_without_td_errors_names_the_key_and_the_other_way() -> None:
     replay = prioritized()
     replay.extend(numbered_steps(0, 8))

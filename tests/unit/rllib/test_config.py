@@ -103,8 +103,9 @@ def test_noise_is_put_where_the_config_says() -> None:
         assert after == step + 1 and before != step and reward != step
         assert before == pytest.approx(step, rel=0.06) and reward == pytest.approx(step, rel=0.06)
     paper = RecipeEpisodeReplayBuffer("noisy", capacity=100, seed=0)
+    paper.add(numbered("a", 5))
     with pytest.raises(ValueError, match="'action' has dtype torch.int64.*name other keys with keys="):
-        paper.add(numbered("a", 5))
+        paper.sample(num_items=2)
 
 
 def test_neighbours_are_found_in_the_named_entries_of_dict_observations() -> None:
@@ -116,8 +117,9 @@ def test_neighbours_are_found_in_the_named_entries_of_dict_observations() -> Non
         buffer.add(episode)
     named = [["observation", "position"], "action"]
     buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", feature_keys=named, **options)
+    buffer.add(episode)
     with pytest.raises(ValueError, match=r"\('observation', 'camera'\) has dtype torch.uint8; MixPairs .* with keys="):
-        buffer.add(episode)
+        buffer.sample(num_items=2)
     keys = [*named, ["next", "observation", "position"], ["next", "reward"]]
     buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", feature_keys=named, keys=keys, **options)
     buffer.add(episode)
