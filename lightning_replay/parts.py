@@ -129,12 +129,14 @@ class SamplerHooks(PartHooks, EpisodeHooks):
 
     #: Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and
     #: the length of the storage. Returns how many rows are late, or ``None``, nothing changed, where another way must
-    #: do it. Saves two thirds of an update of 256 rows; a subclass that defines ``set_priorities`` is without.
+    #: do it. Saves two thirds of an update of 256 rows; called where the sampler's own class defines it.
     set_held: Any = None
 
     def check_divisible(self) -> None:
         """Refuses to have draws divided over several replays, by raising ``TypeError``, where hooks are missing."""
-        if type(self).sample_part is SamplerHooks.sample_part:
+        # A class that overrides sample alone would have its parts drawn as its base class draws.
+        drawing = next(base for base in type(self).__mro__ if {"sample", "sample_part"} & vars(base).keys())
+        if type(self).sample_part is SamplerHooks.sample_part or "sample_part" not in vars(drawing):
             raise indivisible(type(self).__name__)
 
     def group_totals(self, storage: Any) -> GroupTotals:
@@ -256,12 +258,10 @@ class ReplayTransform(Drawing, Transform):
     delays_rows: bool = False  #: Whether rows are kept back in :attr:`pending` until others follow.
     n_steps: int = 1  #: Rewards in a return that it forms.
     discount: float = 1.0  #: γ of these returns.
-    mixes_stored: bool = False  #: Whether its own class defines :meth:`mix_stored`.
     pending: Any = None  #: The rows kept back; ``Replay`` restores it where rows are refused.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.mixes_stored = "mix_stored" in vars(cls)  # cls may mix in another way than its base
         has_state = cls.saved_attributes or issubclass(cls, Seeded)
         if has_state and cls.get_extra_state is Module.get_extra_state:  # what TorchRL saves with a buffer
             kind: Any = cls
@@ -269,7 +269,7 @@ class ReplayTransform(Drawing, Transform):
             kind.set_extra_state = PartState._restore_attributes
 
     def mix_stored(self, storage: Any, index: Tensor) -> TensorDictBase:
-        """Returns what ``forward`` makes of the stored pairs of rows ``[B, 2]``; called where :attr:`mixes_stored`.
+        """Returns what ``forward`` makes of the stored pairs of rows ``[B, 2]``; called where its own class defines it.
 
         Args:
             storage: a :class:`~lightning_replay.storage.PackedStorage`.
@@ -333,19 +333,6 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
     All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or define ``state_dict``
     and ``load_state_dict``.
     """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "update_priority" in vars(cls) and "set_priorities" not in vars(cls):
-            raise TypeError(
-                f"{cls.__name__} defines update_priority, which Replay does not call; define "
-                "set_priorities(slots, magnitudes, storage), with the slots and the magnitudes of checked TD errors"
-            )
-        kind: Any = cls  # which may draw and set priorities in another way than its base
-        if "set_priorities" in vars(cls) and "set_held" not in vars(cls):
-            kind.set_held = None
-        if "sample" in vars(cls) and "sample_part" not in vars(cls):  # which would draw as its base does
-            kind.sample_part = SamplerHooks.sample_part
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
         """TorchRL's name of :meth:`set_priorities`, which its buffers call; ignored without priorities."""

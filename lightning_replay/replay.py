@@ -513,7 +513,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Returns the rows that were drawn, their generations, and the transforms that are still to be applied."""
         packed, episodes, transforms = self._packed, self._episodes, [*self._transforms]
         first: Any = transforms[0] if transforms and self._sampler_hooks.draws_pairs else None
-        mixes = isinstance(first, ReplayTransform) and first.mixes_stored
+        mixes = isinstance(first, ReplayTransform) and "mix_stored" in vars(type(first))  # a subclass may mix otherwise
         if mixes and type(packed) is PackedStorage and episodes is None:
             data = first.mix_stored(packed, index)
             both = self._sampler_hooks.update_partners
@@ -595,8 +595,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                     "of the batch. No priority was changed"
                 )
             feedback = writer.read_feedback(len(index), td_error, signals) if needs_feedback else None
-            set_held = None if needs_feedback else sampler.set_held
-            found = judged(index, td_error, generation, self._storage, set_held)
+            found = judged(index, td_error, generation, self._storage, None if needs_feedback else self._set_held)
             if isinstance(found, int):  # the priorities are set
                 self._feedback.count(len(index), found)
                 return
@@ -832,6 +831,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _attach_parts(self) -> None:
         """Reads what each part offers; TorchRL's parts get the defaults of :mod:`lightning_replay.parts`."""
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
+        # A subclass may set priorities in another way than its base.
+        self._set_held = self._sampler_hooks.set_held if "set_held" in vars(type(self._sampler)) else None
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:
             self._packed.row_check = self._row_check
@@ -1107,6 +1108,12 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         raise TypeError(
             f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
             "LazyTensorStorage"
+        )
+    setting = next(one for one in type(sampler).__mro__ if {"set_priorities", "update_priority"} & vars(one).keys())
+    if isinstance(sampler, ReplaySampler) and setting is not ReplaySampler and "set_priorities" not in vars(setting):
+        raise TypeError(
+            f"{setting.__name__} defines update_priority, which Replay does not call; define "
+            "set_priorities(slots, magnitudes, storage), with the slots and the magnitudes of checked TD errors"
         )
     if isinstance(sampler, SliceSampler):
         check_slice_writer(sampler, declared_writer(writer), type(writer).__name__)

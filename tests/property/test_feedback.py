@@ -105,5 +105,6 @@ def test_a_subclass_sets_its_own_priorities() -> None:
 
 
 def test_a_subclass_that_overrides_what_a_replay_does_not_call_is_refused() -> None:
+    mine = type("Mine", (PrioritizedSampler,), {"update_priority": lambda self, index, priority, storage=None: None})
     with pytest.raises(TypeError, match=r"Mine defines update_priority, which Replay does not call; define set_prio"):
-        type("Mine", (PrioritizedSampler,), {"update_priority": lambda self, index, priority, storage=None: None})
+        Replay(storage=PackedStorage(CAPACITY), sampler=mine(CAPACITY), batch_size=2)
