@@ -7,10 +7,9 @@ A part is one of TorchRL's and works in TorchRL's buffers too. The base classes 
 besides, every method with a default that does nothing, so that a part defines only what it needs. TorchRL's own parts
 get the defaults from :mod:`lightning_replay.declared`.
 
-The life of a row: it passes the transforms' ``inv`` first, ``check_rows`` of the sampler may refuse it, the writer's
-``insert`` stores it and calls ``mark_update`` of the buffer, from which the sampler's ``mark_update`` gets its slot.
-``sample`` draws slots, the storage is read, the transforms are called in order. ``update_priority`` brings TD errors
-back to sampler and writer. A row leaves by being overwritten (``mark_update`` again) or released (``on_evict``).
+The life of a row is described at :class:`~lightning_replay.Replay`. Of a sampler it calls ``check_rows``, which may
+refuse new rows, ``mark_update`` with the slots of stored rows, ``sample``, ``set_priorities``, and ``on_evict`` with
+slots that are released; of a writer ``insert``, and ``update_priority`` where it takes feedback.
 
 Shapes: N rows given, n rows stored, B rows of a batch; slots are int64.
 """

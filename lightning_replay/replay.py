@@ -85,6 +85,16 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     rows. A TorchRL ``TensorDictReplayBuffer``: transforms, prefetching and ``set_rng`` work, and TorchRL's collectors
     take it. The functions in :mod:`lightning_replay.recipes` build the published methods.
 
+    The life of a row: :meth:`extend` checks it and passes it through the inverse of the transforms. The writer chooses
+    its slot; the storage packs its columns there, counts one more generation of the slot, and the sampler and the
+    episodes are informed of it. :meth:`sample` lets the sampler draw slots, gathers their rows (with ``n_steps``, sums
+    rewards along the episode) and applies the transforms; the batch holds ``index`` and ``generation`` of its rows.
+    :meth:`update_priority` drops the TD errors of rows whose slot has another generation by now; the sampler makes
+    priorities of the others, and the writer may decide by them which rows stay. A row leaves when the writer overwrites
+    its slot or the storage releases it, and :meth:`end_episodes` marks a newest row that nothing will follow.
+    :meth:`save` writes rows, priorities, generators and generations, so that a loaded buffer goes on with the same
+    draws, and a TD error that was on its way finds its row or is dropped.
+
     Args:
         storage: usually :class:`~lightning_replay.storage.PackedStorage`.
         sampler: which rows; uniform by default.
@@ -487,13 +497,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         with self._replay_lock, self._write_lock:
             storage, packed, episodes = self._storage, self._packed, self._episodes
             sampler = self._sampler if sampler is None else sampler
-            if isinstance(sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
+            if self._cuts_ring:
                 self._check_slices(sampler, storage, self._writer, batch_size)
             index, info = sampler.sample(storage, batch_size)
             if isinstance(index, tuple):  # TorchRL's slices
                 index = index[0]
             else:
-                if isinstance(self._sampler, ReplaySampler):
+                if type(index) is not Tensor or index.dtype is not torch.int64 or index.shape != (batch_size,):
                     self._check_draw(index, batch_size)
                 if packed is not None and episodes is None and not self._has_transforms:  # a batch that is just rows
                     info["index"] = index
@@ -528,7 +538,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return data, data.get("generation", None), transforms
 
     def _check_draw(self, index: Any, batch_size: int) -> None:
-        """Refuses what a sampler drew where it is not slots."""
+        """Refuses what a sampler of this library's kind drew where it is not slots."""
+        if not isinstance(self._sampler, ReplaySampler):
+            return
         shape = (batch_size, 2) if self._sampler_hooks.draws_pairs else (batch_size,)
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != shape:
             got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
@@ -837,6 +849,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if self._packed is not None:
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
+        self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
         # Parts that read nothing of new rows but the values that are stored.
         self._is_direct = (
