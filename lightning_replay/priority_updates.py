@@ -114,7 +114,7 @@ def judged(
         held = occupancy_of(storage).drawable(index)
         return (index, errors, 0) if held is None else _without(index, errors, ~held)
     # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
-    _check_slots(index, packed.capacity)
+    highest = _check_slots(index, packed.capacity)
     generation = generation.to(storage.device)
     slots = index if index.ndim == 1 or index.shape == generation.shape else index[:, 0]
     if slots.shape != generation.shape:
@@ -125,8 +125,8 @@ def judged(
     # Not by the length: slots emptied since are late like those written since.
     late = packed.generation_of(slots) != generation
     is_late = bool(late.any())
-    if not is_late or len(packed) < packed.capacity:
-        _check_slots(slots[~late] if is_late else slots, len(packed))
+    if highest >= len(packed):
+        _check_slots(slots[~late], len(packed))
     held = packed.occupancy.drawable(slots.masked_fill(late, 0) if is_late else slots)
     if held is None:
         return _without(index, errors, late) if is_late else (index, errors, 0)
@@ -213,15 +213,17 @@ def _check_finite(magnitude: Tensor) -> None:
         )
 
 
-def _check_slots(index: Tensor, length: int) -> None:
+def _check_slots(index: Tensor, length: int) -> int:
+    """Returns the highest slot, -1 where there are none; refuses slots outside of ``length``."""
     if index.numel() == 0:
-        return
-    lowest, highest = torch.aminmax(index)
-    if int(lowest) < 0 or int(highest) >= length:
+        return -1
+    lowest, highest = (int(bound) for bound in torch.aminmax(index))
+    if lowest < 0 or highest >= length:
         raise IndexError(
-            f"index must lie in 0..{length - 1}, the rows stored; got {int(lowest)}..{int(highest)}. "
+            f"index must lie in 0..{length - 1}, the rows stored; got {lowest}..{highest}. "
             "No priority was changed. Pass the 'index' of a batch drawn from this buffer"
         )
+    return highest
 
 
 def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priority was changed") -> Tensor:
