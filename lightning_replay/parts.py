@@ -238,10 +238,6 @@ class WriterHooks(PartHooks):
             both: of pairs, whether the second row gets it as well.
         """
 
-    def event_shares(self) -> dict[str, float]:
-        """Returns the share of steps that were events, by table."""
-        return {}
-
     def stats(self) -> dict[str, Any]:
         """Returns the entries of this writer in ``Replay.stats``."""
         return {}
