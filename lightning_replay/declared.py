@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Writer
@@ -22,6 +24,9 @@ class _TorchRLSampler(SamplerHooks):
     @property
     def base_sampler(self) -> Sampler:
         return self._sampler
+
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Any) -> None:
+        self._sampler.update_priority(slots, magnitudes, storage=storage)
 
     def check_divisible(self) -> None:
         raise indivisible(type(self._sampler).__name__)

@@ -1,14 +1,184 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of TD errors, priorities and the rows they belong to."""
+"""TD errors and priorities on their way to the rows they belong to, some of which may have left since they were drawn.
+
+:func:`given_feedback` reads what a user gives, and :func:`judged` decides on it: which rows still hold what was drawn,
+and how large their errors are. A sampler only sets priorities.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.storage.access import occupancy_of
+from lightning_replay.storage.occupancy import FirstSlots
+from lightning_replay.storage.packed import PackedStorage
+
+# Slots, int64 ``[B]`` or ``[B, 2]``, -1 where the row has left; magnitudes, float32 ``[B]``; rows that have left.
+Judged = tuple[Tensor, Tensor, int]
+
+
+def given_feedback(index: Any, td_error: Any, generation: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Returns index, TD errors and generation as tensors, of a batch or of what was given beside it.
+
+    Raises:
+        TypeError: a batch without ``index``; a value of another kind.
+    """
+    if isinstance(index, TensorDictBase):
+        if generation is None:
+            generation = index.get("generation", None)
+        index = _index_of(index)
+    index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
+    if generation is not None:
+        generation = row_generations(generation)
+    if td_error is not None:
+        td_error = real_numbers("td_error", td_error, "No priority was changed")
+    return index, td_error, generation
+
+
+def _index_of(batch: TensorDictBase) -> Tensor:
+    index = batch.get("index", None)
+    if index is None:
+        raise TypeError(
+            f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the "
+            "batch that sample() returned"
+        )
+    return index
+
+
+def judged(
+    index: Any,
+    td_error: Any,
+    generation: Any,
+    storage: Storage,
+    set_held: Callable[[Any, Any, Any, Any, int], int | None] | None = None,
+) -> Judged | int:
+    """Returns which rows still hold what was drawn, and the magnitudes of their TD errors.
+
+    Args:
+        index: the batch that was drawn, or int64 ``[B]`` or ``[B, 2]``.
+        td_error: signed, ``[B]`` or ``[B, 1]``, or ``None``.
+        generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` for that of the batch, or to trust the index.
+        storage: of the rows.
+        set_held: of a sampler that compares generations while it sets priorities, see
+            :attr:`~lightning_replay.parts.SamplerHooks.set_held`.
+
+    Returns:
+        Slots, magnitudes and the number of late rows; that number alone where ``set_held`` has set the priorities.
+
+    Raises:
+        TypeError: as :func:`given_feedback`.
+        ValueError: NaN or infinite TD errors, another number of them or of generations than of rows.
+        IndexError: a slot that is not stored.
+    """
+    if isinstance(index, TensorDictBase):
+        if generation is None:
+            generation = index.get("generation", None)
+        index = _index_of(index)
+    packed = storage if isinstance(storage, PackedStorage) else None
+    # A batch as it was drawn, on the CPU, in one pass: a quarter of the time of what follows.
+    if (
+        set_held is not None and packed is not None and type(packed.occupancy) is FirstSlots
+        and type(index) is type(generation) is type(td_error) is Tensor
+        and index.dtype is generation.dtype is torch.int64 and td_error.dtype is torch.float32
+        and index.is_cpu and generation.is_cpu and td_error.is_cpu and not td_error.requires_grad
+    ):  # fmt: skip
+        slots, given, error, stored = index.numpy(), generation.numpy(), td_error.numpy(), packed.generations
+        if stored is not None and slots.ndim == given.ndim == 1 and slots.size == given.size == error.size > 0:
+            late = set_held(slots, error.reshape(-1), given, stored, len(packed))
+            if late is not None:
+                return late
+    index, td_error, generation = given_feedback(index, td_error, generation)
+    index = index.to(storage.device)
+    if index.dtype != torch.int64 or index.ndim not in (1, 2):
+        raise ValueError(
+            f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
+        )
+    if td_error is None:
+        errors = torch.zeros(index.shape[0], device=index.device)
+    elif td_error.numel() == index.shape[0]:
+        errors = magnitudes(td_error.to(storage.device))
+    else:
+        raise ValueError(
+            f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
+            f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
+        )
+    _check_finite(errors)
+    if packed is None or generation is None:
+        _check_slots(index, len(storage))
+        held = occupancy_of(storage).drawable(index)
+        return (index, errors, 0) if held is None else _without(index, errors, ~held)
+    # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
+    highest = _check_slots(index, packed.capacity)
+    generation = generation.to(storage.device)
+    slots = index if index.ndim == 1 or index.shape == generation.shape else index[:, 0]
+    if slots.shape != generation.shape:
+        raise ValueError(
+            f"generation must be the batch's own, of shape {list(slots.shape)}; got {list(generation.shape)}. "
+            "No priority was changed"
+        )
+    # Not by the length: slots emptied since are late like those written since.
+    late = packed.generation_of(slots) != generation
+    is_late = bool(late.any())
+    if highest >= len(packed):
+        _check_slots(slots[~late], len(packed))
+    held = packed.occupancy.drawable(slots.masked_fill(late, 0) if is_late else slots)
+    if held is None:
+        return _without(index, errors, late) if is_late else (index, errors, 0)
+    return _without(index, errors, late | ~held)
+
+
+def _without(index: Tensor, magnitude: Tensor, late: Tensor) -> Judged:
+    """Returns ``index`` with -1, which samplers skip, in place of late rows."""
+    rows = late if late.ndim == 1 else late[:, 0]
+    if late.ndim < index.ndim:
+        late = late.unsqueeze(1).expand_as(index)
+    return torch.where(late, -1, index), magnitude, int(rows.sum())
+
+
+class Feedback:
+    """Counts of a buffer: draws since the last feedback, TD errors received, and those that came late."""
+
+    def __init__(self) -> None:
+        self.draws_since_update: int = 0
+        self.last_index: Tensor | None = None
+        self.received: int = 0
+        self._late = 0
+
+    def count(self, received: int, late: int) -> None:
+        """Counts an update that every part has accepted: its rows, and those of them that had left."""
+        self.draws_since_update = 0
+        self.received += received
+        self._late += late
+
+    def forget(self) -> None:
+        """Discards the last batch, whose rows are gone; the counts stay."""
+        self.draws_since_update = 0
+        self.last_index = None
+
+    def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
+        """Returns counts, and ages of the rows of the last batch in transitions written since."""
+        stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
+        ages = None if self.last_index is None else age_of(self.last_index)
+        if ages is not None:
+            stats["drawn_age_mean"] = float(ages.float().mean())
+            stats["drawn_age_max"] = float(ages.max())
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the counters."""
+        return {"received": self.received, "late": self._late, "draws_since_update": self.draws_since_update}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self.received, self._late = state_dict["received"], state_dict["late"]
+        self.draws_since_update = state_dict["draws_since_update"]
+        self.last_index = None
 
 
 def magnitudes(td_error: Tensor) -> Tensor:
@@ -33,10 +203,7 @@ def given_priority(td_error: Tensor, count: int) -> Tensor:
     return magnitude
 
 
-def check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
-    """Raises ``ValueError`` for TD errors that are not finite, ``IndexError`` for slots outside of ``length``."""
-    if index.numel() == 0:
-        return
+def _check_finite(magnitude: Tensor) -> None:
     # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
     if not bool(magnitude.sum(dtype=torch.float64).isfinite()):
         rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
@@ -44,12 +211,19 @@ def check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
             f"td_error must be finite; rows {rows[:10]} of the batch are NaN or infinite. No priority was changed. "
             "Look for a diverging loss before this update"
         )
-    lowest, highest = torch.aminmax(index)
-    if int(lowest) < 0 or int(highest) >= length:
+
+
+def _check_slots(index: Tensor, length: int) -> int:
+    """Returns the highest slot, -1 where there are none; refuses slots outside of ``length``."""
+    if index.numel() == 0:
+        return -1
+    lowest, highest = (int(bound) for bound in torch.aminmax(index))
+    if lowest < 0 or highest >= length:
         raise IndexError(
-            f"index must lie in 0..{length - 1}, the rows stored; got {int(lowest)}..{int(highest)}. "
+            f"index must lie in 0..{length - 1}, the rows stored; got {lowest}..{highest}. "
             "No priority was changed. Pass the 'index' of a batch drawn from this buffer"
         )
+    return highest
 
 
 def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priority was changed") -> Tensor:
@@ -78,6 +252,8 @@ def row_generations(value: Any) -> Tensor:
     """Returns generations as a tensor; raises ``TypeError`` for anything else or another than an integer dtype."""
     generation = row_numbers("generation", value, "the batch's 'generation', of an integer dtype")
     dtype = generation.dtype
+    if dtype is torch.int64:
+        return generation
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         raise TypeError(
             f"generation is {dtype}; it must be the batch's 'generation', of an integer dtype. No priority was changed"
@@ -87,7 +263,9 @@ def row_generations(value: Any) -> Tensor:
 
 def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
     """Returns a value as a tensor without gradient; raises ``TypeError`` for text, flags and complex numbers."""
-    tensor = row_numbers(name, value, "a tensor of real numbers", outcome).detach()
+    tensor = row_numbers(name, value, "a tensor of real numbers", outcome)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} is {tensor.dtype}; it must be of real numbers. {outcome}")
     return tensor

@@ -8,39 +8,41 @@ which change sampler, writer, storage and episodes together or not at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torch import Tensor
-from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
+from torch import Tensor, nn
+from torchrl.data import TensorDictReplayBuffer
+from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
 from torchrl.envs import MultiStepTransform, Transform
 
-from lightning_replay.argument_names import method_for
-from lightning_replay.assembled import AssembledReplay, check_parts
-from lightning_replay.declared import declared_sampler
+from lightning_replay.checkpoint.replay import read_replay, save_replay
+from lightning_replay.checkpoint.state import read_state, restore_state
+from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.divided_draws import DrawPart, PartDraw, SamplerOfPart
+from lightning_replay.draw_parts import GroupTotals
 from lightning_replay.episodes.links import with_real_ends
 from lightning_replay.episodes.n_step import refuse_formed
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
-from lightning_replay.late_updates import Feedback
-from lightning_replay.parts import Drawing, Insertion, ReplayTransform, SamplerHooks
-from lightning_replay.priority_updates import (
-    check_values,
-    given_priority,
-    real_numbers,
-    row_generations,
-    row_numbers,
-    td_error_of,
-)
-from lightning_replay.samplers.slices import SliceCheck
+from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySampler, ReplayTransform, SamplerHooks
+from lightning_replay.priority_updates import Feedback, given_feedback, given_priority, judged, td_error_of
+from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
+from lightning_replay.samplers.table_draws import without_tables
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.state import refusing_other_states
+from lightning_replay.storage import forking
+from lightning_replay.storage.access import readable_rows
+from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows_of_columns import rows_of_columns
 from lightning_replay.storage.transition_check import (
@@ -51,8 +53,16 @@ from lightning_replay.storage.transition_check import (
     with_one_shape,
     without_padding,
 )
+from lightning_replay.tables.tables import Tables
 from lightning_replay.training_replay import TrainingReplay
-from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
+from lightning_replay.validation import (
+    check_callable,
+    checked_count,
+    checked_flag,
+    checked_number,
+    checked_seed,
+    did_you_mean,
+)
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -61,17 +71,29 @@ logger: logging.Logger = logging.getLogger(__name__)
 _EntryState = tuple[list[tuple[ReplayTransform, Any]], bool | None]
 _UNCHANGED: _EntryState = ([], None)
 
+_ENDS = (("next", "truncated"), ("next", "done"))
+
 #: Feedback of ``update_priority`` beside TD errors.
 SIGNALS = ("action_values", "action", "surprise")
 
 
 @recorded
-class Replay(AssembledReplay, TrainingReplay):
+class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     """A writer, a sampler and a transform over one storage: every replay method is a choice of the three.
 
     :meth:`extend` stores transitions, :meth:`sample` draws a batch, :meth:`update_priority` returns TD errors to their
     rows. A TorchRL ``TensorDictReplayBuffer``: transforms, prefetching and ``set_rng`` work, and TorchRL's collectors
     take it. The functions in :mod:`lightning_replay.recipes` build the published methods.
+
+    The life of a row: :meth:`extend` checks it and passes it through the inverse of the transforms. The writer chooses
+    its slot; the storage packs its columns there, counts one more generation of the slot, and the sampler and the
+    episodes are informed of it. :meth:`sample` lets the sampler draw slots, gathers their rows (with ``n_steps``, sums
+    rewards along the episode) and applies the transforms; the batch holds ``index`` and ``generation`` of its rows.
+    :meth:`update_priority` drops the TD errors of rows whose slot has another generation by now; the sampler makes
+    priorities of the others, and the writer may decide by them which rows stay. A row leaves when the writer overwrites
+    its slot or the storage releases it, and :meth:`end_episodes` marks a newest row that nothing will follow.
+    :meth:`save` writes rows, priorities, generators and generations, so that a loaded buffer goes on with the same
+    draws, and a TD error that was on its way finds its row or is dropped.
 
     Args:
         storage: usually :class:`~lightning_replay.storage.PackedStorage`.
@@ -116,6 +138,8 @@ class Replay(AssembledReplay, TrainingReplay):
     """
 
     last_insertion: Insertion
+    _replay_lock: Any
+    _futures_lock: Any
     awaits_new_episodes: bool  #: Whether the episodes that ran in loaded files end before the next rows are stored.
 
     def __init__(
@@ -169,15 +193,6 @@ class Replay(AssembledReplay, TrainingReplay):
         self._begin_life()
         if seed is not None:
             self.seed(seed)
-
-    if not TYPE_CHECKING:  # which would then take any name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Raises for a name that is missing; for one of another library the error names ours."""
-            ours = method_for(name)
-            if ours is None:
-                return object.__getattribute__(self, name)  # raises the original error
-            raise AttributeError(f"{type(self).__name__} has no {name!r}; {ours}", name=name, obj=self)
 
     @property
     def awaits_priorities(self) -> bool:
@@ -311,16 +326,6 @@ class Replay(AssembledReplay, TrainingReplay):
                 return index
         return self.extend(rows_of_columns(columns))
 
-    def _attach_parts(self) -> None:
-        super()._attach_parts()
-        # Parts that read nothing of new rows but the values that are stored.
-        self._is_direct = (
-            type(self).extend is Replay.extend
-            and type(self._storage) is PackedStorage
-            and self._writer_hooks.takes_values
-            and type(self._sampler_hooks).check_rows is SamplerHooks.check_rows
-        )
-
     def _store_directly(
         self, rows: Any, read: Callable[[PackedStorage, Any], Sequence[Column] | None]
     ) -> Tensor | None:
@@ -404,32 +409,16 @@ class Replay(AssembledReplay, TrainingReplay):
             self._check_columns(rows)
         elif not writer.checks_rows:
             self._packed.checked_values(rows)
-        if first_rows and len(self._transforms):
-            self._try_transforms(rows)
         self.last_insertion = index, stored = writer.insert(rows)
         if index.numel():
             self._sampler.extend(index)
             if priority is not None:
-                self._sampler.update_priority(index, priority[stored], storage=self._storage)
+                sampler.set_priorities(index, priority[stored], self._storage)
         if first_rows:
             logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
         if self._episodes is not None:
             self._episodes.warn()
         return index
-
-    def _try_transforms(self, rows: TensorDictBase) -> None:
-        """Refuses first rows that this library's transforms cannot turn into a batch."""
-        batch = rows[:1].clone()
-        if self._sampler_hooks.draws_pairs:
-            batch = torch.stack((batch, batch), 1)
-        before = _draw_states(self._transforms)
-        try:
-            for transform in self._transforms:
-                if not type(transform).__module__.startswith("lightning_replay."):
-                    break  # a user's or TorchRL's may need columns of the sampler, and make what the next ones need
-                batch = transform(batch)
-        finally:
-            _undo_draws(before)
 
     def add(self, data: TensorDictBase) -> Tensor:
         """Stores one transition of batch size ``[]``; see :meth:`extend`."""
@@ -455,7 +444,8 @@ class Replay(AssembledReplay, TrainingReplay):
 
         Raises:
             RuntimeError: the buffer is empty.
-            ValueError: ``batch_size`` is not positive; slices of rows in which several episodes are interleaved.
+            ValueError: ``batch_size`` is not positive; slices of rows in which several episodes are interleaved. A draw
+                that fails may have used random numbers.
         """
         if self._refusal is not None:
             self._check_usable()
@@ -488,7 +478,7 @@ class Replay(AssembledReplay, TrainingReplay):
         Raises:
             TypeError: draws of the sampler cannot be divided.
             ValueError: the part has no rows.
-            RuntimeError: there is nothing to draw from. Nothing is changed then.
+            RuntimeError: there is nothing to draw from.
         """
         if self._refusal is not None:
             self._check_usable()
@@ -507,41 +497,33 @@ class Replay(AssembledReplay, TrainingReplay):
         with self._replay_lock, self._write_lock:
             storage, packed, episodes = self._storage, self._packed, self._episodes
             sampler = self._sampler if sampler is None else sampler
-            # A batch that is just rows: packed, single, neither summed nor transformed.
-            is_plain = packed is not None and episodes is None and not self._has_transforms
-            before: list[tuple[Drawing, Any]] = []
-            if not (is_plain and self._sampler_hooks.refuses_unchanged):
-                if isinstance(sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
-                    self._check_slices(sampler, storage, self._writer, batch_size)
-                before = _draw_states([sampler, *self._transforms])
-            try:
-                index, info = sampler.sample(storage, batch_size)
-                if self._checks_draws and not isinstance(index, tuple):
+            if self._cuts_ring:
+                self._check_slices(sampler, storage, self._writer, batch_size)
+            index, info = sampler.sample(storage, batch_size)
+            if isinstance(index, tuple):  # TorchRL's slices
+                index = index[0]
+            else:
+                if type(index) is not Tensor or index.dtype is not torch.int64 or index.shape != (batch_size,):
                     self._check_draw(index, batch_size)
-                if isinstance(index, tuple):  # TorchRL's slices
-                    index = index[0]
-                elif is_plain:
+                if packed is not None and episodes is None and not self._has_transforms:  # a batch that is just rows
                     info["index"] = index
                     return storage.get(index, extra=info), info
-                data, generation, transforms = self._read(index)
-                for transform in transforms:
-                    data = transform(data)
-                info["index"] = index
-                if generation is not None:
-                    info["generation"] = generation if self._sampler_hooks.update_partners else data.get("generation")
-                for key, value in info.items():
-                    if data.get(key, None) is not value:
-                        data.set(key, value)
-                return data, info
-            except BaseException:  # a draw that fails is none: the next one is what it would have been
-                _undo_draws(before)
-                raise
+            data, generation, transforms = self._read(index)
+            for transform in transforms:
+                data = transform(data)
+            info["index"] = index
+            if generation is not None:
+                info["generation"] = generation if self._sampler_hooks.update_partners else data.get("generation")
+            for key, value in info.items():
+                if data.get(key, None) is not value:
+                    data.set(key, value)
+            return data, info
 
     def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
         """Returns the rows that were drawn, their generations, and the transforms that are still to be applied."""
         packed, episodes, transforms = self._packed, self._episodes, [*self._transforms]
         first: Any = transforms[0] if transforms and self._sampler_hooks.draws_pairs else None
-        mixes = isinstance(first, ReplayTransform) and first.mixes_stored
+        mixes = isinstance(first, ReplayTransform) and "mix_stored" in vars(type(first))  # a subclass may mix otherwise
         if mixes and type(packed) is PackedStorage and episodes is None:
             data = first.mix_stored(packed, index)
             both = self._sampler_hooks.update_partners
@@ -556,7 +538,9 @@ class Replay(AssembledReplay, TrainingReplay):
         return data, data.get("generation", None), transforms
 
     def _check_draw(self, index: Any, batch_size: int) -> None:
-        """Refuses what a user's sampler drew where it is not slots."""
+        """Refuses what a sampler of this library's kind drew where it is not slots."""
+        if not isinstance(self._sampler, ReplaySampler):
+            return
         shape = (batch_size, 2) if self._sampler_hooks.draws_pairs else (batch_size,)
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != shape:
             got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
@@ -596,34 +580,22 @@ class Replay(AssembledReplay, TrainingReplay):
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self.update_priority(index, td_error, generation=generation, **signals)
-        if self._takes_batches and not signals and self._update_directly(index, td_error, generation):
-            return
-        td_error = td_error_of(td_error, signals)
-        if isinstance(index, TensorDictBase):
-            batch, index = index, index.get("index", None)
-            if index is None:
-                raise TypeError(
-                    f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the "
-                    "batch that sample() returned"
-                )
-            generation = batch.get("generation", None) if generation is None else generation
-        index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
-        if generation is not None:
-            generation = row_generations(generation)
-        for name in signals:
-            known = (*SIGNALS, *self._writer_hooks.signals)
-            if name not in known:
-                raise TypeError(
-                    f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
-                    f"{did_you_mean(name, known)}"
-                )
-        if td_error is not None:
-            td_error = real_numbers("td_error", td_error, "No priority was changed")
         writer, sampler = self._writer_hooks, self._sampler_hooks
+        if signals:
+            td_error = td_error_of(td_error, signals)
+            known = (*SIGNALS, *writer.signals)
+            for name in signals:
+                if name not in known:
+                    raise TypeError(
+                        f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
+                        f"{did_you_mean(name, known)}"
+                    )
         needs_feedback, is_prioritized = writer.needs_feedback, sampler.uses_priorities
-        if not needs_feedback and not is_prioritized:
-            self._feedback.draws_since_update = 0
-            return
+        if needs_feedback or not is_prioritized:
+            index, td_error, generation = given_feedback(index, td_error, generation)
+            if not needs_feedback:
+                self._feedback.draws_since_update = 0
+                return
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
@@ -635,35 +607,16 @@ class Replay(AssembledReplay, TrainingReplay):
                     "of the batch. No priority was changed"
                 )
             feedback = writer.read_feedback(len(index), td_error, signals) if needs_feedback else None
-            # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
-            device = self._storage.device  # None where TorchRL's storage was given none
-            on_cpu = device is None or device.type == "cpu"
-            sampler_checks = is_prioritized and sampler.checks_priorities and on_cpu
-            checked = self._feedback.check(index, td_error, generation, self._storage, sampler_checks=sampler_checks)
+            found = judged(index, td_error, generation, self._storage, None if needs_feedback else self._set_held)
+            if isinstance(found, int):  # the priorities are set
+                self._feedback.count(len(index), found)
+                return
+            slots, magnitudes, late = found
             if is_prioritized:
-                try:
-                    self._sampler.update_priority(checked.index, checked.magnitude, storage=self._storage)
-                except (ValueError, IndexError):
-                    check_values(checked.index, checked.magnitude, len(self._storage))  # names what
-                    raise
+                sampler.set_priorities(slots, magnitudes, self._storage)
             if needs_feedback:
-                writer.update_priority(checked.index, feedback, both=sampler.update_partners)
-            self._feedback.count(len(checked.index), checked.num_late)
-
-    def _update_directly(self, index: Any, td_error: Any, generation: Any) -> bool:
-        """Returns TD errors of a batch as it was drawn in one pass; ``False``, nothing changed, for anything else."""
-        if isinstance(index, TensorDictBase):
-            generation = index.get("generation", None) if generation is None else generation
-            index = index.get("index", None)
-        if self._prefetch_queue:
-            self._wait_for_draws()
-        with self._replay_lock, self._write_lock:
-            if self._refusal is not None:
-                self._check_usable()
-            late = self._sampler_hooks.update_held(index, td_error, generation, self._storage)
-            if late is not None:
-                self._feedback.count(len(index), late)
-            return late is not None
+                writer.update_priority(slots, feedback, both=sampler.update_partners)
+            self._feedback.count(len(slots), late)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
@@ -777,13 +730,16 @@ class Replay(AssembledReplay, TrainingReplay):
         self.end_episodes()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, from a buffer built with the same options.
+        """Restores what :meth:`state_dict` returned, from a buffer of the same capacity, parts, tables and tasks.
+
+        Other options stay those of this buffer; the log names exponents, offsets and schedules that differ.
 
         Raises:
             TypeError: no dictionary.
             ValueError: the state of another buffer, or of something else; nothing is changed.
         """
-        super().load_state_dict(state_dict)
+        restore_state(self, state_dict)
+        self._check_slices = SliceCheck()
         self.awaits_new_episodes = False
 
     def load(self, path: str | Path, *, end_episodes: bool = True) -> None:
@@ -799,7 +755,9 @@ class Replay(AssembledReplay, TrainingReplay):
             FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
         """
         ends = checked_flag("end_episodes", end_episodes)
-        super().load(path)
+        _, state = read_replay(Path(path))
+        with refusing_other_states(path):
+            self.load_state_dict(state)
         self.awaits_new_episodes = ends
 
     def truncate(self, index: Tensor, generation: Tensor) -> None:
@@ -816,15 +774,322 @@ class Replay(AssembledReplay, TrainingReplay):
                 self._mark_ends(index)
                 self._writer_hooks.cut(index)
 
+    def _begin_life(self) -> None:
+        """Sets the attributes of this object in this process: the prefetching thread and what a fork changes."""
+        if self._prefetch_cap:
+            # One thread: batches are drawn in the order in which they are handed out.
+            self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
+        self._refusal: str | None = None
+        forking.register(self)
+        self._attach_parts()
 
-def _draw_states(parts: Iterable[Any]) -> list[tuple[Drawing, Any]]:
-    """Returns the parts that draw, each with its state."""
-    return [(part, part.draw_state()) for part in parts if isinstance(part, Drawing)]
+    def after_fork(self) -> None:
+        """Replaces locks and thread in a forked process, which draws anew the batches drawn ahead."""
+        if forking.is_held_elsewhere(self._replay_lock):
+            self._refusal = (
+                f"this process was forked while another thread used this {type(self).__name__}, which may be "
+                "half-changed here. Fork when nobody uses it, or build a buffer in this process"
+            )
+        self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
+        self._prefetch_queue.clear()  # some may be drawn by the thread, which the child has not
+        if self._prefetch_cap:
+            self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin_life()
 
-def _undo_draws(before: list[tuple[Drawing, Any]]) -> None:
-    for part, state in before:
-        part.undo_draw(state)
+    def _next_prefetched(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        """Returns the oldest prefetched batch and requests others.
+
+        One thread draws them in order, and changes of the buffer wait for it: a batch is that of the moment at which it
+        was requested, whatever the threads' timing.
+        """
+        with self._futures_lock:
+            queue, sampler = self._prefetch_queue, self._sampler
+            result = queue.popleft().result() if queue else self._sample(batch_size)
+            while len(queue) < min(sampler._remaining_batches, self._prefetch_cap) and not sampler.ran_out:
+                queue.append(self._prefetch_executor.submit(self._sample, batch_size))
+            return result
+
+    def _wait_for_draws(self) -> None:
+        """Waits for the batches being drawn ahead; call it before the buffer is changed, without holding its locks."""
+        with self._futures_lock:
+            ahead = tuple(self._prefetch_queue)
+        wait(ahead)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Keeps other threads from writing, drawing, updating and drawing ahead while the body runs."""
+        with self._futures_lock:
+            self._wait_for_draws()
+            with self._replay_lock, self._write_lock, torch.inference_mode(False):
+                self._check_usable()
+                yield
+
+    def _check_usable(self) -> None:
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Locks the buffer for changes in the body; methods called for every row lock without this context manager."""
+        if self._prefetch_queue:
+            self._wait_for_draws()
+        with self._replay_lock, self._write_lock, torch.inference_mode(False):
+            self._check_usable()
+            yield
+
+    def _attach_parts(self) -> None:
+        """Reads what each part offers; TorchRL's parts get the defaults of :mod:`lightning_replay.parts`."""
+        self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
+        # A subclass may set priorities in another way than its base.
+        self._set_held = self._sampler_hooks.set_held if "set_held" in vars(type(self._sampler)) else None
+        self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
+        if self._packed is not None:
+            self._packed.row_check = self._row_check
+        self._check_slices = SliceCheck()
+        self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
+        self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
+        # Parts that read nothing of new rows but the values that are stored.
+        self._is_direct = (
+            type(self).extend is Replay.extend
+            and type(self._storage) is PackedStorage
+            and self._writer_hooks.takes_values
+            and type(self._sampler_hooks).check_rows is SamplerHooks.check_rows
+        )
+        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64, device="cpu"), slice(0, 0))
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Replaces the sampler; returns the previous one."""
+        before = super().set_sampler(sampler)
+        self._attach_parts()
+        in_order = slots_by_age(self._storage, self._writer_hooks) if self._cuts_slices and len(self) else None
+        if in_order is not None:
+            self._mark_ends(self._check_slices.broken(in_order[1:], self._storage))
+        return before
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Replaces the writer; returns the previous one."""
+        before = super().set_writer(writer)
+        self._attach_parts()
+        return before
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[..., Any] | None = None) -> Storage:
+        """Replaces the storage; returns the previous one."""
+        before = super().set_storage(storage, collate_fn)
+        self._attach_parts()
+        return before
+
+    @property
+    def _transforms(self) -> nn.ModuleList:
+        """The transforms in order, without ``Transform.__getattr__``, which takes a microsecond."""
+        transforms: Any = self._transform._modules["transforms"]
+        return transforms
+
+    @property
+    def _has_transforms(self) -> bool:
+        return len(self._transform._modules["transforms"]._modules) > 0
+
+    @property
+    def _changes_rows(self) -> bool:
+        """Whether a transform may change rows before they are stored; of this library those that define an inverse."""
+        transforms = self._transform._modules["transforms"]._modules.values()
+        return any(
+            not isinstance(one, ReplayTransform) or type(one)._inv_call is not Transform._inv_call for one in transforms
+        )
+
+    def _own_transforms(self) -> list[ReplayTransform]:
+        """Returns the transforms that define what a ``Replay`` calls."""
+        return [transform for transform in self._transforms if isinstance(transform, ReplayTransform)]
+
+    @property
+    def capacity(self) -> int:
+        """Most transitions kept."""
+        return self._storage.max_size
+
+    def __len__(self) -> int:
+        return len(self._storage) if self._packed is None else self._packed.num_held
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows and links, and of what sampler and writer keep."""
+        return (
+            self._sampler_hooks.nbytes
+            + self._writer_hooks.nbytes
+            + sum(0 if part is None else part.nbytes for part in (self._episodes, self._packed))
+        )
+
+    @property
+    def tables(self) -> Tables | None:
+        """The tables that the writer keeps; ``None`` for other writers."""
+        held = None if self._packed is None else self._packed.occupancy
+        return held if isinstance(held, Tables) else None
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks of a curriculum, in the order of the column ``task``; none for other buffers."""
+        return []
+
+    @property
+    def returns(self) -> list[tuple[int, float]]:
+        """Length above 1 and discount of the returns that are formed, at the draw or before rows are stored."""
+        formed: list[Any] = [] if self._episodes is None else [self._episodes]
+        return [(one.n_steps, one.discount) for one in (*formed, *self._own_transforms()) if one.n_steps > 1]
+
+    @property
+    def is_prioritized(self) -> bool:
+        """Whether TD errors change what the sampler draws."""
+        return self._sampler_hooks.uses_priorities
+
+    @property
+    def sampler_name(self) -> str:
+        """Name of the class of the sampler."""
+        return type(self._sampler).__name__
+
+    @property
+    def needs_consecutive_rows(self) -> bool:
+        """Whether the sampler cuts slices out of rows that lie side by side."""
+        return isinstance(self._sampler, SliceSampler)
+
+    @property
+    def needs_initial_surprise(self) -> bool:
+        """Whether the writer lacks a function for the surprise of new rows."""
+        return self._writer_hooks.needs_initial_surprise
+
+    def set_initial_surprise(self, measure: Callable[[TensorDictBase], Tensor] | None) -> None:
+        """Sets the writer's function for the surprise of new rows; ``None`` removes it."""
+        self._writer_hooks.set_initial_surprise(measure)
+
+    def draw_stamp(self) -> bytes:
+        """Returns the state of the sampler's generator, which is equal while nothing is drawn."""
+        state = self._sampler_hooks.generator_state()
+        return b"" if state is None else state.numpy().tobytes()
+
+    @property
+    def takes_feedback(self) -> bool:
+        """Whether :meth:`update_priority` changes what is drawn or kept."""
+        return self._sampler_hooks.uses_priorities or self._writer_hooks.needs_feedback
+
+    def mark_update(self, index: Tensor | int) -> None:
+        """Informs sampler and episodes of rows just written to these slots; the writer calls it."""
+        if not isinstance(index, Tensor) or index.ndim != 1:
+            index = as_tensor(index).reshape(-1)
+        if self._cuts_slices:
+            self._mark_ends(self._check_slices.broken(index, self._storage))
+        if self._episodes is not None:
+            self._episodes.mark_update(index, self._storage)
+        self._sampler.mark_update(index, storage=self._storage)
+
+    def on_evict(self, index: Tensor) -> None:
+        """Removes rows that left without being overwritten from sampler and episodes; the storage calls it."""
+        if self._episodes is not None:
+            self._episodes.on_evict(index)
+        self._sampler_hooks.on_evict(index)
+
+    def cut(self, index: Tensor) -> None:
+        """Ends the episodes at the rows in these slots: nothing follows them."""
+        if self._episodes is not None:
+            self._episodes.cut(index)
+        self._sampler_hooks.cut(index)
+
+    def _mark_ends(self, index: Tensor) -> None:
+        """Marks the rows in these slots, int64 ``[n]``, truncated and done: nothing follows them."""
+        if not len(index):
+            return
+        rows = readable_rows(self._storage)
+        flags = [key for key in _ENDS if rows.get(key, None) is not None]
+        if self._packed is not None:
+            self._packed.set_flags(flags, index)
+        else:
+            for key in flags:
+                rows.get(key)[index] = True
+        self.cut(index)
+
+    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
+        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
+        if self._episodes is not None:
+            self._episodes.break_episodes(trajectories)
+        self._sampler_hooks.break_episodes(trajectories)
+
+    def successors(self, index: Tensor) -> Tensor | None:
+        """Returns the slot of the next step of each row's episode, int64 ``[n]``, -1 where none is stored.
+
+        ``None`` where no returns over several steps are drawn, for which rows are linked.
+
+        Args:
+            index: slots, int64 ``[n]``.
+        """
+        links = None if self._episodes is None else self._episodes.links
+        return None if links is None else links.successor[index]
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks of schedules: environment steps collected and updates made, since the start of training.
+
+        Raises:
+            TypeError, ValueError: readings that are no whole numbers from 0 on; nothing is changed.
+        """
+        for name, reading in (("env_steps", env_steps), ("updates", updates)):
+            if reading is not None and (type(reading) is not int or reading < 0):
+                checked_count(name, reading, 0)
+        if self._prefetch_queue:
+            self._wait_for_draws()
+        with self._replay_lock, self._write_lock:  # before every update of an agent, so without _changing
+            if self._refusal is not None:
+                self._check_usable()
+            self._sampler_hooks.advance(env_steps=env_steps, updates=updates)
+            self._writer_hooks.advance(env_steps=env_steps, updates=updates)
+
+    def group_totals(self) -> GroupTotals:
+        """Returns what the stored rows add up to, for a :class:`~lightning_replay.divided_draws.Divider`.
+
+        Raises:
+            TypeError: draws of the sampler cannot be divided over several replays.
+        """
+        with self._changing():  # a sampler may read rows that were stored before it was attached
+            self._sampler_hooks.check_divisible()
+            return self._sampler_hooks.group_totals(self._storage)
+
+    def raise_largest_priority(self, priority: float) -> None:
+        """Raises the largest priority so far, which new rows get, to that of other replays; ignored without priorities.
+
+        Args:
+            priority: before any exponent.
+
+        Raises:
+            TypeError, ValueError: no finite number from 0 on; nothing is changed.
+        """
+        priority = checked_number("priority", priority, 0.0)
+        with self._changing():
+            self._sampler_hooks.raise_largest_priority(priority)
+
+    def seed(self, seed: int) -> None:
+        """Restarts the draws of sampler, transforms and writer from ``seed``."""
+        if checked_seed(seed) is None:
+            raise TypeError("seed is None; it must be a whole number that fits into 64 bits")
+        with self._changing():
+            for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
+                if isinstance(part, Drawing):
+                    part.reseed(seed + offset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of all that decides the next draws: rows, priorities, generators, batches drawn ahead."""
+        return read_state(self)
+
+    def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
+        """Saves the buffer into the directory ``path``, sharing what has not changed with the save in ``previous``.
+
+        See :func:`lightning_replay.save_replay`.
+        """
+        save_replay(self, path, previous=previous)
+
+    def dumps(self, path: str | Path, *, previous: str | Path | None = None) -> None:
+        """TorchRL's name of :meth:`save`."""
+        self.save(path, previous=previous)
+
+    def loads(self, path: str | Path) -> None:
+        """TorchRL's name of :meth:`load`."""
+        self.load(path)
 
 
 def given_batch_size(batch_size: int | None, capacity: int) -> int:
@@ -839,3 +1104,29 @@ def wrong_shape(rows: TensorDictBase) -> ValueError:
         "environments first (reshape(-1)), build columns as TensorDict(..., batch_size=[N]), or call add for a single "
         "transition. Rows padded by split_trajs are taken as they are with their mask, ('collector', 'mask')"
     )
+
+
+def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
+    """Refuses parts that do not work together; some would fail only once rows are stored or drawn."""
+    hooks, name, capacity = declared_sampler(sampler), type(sampler).__name__, storage.max_size
+    if hooks.num_slots is not None and hooks.num_slots < capacity:
+        raise ValueError(
+            f"capacity of {type(hooks.base_sampler).__name__} is {hooks.num_slots} and that of the storage {capacity}; "
+            f"build the sampler with capacity={capacity}"
+        )
+    if hooks.draws_from_tables and not declared_writer(writer).keeps_tables:
+        raise without_tables(type(hooks.base_sampler).__name__)
+    if not isinstance(storage, TensorStorage) and (hooks.reads_columns or n_steps > 1):
+        reader = name if hooks.reads_columns else f"a buffer with n_steps={n_steps}"
+        raise TypeError(
+            f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
+            "LazyTensorStorage"
+        )
+    setting = next(one for one in type(sampler).__mro__ if {"set_priorities", "update_priority"} & vars(one).keys())
+    if isinstance(sampler, ReplaySampler) and setting is not ReplaySampler and "set_priorities" not in vars(setting):
+        raise TypeError(
+            f"{setting.__name__} defines update_priority, which Replay does not call; define "
+            "set_priorities(slots, magnitudes, storage), with the slots and the magnitudes of checked TD errors"
+        )
+    if isinstance(sampler, SliceSampler):
+        check_slice_writer(sampler, declared_writer(writer), type(writer).__name__)

@@ -59,9 +59,7 @@ class TableReplay(Replay):
         tables = self.tables
         rows_drawn = self._sampler_hooks.rows_drawn
         drawn = rows_drawn if len(rows_drawn) == len(tables) else np.zeros(len(tables))
-        events = self._writer_hooks.event_shares()
-        if events:
-            stats["histories_forgotten"] = self._writer.histories_forgotten
+        events = stats.pop("event_shares", {})
         stats["tables"] = {}
         for number, name in enumerate(tables.names):
             size, capacity = int(tables.length[number]), int(tables.capacity[number])

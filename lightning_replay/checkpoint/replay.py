@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_replay.checkpoint.state import frozen_state
-from lightning_replay.locking import LockedReplay
+from lightning_replay.parts import BufferHooks
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
 from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
 from lightning_replay.saving.replays import (
@@ -28,7 +28,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 __all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
 
 
-def save_replay(replay: LockedReplay, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
+def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
     """Saves a replay buffer at one moment: rows, priorities, generators, counters and the options it was built with.
 
     Other threads wait only while the small parts of the state are copied (priorities, links, lists). Later writes
@@ -58,7 +58,7 @@ def save_replay(replay: LockedReplay, path: str | Path, *, previous: str | Path 
         >>> replay = recipes.uniform(capacity=100, batch_size=4)
         >>> size = save_replay(replay, tempfile.mkdtemp() + "/buffer")
     """
-    if not isinstance(replay, LockedReplay):
+    if not isinstance(replay, BufferHooks):
         raise TypeError(
             f"replay is a {type(replay).__name__}; save_replay saves replay buffers. A level buffer saves and loads "
             "itself: levels.save(path), levels.load(path)"

@@ -13,7 +13,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay.declared import declared_sampler, declared_writer
-from lightning_replay.locking import LockedReplay
 from lightning_replay.memory import free_bytes
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
@@ -22,7 +21,7 @@ from lightning_replay.validation import check_kind
 _NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
 
 
-def read_state(replay: LockedReplay) -> dict[str, Any]:
+def read_state(replay: Any) -> dict[str, Any]:
     """Returns a copy of rows, episodes, priorities, generators, counters and the batches drawn ahead."""
     storage = replay._storage
     with replay.unchanged():
@@ -33,7 +32,7 @@ def read_state(replay: LockedReplay) -> dict[str, Any]:
 
 
 @contextmanager
-def frozen_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
+def frozen_state(replay: Any) -> Iterator[dict[str, Any]]:
     """Context manager for the state as it is now, however others write and draw while it is read in the body.
 
     Rows and frames of the library's storages are snapshots, and others continue at once. The rows of TorchRL's
@@ -57,7 +56,7 @@ def frozen_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def present_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
+def present_state(replay: Any) -> Iterator[dict[str, Any]]:
     """Context manager for the state as it is, rows not copied; others wait until the body, which changes nothing, ends.
 
     Rows and priorities may be views: what is to stay after the body must be copied.
@@ -66,7 +65,7 @@ def present_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
         yield _state_of(replay) | {"storage": replay._storage.state_dict()}
 
 
-def restore_state(replay: LockedReplay, state: dict[str, Any]) -> None:
+def restore_state(replay: Any, state: dict[str, Any]) -> None:
     """Restores what :func:`read_state` returned, into a buffer of the same capacity, parts and tables.
 
     Raises:
@@ -92,7 +91,7 @@ def restore_state(replay: LockedReplay, state: dict[str, Any]) -> None:
             replay._prefetch_queue.extend(fitting)
 
 
-def _state_of(replay: LockedReplay) -> dict[str, Any]:
+def _state_of(replay: Any) -> dict[str, Any]:
     """Returns the state of all parts but the storage; call it while the buffer is unchanged."""
     return {
         "built_from": _parts_of(replay),
@@ -119,7 +118,7 @@ def _own(part: Any) -> dict[str, Any]:
 _Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads a state, loads one, and the one to load
 
 
-def _restorations(replay: LockedReplay, state: dict[str, Any]) -> list[_Restoration]:
+def _restorations(replay: Any, state: dict[str, Any]) -> list[_Restoration]:
     """Returns what is to be loaded, in order; the rows last, so that nothing is refused after them."""
     episodes, storage, transform = replay._episodes, replay._storage, replay._transform
     parts: list[_Restoration] = [
@@ -147,7 +146,7 @@ def _restore_all(parts: list[_Restoration]) -> None:
         raise
 
 
-def _parts_of(replay: LockedReplay) -> dict[str, Any]:
+def _parts_of(replay: Any) -> dict[str, Any]:
     """Returns names and sizes of a buffer's parts, which must be the same where its state is loaded."""
     sampler = [type(replay._sampler).__name__]
     base = declared_sampler(replay._sampler).base_sampler

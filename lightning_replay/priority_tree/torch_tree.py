@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import threshold
@@ -87,27 +86,6 @@ class TorchTree:
             largest = priority.amax().item()
         self.set(index, value)
         return largest
-
-    def update(
-        self,
-        index: np.ndarray,
-        error: np.ndarray,
-        generation: np.ndarray,
-        stored: np.ndarray,
-        offset: float,
-        exponent: float,
-        limit: int,
-    ) -> tuple[float, int] | None:
-        if index.min() < 0 or index.max() >= stored.size:
-            return None
-        late = stored[index] != generation
-        num_late = int(np.count_nonzero(late))
-        if num_late:
-            index = np.where(late, -1, index)
-        magnitude = torch.from_numpy(np.abs(error))
-        value = magnitude.add(offset).pow_(exponent)
-        largest = self._set_checked_on_cpu(torch.from_numpy(index), magnitude, value, limit)
-        return None if largest is None else (largest, num_late)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         if isinstance(index, int):

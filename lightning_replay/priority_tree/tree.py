@@ -161,7 +161,7 @@ class PriorityTree:
         offset: float,
         exponent: float,
     ) -> tuple[float, int] | None:
-        """Writes ``(|error| + offset) ** exponent`` where slots still have the generations given; on the CPU only.
+        """Writes ``(|error| + offset) ** exponent`` where slots still have the generations given; with numba only.
 
         Args:
             index: int64 ``[n]``, n > 0, contiguous as the errors are.

@@ -152,7 +152,6 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
     rows_drawn: Any = _of_first("rows_drawn")
     num_slots: int | None = _of_first("num_slots")
     uses_priorities: bool = _of_first("uses_priorities")
-    checks_priorities: bool = _of_first("checks_priorities")
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities of new rows, float32 ``[n]``, that ``first`` refuses."""
@@ -163,21 +162,25 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         """The priority that ``first`` gives to new rows."""
         return self.first.default_priority
 
-    def update_priority(self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None) -> None:
-        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``; ignored if not prioritized.
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``.
 
         For a row in several pairs the priority of a pair in which it is the first counts.
         """
-        if not self.uses_priorities:
-            return
-        index, priority = as_tensor(index), as_tensor(priority)
-        if index.ndim == 2 and self.update_partners:
+        declared_sampler(self.first).set_priorities(*self._rows_of(slots, magnitudes), storage)
+
+    def update_priority(self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None) -> None:
+        """Sets priorities as :meth:`set_priorities`, where ``first`` is prioritized; TorchRL's buffers call it."""
+        if self.uses_priorities:
+            slots, priority = self._rows_of(as_tensor(index), as_tensor(priority))
+            self.first.update_priority(slots, priority, storage=storage)
+
+    def _rows_of(self, slots: Tensor, priority: Tensor) -> tuple[Tensor, Tensor]:
+        if slots.ndim == 2 and self.update_partners:
             priority = priority.reshape(-1)
             # The last of duplicates wins: partners before firsts.
-            index, priority = index.t().flip(0).reshape(-1), torch.cat((priority, priority))
-        elif index.ndim == 2:
-            index = index[:, 0]
-        self.first.update_priority(index, priority, storage=storage)
+            return slots.t().flip(0).reshape(-1), torch.cat((priority, priority))
+        return slots[:, 0].contiguous() if slots.ndim == 2 else slots, priority
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of the schedules of ``first``."""

@@ -7,30 +7,19 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.priority_updates import flat_index, matching_priority, refusal
+from lightning_replay.priority_updates import flat_index, refusal
 from lightning_replay.samplers.divided_priorities import DividedPriorities
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.access import device_of, empty_storage, occupancy_of
 from lightning_replay.storage.devices import as_tensor
-from lightning_replay.storage.occupancy import FirstSlots
-from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.validation import checked_flag, checked_number
-
-
-def _column(values: Any, dtype: torch.dtype) -> np.ndarray | None:
-    """Returns a tensor of one number for each row as an array ``[B]``; ``None`` for anything else, or off the CPU."""
-    if type(values) is not Tensor or values.dtype is not dtype or not values.is_cpu:
-        return None
-    array = (values.detach() if values.requires_grad else values).numpy()
-    return array if array.ndim == 1 else array.reshape(-1)
 
 
 @recorded
@@ -150,54 +139,35 @@ class PrioritizedSampler(DividedPriorities):
             return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
         return index, {"priority_weight": weight}
 
-    @torch.no_grad()
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Sets priorities; of several for one slot the last counts, index -1 is skipped.
 
-        Args:
-            index: slots, int or int64 ``[n]``; ``[n, d]`` or a tuple where the storage has d dimensions.
-            priority: a number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
-            storage: whose length bounds the slots; without it the capacity does.
-
         Raises:
-            ValueError: a priority is negative, infinite or NaN, or the lengths differ.
+            ValueError: a priority is negative, infinite or NaN, or does not fit float32 once it is raised to α.
             IndexError: a slot does not exist. In every case nothing has changed.
         """
-        self._attach_storage(storage)
-        index = flat_index(index, self._tree.device, storage)
-        priority = matching_priority(priority, index)
-        if not index.numel():
+        if not self._has_rows:
+            self._attach_storage(storage)
+        if not len(slots):
             return
         limit = self.max_size if storage is None else min(self.max_size, len(storage))
         largest = self._tree.set_checked(
-            index, priority, limit, offset=self.priority_offset, exponent=self._priority_exponent
+            slots, magnitudes, limit, offset=self.priority_offset, exponent=self._priority_exponent
         )
         if largest is None:
-            raise refusal(index, priority, limit, None if storage is None else len(storage))
+            raise refusal(slots, magnitudes, limit, None if storage is None else len(storage))
         if isinstance(self._largest, Tensor):
             torch.maximum(self._largest, torch.as_tensor(largest, device=self._largest.device), out=self._largest)
         elif largest > self._largest:
             self._largest = largest
         self._has_rows = True
 
-    def update_held(self, index: Any, td_error: Any, generation: Any, storage: Storage) -> int | None:
-        """Sets the priorities of rows that still hold what was drawn, in one pass; for batches on the CPU."""
-        if not isinstance(storage, PackedStorage) or type(storage.occupancy) is not FirstSlots:
-            return None
-        stored, slots, error = storage.generations, _column(index, torch.int64), _column(td_error, torch.float32)
-        given = _column(generation, torch.int64)
-        if slots is None or error is None or given is None or stored is None or not index.ndim == generation.ndim == 1:
-            return None
-        if not (self._has_rows and self._tree.device.type == "cpu" and error.size == given.size == slots.size > 0):
+    def set_held(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
+        """Sets priorities by signed errors where generations are those stored; returns how many are not."""
+        if not self._has_rows or self._tree.backend != "numba":
             return None
         updated = self._tree.update(
-            np.ascontiguousarray(slots),
-            np.ascontiguousarray(error),
-            given,
-            stored,
-            min(len(storage), self.max_size),
-            offset=self.priority_offset,
-            exponent=self._priority_exponent,
+            slots, errors, generation, stored, length, offset=self.priority_offset, exponent=self._priority_exponent
         )
         if updated is None:
             return None

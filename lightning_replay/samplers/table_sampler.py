@@ -14,7 +14,6 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.priority_updates import flat_index, matching_priority, refusal
 from lightning_replay.samplers.divided_tables import DividedTables
 from lightning_replay.samplers.table_draws import DrawnRatios, tables_of
 from lightning_replay.schedules import Schedule
@@ -163,36 +162,30 @@ class WithinTables(DividedTables):
             ratios.append(over_smallest.double().numpy() * least * scale)
         return np.concatenate(places), DrawnRatios(np.concatenate(ratios), smallest)
 
-    @torch.no_grad()
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Sets priorities, in every table that refers to a row.
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Sets priorities, in every table that refers to a row; -1 is skipped.
 
-        Arguments and errors are those of
-        :meth:`PrioritizedSampler.update_priority <lightning_replay.samplers.PrioritizedSampler.update_priority>`.
+        Raises:
+            ValueError: a priority is negative, infinite or NaN, or does not fit float32 once it is raised to α.
+            IndexError: a slot does not exist. In every case nothing has changed.
         """
         if not self.uses_priorities or storage is None:
             return
         tables = tables_of(storage, self)
         self._attach_tables(tables)
         self._sync_trees(tables)
-        index = flat_index(index, self.device, storage)
-        priority = matching_priority(priority, index)
-        if not index.numel():
+        self.check_priority(magnitudes)
+        index = slots.numpy()
+        places, given = index[index >= 0], magnitudes.numpy()[index >= 0]
+        if not len(places):
             return
-        limit = len(storage)
-        sound = bool(torch.isfinite(self._exponentiated(priority)).all()) and bool((priority >= 0).all())
-        if not sound or int(index.min()) < -1 or int(index.max()) >= limit:
-            raise refusal(index, priority, limit, limit)
-        slots, given = index.numpy()[index.numpy() >= 0], priority.numpy()[index.numpy() >= 0]
-        if not len(slots):
-            return
-        self._priority[slots] = given
+        self._priority[places] = given
         self._largest = max(self._largest, float(given.max()))
         for number, tree in enumerate(self._trees):
-            place = tables.position[number, slots]
+            place = tables.position[number, places]
             inside = place >= 0
             if inside.any():
-                tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._leaves(slots[inside]))
+                tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._leaves(places[inside]))
 
     def priority_of(self, index: Tensor) -> Tensor | None:
         """Returns the priorities of rows, float32 ``[n]``; ``None`` where feedback is ignored."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.parts import ReplaySampler
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.priority_updates import refusal
+from lightning_replay.priority_updates import flat_index, matching_priority, refusal
 from lightning_replay.saving.spec import describe
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.seeded import Seeded
@@ -28,7 +29,6 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     """TorchRL's sampler without its constructor, its trees and its compiled code."""
 
     uses_priorities = True
-    checks_priorities = True
     reduction = "max"  # how TorchRL's buffers make one priority of several per row
 
     priority_exponent: float
@@ -112,6 +112,26 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     def extend(self, index: Tensor | tuple[Tensor, ...]) -> None:
         """Does nothing: :meth:`mark_update` was called before."""
+
+    @torch.no_grad()
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Sets priorities; TorchRL's buffers call it. Of several for one slot the last counts, index -1 is skipped.
+
+        Args:
+            index: slots, int or int64 ``[n]``; ``[n, d]`` or a tuple where the storage has d dimensions.
+            priority: a number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
+            storage: whose length bounds the slots; without it the capacity does.
+
+        Raises:
+            ValueError: a priority is negative, infinite or NaN, or the lengths differ.
+            IndexError: a slot does not exist. In every case nothing has changed.
+        """
+        slots = flat_index(index, self.device, storage)
+        self.set_priorities(slots, matching_priority(priority, slots), storage)
+
+    @abstractmethod
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Sets priorities ``[n]``; see :class:`~lightning_replay.parts.SamplerHooks`."""
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse.

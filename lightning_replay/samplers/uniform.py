@@ -62,9 +62,6 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
             index, device = storage.occupancy.sample(batch_size, self._generator), storage.device
         return index if device is None or device == index.device else index.to(device), {}
 
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Ignored: a uniform draw has no priorities."""
-
     def group_totals(self, storage: Storage) -> GroupTotals:
         """Returns the number of rows, of one group."""
         return GroupTotals.alike(occupancy_of(storage).count)

@@ -44,7 +44,7 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
     """Class decorator: keeps the constructor's arguments as ``self.init_arguments``.
 
     :func:`build` rebuilds recorded classes alone, so a file cannot name another class to be called. Unknown arguments
-    are refused, with our name for one of another library. Subclasses inherit the options.
+    are refused. Subclasses inherit the options.
 
     Args:
         cls: the class.

@@ -18,14 +18,16 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
+from torchrl.data import LazyTensorStorage
 
 from lightning_replay.memory import allocate_rows
 from lightning_replay.parts import BufferHooks
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.serialization import check_writable
+from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.saving.spec import recorded
+from lightning_replay.storage import forking
 from lightning_replay.storage.devices import check_present, checked_device
-from lightning_replay.storage.forkable import ForkableStorage
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.row_block import RowBlock
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of, observation_keys
@@ -36,7 +38,7 @@ from lightning_replay.validation import checked_count
 
 # memmap: a save from another machine does not decide where files are created
 @functools.partial(recorded, chosen_when_loaded=("memmap",))
-class PackedStorage(ForkableStorage):
+class PackedStorage(LazyTensorStorage):
     """Keeps all columns of a transition, whatever their dtype, side by side in one aligned row.
 
     A batch is one ``index_select`` of rows; its leaves are dtype views of the result, so they are strided
@@ -104,6 +106,42 @@ class PackedStorage(ForkableStorage):
         self._has_views = False  # whether rows may be written without notice, through views handed out
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
         self._begin_life()
+
+    def _begin_life(self) -> None:
+        """Sets the attributes of this object in this process: the lock of writes and what a fork changes."""
+        self.snapshots: Snapshots = Snapshots()
+        self._shared_writes = None if self._memmap is None else forking.SharedWrites()
+        self._refusal: str | None = None
+        forking.register(self)
+
+    def after_fork(self) -> None:
+        """Replaces the lock in a forked process, which may not write into a file of its parent."""
+        if forking.is_held_elsewhere(self.snapshots.lock):
+            self._refusal = (
+                f"this process was forked while another thread used this {type(self).__name__}, whose rows may be "
+                "half-written here. Fork when nobody writes or saves, or build a storage in this process"
+            )
+        elif self._shared_writes is not None and self.initialized:
+            self._refusal = (
+                f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its "
+                "parent, so they cannot be written here; nothing was changed. Write in the parent, or build a "
+                "storage in this process"
+            )
+        self.snapshots = Snapshots()  # the open ones are read in the parent
+
+    def check_read(self) -> None:
+        """Raises ``RuntimeError`` after a read in a forked process, if the parent has written into the file since."""
+        if self._shared_writes is not None and self._shared_writes.came_since:
+            raise RuntimeError(
+                f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its parent, "
+                "which has written into it since the fork: what is read here is of no one moment. Save the buffer in "
+                "the parent and load it here, or fork when nothing is written any more"
+            )
+
+    def check_writable(self) -> None:
+        """Raises ``RuntimeError`` before a write in a forked process into rows of the parent."""
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
 
     def attach(self, buffer: Any) -> None:
         """Attaches a buffer, to be informed of rows that are written; called by the buffer."""

@@ -316,10 +316,14 @@ class EventTableWriter(TableWriter):
                 self._unmet_after[number] = 2 * self._rows_tested
                 self._unmet_at = min(self._unmet_at, 2 * self._rows_tested)
 
-    def event_shares(self) -> dict[str, float]:
-        """Returns the share of tested steps that were events, by table; of several events into one, their sum."""
+    def stats(self) -> dict[str, Any]:
+        """Returns ``histories_forgotten``, and ``event_shares``: the share of tested steps that were events, by table.
+
+        Of several events into one table it is their sum.
+        """
         counts = np.bincount(self._event_arrays.table, weights=self._fired) / max(self._rows_tested, 1)
-        return {table.name: float(count) for table, count in zip(self._event_tables, counts, strict=True)}
+        shares = {table.name: float(count) for table, count in zip(self._event_tables, counts, strict=True)}
+        return {"histories_forgotten": self.histories_forgotten, "event_shares": shares}
 
     @property
     def histories_forgotten(self) -> int:

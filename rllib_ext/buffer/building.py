@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightning_replay.argument_names import hint_for
 from lightning_replay.sharded.options import SHARD_OPTIONS
+from lightning_replay.validation import did_you_mean
 from rllib_ext.buffer.event_tables import built_condition, built_tables
 from rllib_ext.buffer.frame_stacks import image_column
 from rllib_ext.class_paths import built, imported
@@ -186,7 +186,7 @@ def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str])
     unknown = [name for name in options if name not in accepted and options[name] is not None]
     if unknown:
         of_buffer = ["layout", "num_learners", "modules", "info_keys", "progress"]
-        hint = hint_for(unknown[0], [*accepted, *of_buffer, *SHARD_OPTIONS]) or (
+        hint = did_you_mean(unknown[0], [*accepted, *of_buffer, *SHARD_OPTIONS]) or (
             f"; accepted are {', '.join(accepted)}, for the whole buffer {', '.join(of_buffer)}, and for one that is "
             f"divided over Ray actors {', '.join(SHARD_OPTIONS)}"
         )

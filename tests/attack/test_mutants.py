@@ -89,8 +89,7 @@ def test_threads_find_rows_that_are_not_kept_for_a_save(monkeypatch: pytest.Monk
 
 
 def test_threads_find_locks_that_a_fork_leaves_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replay, "before_fork", lambda self: None)
-    monkeypatch.setattr(Replay, "after_fork", lambda self, *, in_child: None)
+    monkeypatch.setattr(Replay, "after_fork", lambda self: None)
     monkeypatch.setattr(threads, "PATIENCE", 3.0)
     finds(threads.attack(seed=1, seconds=20.0, variants=[Variant("uniform", ())]), "a forked process")
 

@@ -354,10 +354,10 @@ class FrameStorage(PackedStorage):
                     state["frames"] = frames
             yield state
 
-    def after_fork(self, *, in_child: bool) -> None:
-        """Releases the lock in parent and child; see ``ForkableStorage``."""
-        super().after_fork(in_child=in_child)
-        if in_child and self._pool is not None:
+    def after_fork(self) -> None:
+        """Replaces the locks of rows and frames in a forked process."""
+        super().after_fork()
+        if self._pool is not None:
             self._pool.snapshots = Snapshots()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -41,8 +41,9 @@ def test_neighbours_are_found_in_the_named_entries_of_dict_observations() -> Non
         buffer.add(episode)
     named = [["observation", "position"], "action"]
     buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", feature_keys=named, **options)
+    buffer.add(episode)
     with pytest.raises(ValueError, match=r"\('observation', 'camera'\) has dtype torch.uint8; MixPairs .* with keys="):
-        buffer.add(episode)
+        buffer.sample(num_items=2)
     keys = [*named, ["next", "observation", "position"], ["next", "reward"]]
     buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", feature_keys=named, keys=keys, **options)
     buffer.add(episode)

@@ -158,17 +158,6 @@ def test_feedback_sets_both_priorities_in_one_call() -> None:
     assert replay.sampler.state_dict()["tree"]["leaves"][0] == 2.0 and priorities(replay)[0] == 0.5
 
 
-def test_updates_of_rows_that_left_are_dropped_and_counted() -> None:
-    replay = small()
-    replay.extend(rewarded([1.0, 2.0, 3.0]))
-    index = torch.tensor([0, 1])
-    generation = replay.storage.generation_of(index)
-    replay.extend(rewarded([4.0]))
-    replay.update_priority(index, torch.tensor([0.0, 0.0]), generation=generation)
-    assert priorities(replay) == [16.0, 0.0, 9.0]
-    assert replay.stats()["late_updates_dropped"] == 1 and replay.stats()["priorities_updated"] == 1
-
-
 def test_without_action_values_surprise_alone_counts_and_the_log_says_so_once(caplog) -> None:
     replay = small()
     replay.extend(rewarded([1.0]))
