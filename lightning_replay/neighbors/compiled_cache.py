@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neighbour lists that compiled loops update; imported only where numba is installed."""
+"""Neighbour lists that compiled loops update."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and minima over slots in numba, for the CPU; imported only where numba is installed."""
+"""Sums and minima over slots in numba, for the CPU."""
 
 from __future__ import annotations
 

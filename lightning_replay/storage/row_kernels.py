@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of a row block, compiled; imported only where numba is installed."""
+"""The loop of a row block, compiled."""
 
 from __future__ import annotations
 

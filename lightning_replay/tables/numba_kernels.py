@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over tables and histories, compiled; imported only where numba is installed. Twin of ``numpy_kernels``.
+"""Loops over tables and histories, compiled.
 
 Named tuples of arrays are passed on as plain ones: a compiled function reads those in a third of the time.
 """

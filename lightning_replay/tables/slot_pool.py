@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from lightning_replay.tables.arrays import FREED, TAKEN, TableArrays
-from lightning_replay.tables.numpy_kernels import release
 
 
 class Slots:
@@ -49,7 +48,11 @@ class Slots:
     def release(self, slots: np.ndarray) -> None:
         """Removes a reference to each of these slots, all different; those without any become free."""
         before = self.num_freed
-        release(self._arrays, slots)
+        left = self.references[slots] - 1
+        self.references[slots] = left
+        freed = slots[left == 0]
+        self._arrays.free.put(before + np.arange(len(freed)), freed, mode="wrap")
+        self._arrays.counters[FREED] += len(freed)
         self.announce(before)
 
     def announce(self, before: int) -> None:

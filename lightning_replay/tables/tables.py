@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lightning_replay.memory import check_free
 from lightning_replay.storage.occupancy import Occupancy
-from lightning_replay.tables.arrays import WRITTEN, TableArrays, kernels
+from lightning_replay.tables import numba_kernels as kernels
+from lightning_replay.tables.arrays import WRITTEN, TableArrays
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.slot_pool import Slots
 from lightning_replay.validation import checked_count
@@ -145,7 +146,7 @@ class Tables(Occupancy):
             Tables and slots, int64 ``[B]``, table after table.
         """
         table, slots = np.empty(len(uniform), dtype=np.int64), np.empty(len(uniform), dtype=np.int64)
-        kernels().draw(self.arrays, rows, uniform, table, slots)
+        kernels.draw(self.arrays, rows, uniform, table, slots)
         return table, slots
 
     def entries_at(self, table: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -180,7 +181,7 @@ class Tables(Occupancy):
     def try_append_new(self, table: np.ndarray) -> np.ndarray | None:
         """:meth:`append_new_to_each`; ``None``, nothing changed, for no table or more rows than the capacity of one."""
         slots, before = np.empty(len(table), dtype=np.int64), self.pool.num_freed
-        fits = kernels().append_new(self.arrays, table, slots)
+        fits = kernels.append_new(self.arrays, table, slots)
         if fits < 0:
             raise RuntimeError(
                 f"{len(table)} rows are to be written and {self.pool.num_free} of {self.num_slots} slots are free; "
@@ -197,7 +198,7 @@ class Tables(Occupancy):
         Of more slots at once than the capacity of a table, the last ones are appended.
         """
         before = self.pool.num_freed
-        kernels().append(self.arrays, table, slots)
+        kernels.append(self.arrays, table, slots)
         self.pool.announce(before)
 
     @property

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from lightning_replay.events.conditions.combined import AnyOf, EveryOf
 from lightning_replay.events.conditions.condition import ConditionLike
+from lightning_replay.events.conditions.numba_kernels import evaluate
 from lightning_replay.events.conditions.steps import (
     InfoKey,
     KeyInRegion,
@@ -23,7 +22,6 @@ from lightning_replay.events.conditions.steps import (
     RewardBelow,
     TerminalWithReward,
 )
-from lightning_replay.extras import has_numba
 from lightning_replay.storage.row_layout import Key
 from lightning_replay.storage.stored_column import as_array
 
@@ -120,19 +118,13 @@ class ConditionBlock:
             first = last
         held = np.empty((len(self._comparisons.column) + len(self._combinations.is_every), count), dtype=np.bool_)
         if len(held):
-            kernels().evaluate(numbers, self._comparisons, self._combinations, held)
+            # named tuples would take as long as all comparisons
+            evaluate(numbers, *self._comparisons, *self._combinations, held)
         if self._is_plain:
             return held
         happened = np.zeros((self._num_conditions, count), dtype=np.bool_)
         happened[self._places] = held[self._results]
         return happened
-
-
-@functools.cache
-def kernels() -> Any:
-    """Returns the module of the loop: ``numba_kernels`` where numba is installed, ``numpy_kernels`` otherwise."""
-    name = "numba_kernels" if has_numba() else "numpy_kernels"
-    return importlib.import_module(f"lightning_replay.events.conditions.{name}")
 
 
 def _combined(expressions: Sequence[_Between | _Combined], tests: list[_Between]) -> tuple[np.ndarray, Combinations]:

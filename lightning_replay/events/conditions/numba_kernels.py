@@ -1,25 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons of conditions, compiled; imported only where numba is installed. Twin of ``numpy_kernels``."""
+"""Comparisons of conditions, compiled."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
-
 from lightning_replay.compiled import compiled
-
-if TYPE_CHECKING:
-    from lightning_replay.events.conditions.comparisons import Combinations, Comparisons
-
-
-def evaluate(numbers: np.ndarray, comparisons: Comparisons, combinations: Combinations, held: np.ndarray) -> None:
-    """Fills bool ``[C + K, N]``: which of C comparisons hold for float64 ``[columns, N]``, then which combinations."""
-    _evaluate(numbers, *comparisons, *combinations, held)  # named tuples would take as long as all comparisons
 
 
 @compiled
-def _evaluate(numbers, columns, lows, highs, are_every, start, parts, held):  # type: ignore[no-untyped-def]
+def evaluate(numbers, columns, lows, highs, are_every, start, parts, held):  # type: ignore[no-untyped-def]
+    """Fills bool ``[C + K, N]``: which of C comparisons hold for float64 ``[columns, N]``, then which combinations."""
     number_of_comparisons, count = columns.size, numbers.shape[1]
     for test in range(number_of_comparisons):
         column, low, high = columns[test], lows[test], highs[test]

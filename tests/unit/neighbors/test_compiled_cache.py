@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from lightning_replay.neighbors import NeighborLists, lists
 from lightning_replay.neighbors.cache import NeighborCache
 
-pytest.importorskip("numba")
-
 
 def both(capacity: int, monkeypatch: pytest.MonkeyPatch) -> tuple[NeighborLists, NeighborLists]:
     """Lists of few spare rows, compiled and by torch."""

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -31,13 +29,6 @@ def held(tables: Tables) -> list[list[int]]:
 
 def free(slots: Slots) -> list[int]:
     return slots.state_dict()["free"].tolist()
-
-
-@pytest.fixture(params=["numba_kernels", "numpy_kernels"], autouse=True)
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both back ends of the loops."""
-    module = importlib.import_module(f"lightning_replay.tables.{request.param}")
-    monkeypatch.setattr("lightning_replay.tables.tables.kernels", lambda: module)
 
 
 def test_slots_are_taken_in_the_order_in_which_they_became_free() -> None:
