@@ -22,7 +22,7 @@ from lightning_replay.episodes.running import slots_by_age
 from lightning_replay.locking import LockedReplay
 from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySampler, ReplayTransform
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
-from lightning_replay.samplers.table_draws import without_tables
+from lightning_replay.samplers.table_sampler import without_tables
 from lightning_replay.saving.state import refusing_other_states
 from lightning_replay.storage.access import readable_rows
 from lightning_replay.storage.devices import as_tensor

@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.declared import declared_sampler
 from lightning_replay.draw_parts import DividedRows, DrawPart, GroupTotals, PartDraw
-from lightning_replay.parts import Drawing, SamplerHooks
+from lightning_replay.parts import SamplerHooks
 from lightning_replay.seeded import Seeded
 from lightning_replay.validation import check_kind, checked_count, checked_seed
 
@@ -177,7 +177,7 @@ class Divider(Seeded):
         self.sampler.load_state_dict(state_dict["sampler"])
 
 
-class SamplerOfPart(Drawing):
+class SamplerOfPart:
     """A sampler's draw of a part, called as an ordinary draw; :attr:`reply` goes back to who divided it."""
 
     reply: PartDraw
@@ -190,22 +190,9 @@ class SamplerOfPart(Drawing):
         self._hooks, self._part = hooks, part
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws the rows of the part, int64 ``[n]`` or ``[n, 2]``, all or none."""
-        before = self.draw_state()
-        try:
-            index, info, self.reply = self._hooks.sample_part(storage, self._part)
-        except BaseException:
-            self.undo_draw(before)
-            raise
+        """Draws the rows of the part, int64 ``[n]`` or ``[n, 2]``."""
+        index, info, self.reply = self._hooks.sample_part(storage, self._part)
         return index, info
-
-    def draw_state(self) -> Any:
-        """Returns what a draw changes in the sampler."""
-        return self._hooks.draw_state()
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        self._hooks.undo_draw(state)
 
 
 def _check_groups(totals: Sequence[GroupTotals]) -> None:

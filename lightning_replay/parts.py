@@ -144,7 +144,9 @@ class SamplerHooks(PartHooks, EpisodeHooks):
 
     def check_divisible(self) -> None:
         """Refuses to have draws divided over several replays, by raising ``TypeError``, where hooks are missing."""
-        if type(self).sample_part is SamplerHooks.sample_part:
+        # A class that overrides sample alone would have its parts drawn as its base class draws.
+        drawing = next(base for base in type(self).__mro__ if {"sample", "sample_part"} & vars(base).keys())
+        if drawing is SamplerHooks or "sample_part" not in vars(drawing):
             raise indivisible(type(self).__name__)
 
     def group_totals(self, storage: Any) -> GroupTotals:
@@ -347,10 +349,7 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         kind: Any = cls  # which may draw and set priorities in another way than its base
-        kind.refuses_unchanged = vars(cls).get("refuses_unchanged", False)
         kind.takes_batches = "update_held" in vars(cls)
-        if "sample" in vars(cls) and "sample_part" not in vars(cls):  # which would draw as its base does
-            kind.sample_part = SamplerHooks.sample_part
 
 
 def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:

@@ -404,8 +404,6 @@ class Replay(AssembledReplay, TrainingReplay):
             self._check_columns(rows)
         elif not writer.checks_rows:
             self._packed.checked_values(rows)
-        if first_rows and len(self._transforms):
-            self._try_transforms(rows)
         self.last_insertion = index, stored = writer.insert(rows)
         if index.numel():
             self._sampler.extend(index)
@@ -416,20 +414,6 @@ class Replay(AssembledReplay, TrainingReplay):
         if self._episodes is not None:
             self._episodes.warn()
         return index
-
-    def _try_transforms(self, rows: TensorDictBase) -> None:
-        """Refuses first rows that this library's transforms cannot turn into a batch."""
-        batch = rows[:1].clone()
-        if self._sampler_hooks.draws_pairs:
-            batch = torch.stack((batch, batch), 1)
-        before = _draw_states(self._transforms)
-        try:
-            for transform in self._transforms:
-                if not type(transform).__module__.startswith("lightning_replay."):
-                    break  # a user's or TorchRL's may need columns of the sampler, and make what the next ones need
-                batch = transform(batch)
-        finally:
-            _undo_draws(before)
 
     def add(self, data: TensorDictBase) -> Tensor:
         """Stores one transition of batch size ``[]``; see :meth:`extend`."""

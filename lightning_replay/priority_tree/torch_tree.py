@@ -148,6 +148,11 @@ class TorchTree:
         value = self._leaves.index_select(0, index)
         return index, value.div_(value.amin() if over_batch else self.min()).pow_(exponent)
 
+    def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        total = float(self.total())
+        index = self.find(torch.from_numpy(points * total).to(self.device))
+        return index, self.get(index).cpu().numpy().astype(np.float64) / total
+
     def find(self, prefix_sum: Tensor) -> Tensor:
         return self._descend(prefix_sum.clamp_min(0.0))
 

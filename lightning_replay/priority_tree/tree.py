@@ -116,9 +116,7 @@ class PriorityTree:
         Returns:
             Slots int64 ``[n]``, and the part of each in the sum, float64 ``[n]``, on the CPU.
         """
-        total, _ = self.bounds()
-        index = self.find(torch.from_numpy(points * total))
-        return index, self.get(index).cpu().numpy().astype(np.float64) / total
+        return self._tree.draw_at(points)
 
     def has_mass(self) -> bool:
         """Returns whether any value is positive."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
-from lightning_replay.samplers.table_draws import tables_of
+from lightning_replay.samplers.table_sampler import tables_of
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.tables.tables import Tables
@@ -188,15 +188,6 @@ class ContinuousCorrectionSampler(UniformSampler):
             slots = held[np.argsort(first, kind="stable")]
             self._counted = state, _RowsByTable(slots, np.cumsum(count) - count, count)
         return self._counted[1]
-
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the generator's state and the rows drawn."""
-        return super().draw_state(), self.rows_drawn
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, self.rows_drawn = state
-        super().undo_draw(generator)
 
     @property
     def nbytes(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -15,8 +16,8 @@ from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritized
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.declared import declared_sampler
-from lightning_replay.draw_parts import DrawPart, PartDraw
-from lightning_replay.samplers.divided_pairs import DividedPairs
+from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
+from lightning_replay.parts import ReplaySampler
 from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
@@ -32,7 +33,7 @@ def _of_first(name: str) -> Any:
     return property(lambda self: read(declared_sampler(self.first)))
 
 
-class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
+class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
@@ -107,10 +108,6 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         """Passes trajectories of which steps were left out on to ``first``."""
         declared_sampler(self.first).break_episodes(trajectories)
 
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the rows at the points of a part, as its base class; defined beside ``sample``, see ReplaySampler."""
-        return super().sample_part(storage, part)
-
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
 
@@ -118,9 +115,35 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
             RuntimeError: the storage is empty.
         """
         first, info = self.first.sample(storage, batch_size)
-        return self.paired(first, storage), info
+        return self._paired(first, storage), info
 
-    def paired(self, first: Tensor, storage: Storage) -> Tensor:
+    def check_divisible(self) -> None:
+        """Refuses to have draws divided where those of ``first`` cannot be."""
+        super().check_divisible()
+        declared_sampler(self.first).check_divisible()
+
+    def group_totals(self, storage: Storage) -> GroupTotals:
+        """Returns those of ``first``."""
+        return declared_sampler(self.first).group_totals(storage)
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the first of each pair at the points by ``first``; partners are found among the rows of this replay."""
+        first, info, reply = declared_sampler(self.first).sample_part(storage, part)
+        return self._paired(first, storage), info, reply
+
+    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
+        """Divides a batch over the groups as ``first`` does."""
+        return declared_sampler(self.first).rows_of_groups(batch_size, totals)
+
+    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
+        """Returns the columns that ``first`` makes of its rows."""
+        return declared_sampler(self.first).weigh(drawn)
+
+    def raise_largest_priority(self, priority: float) -> None:
+        """Passes the largest priority of other replays on to ``first``."""
+        declared_sampler(self.first).raise_largest_priority(priority)
+
+    def _paired(self, first: Tensor, storage: Storage) -> Tensor:
         """Returns rows ``[B]`` with their partners, int64 ``[B, 2]``."""
         if not self._is_attached:
             self._attach_storage(storage, first.new_empty(0))
@@ -132,16 +155,6 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         if is_held is not None:
             partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1)
-
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the state of the generator, and of ``first``."""
-        return super().draw_state(), declared_sampler(self.first).draw_state()
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, first = state
-        declared_sampler(self.first).undo_draw(first)
-        super().undo_draw(generator)
 
     @property
     def base_sampler(self) -> Sampler:

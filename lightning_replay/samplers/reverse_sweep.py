@@ -234,15 +234,6 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         self._episode[index] = earlier[first]
         return self._episode[index]
 
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the generator's state, and where the sweep is."""
-        return super().draw_state(), self._cursor
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, self._cursor = state
-        super().undo_draw(generator)
-
     def _walk(self, count: int) -> Tensor:
         """Returns up to ``count`` slots from the cursor on, backwards, and moves the cursor.
 

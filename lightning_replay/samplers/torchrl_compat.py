@@ -136,15 +136,6 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         """Returns whether the saved sampler was built with another value; early saves do not hold with which."""
         return state_dict.get("built_with", self._built_with)[option] != self._built_with[option]
 
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the generator's state and the clocks."""
-        return super().draw_state(), dict(self._clocks)
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, self._clocks = state
-        super().undo_draw(generator)
-
     def _shared_state(self) -> dict[str, Any]:
         schedule = self._importance_exponent
         return {

@@ -40,8 +40,6 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         torch.Size([4])
     """
 
-    refuses_unchanged = True
-
     def __init__(self, seed: int | None = None) -> None:
         super().__init__()
         self._seed_generator(seed)

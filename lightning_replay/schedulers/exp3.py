@@ -47,8 +47,6 @@ class Exp3(Scheduler):
         array([0.2673, 0.2442, 0.2442, 0.2442])
     """
 
-    refuses_unchanged = True
-
     def __init__(self, exploration: float = 0.1) -> None:
         super().__init__()
         self.exploration: float = checked_share("exploration", exploration, ABOVE_ZERO)

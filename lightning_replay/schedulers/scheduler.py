@@ -29,17 +29,10 @@ class Scheduler(ABC):
         tasks: the names, in the order of the numbers; empty before :meth:`start`.
         shares_one_table: whether the rows of all tasks go to one first-in-first-out table instead of one table each.
             Then every batch is drawn from that table, and the probabilities are the shares of the actors.
-        refuses_unchanged: whether :meth:`drawn` raises nothing after valid :meth:`probabilities`, so no draw has to
-            be undone. A class declares it for itself; its subclasses, which may raise elsewhere, do not inherit it.
     """
 
     shares_one_table: bool = False
-    refuses_unchanged: bool = False
     _required: tuple[str, Sequence[str]] = ("", ())  # an option, and the tasks that it names
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.refuses_unchanged = vars(cls).get("refuses_unchanged", False)
 
     def __init__(self) -> None:
         self.tasks: tuple[str, ...] = ()
@@ -152,8 +145,6 @@ class UniformTasks(Scheduler):
         >>> scheduler.probabilities(np.array([True, True, False, False]))
         array([0.5, 0.5, 0. , 0. ])
     """
-
-    refuses_unchanged = True
 
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
         """Returns one over the number of ready tasks for each of them."""

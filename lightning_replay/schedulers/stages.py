@@ -48,8 +48,6 @@ class OneTask(_StagedScheduler):
         [1, 1, 1]
     """
 
-    refuses_unchanged = True
-
     def __init__(self, task: str = "target") -> None:
         super().__init__()
         check_kind("task", task, str, "the name of a task")
@@ -87,8 +85,6 @@ class EasyToHard(_StagedScheduler):
         >>> scheduler.stage, scheduler.actor_tasks(4)
         (1, [1, 1, 1, 1])
     """
-
-    refuses_unchanged = True
 
     def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
         super().__init__()

@@ -247,14 +247,9 @@ def follow(
     return tables, steps
 
 
-def draw(arrays: TableArrays, rows: np.ndarray, uniform: np.ndarray, table: np.ndarray, slots: np.ndarray) -> None:
-    """Draws ``rows[t]`` entries of each table t, each equally likely, table after table; fills in tables and slots."""
-    capacity, offset, appended, first, entries, *_ = arrays
-    _draw(capacity, offset, appended, first, entries, rows, uniform, table, slots)
-
-
 @compiled
-def _draw(capacities, offset, appended, firsts, entries, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
+def draw(capacities, offset, appended, firsts, entries, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
+    """Draws ``rows[t]`` entries of each table t, each equally likely, table after table; fills in tables and slots."""
     drawn = 0
     for number in range(rows.size):
         capacity, first = capacities[number], firsts[number]

@@ -146,14 +146,8 @@ class Tables(Occupancy):
             Tables and slots, int64 ``[B]``, table after table.
         """
         table, slots = np.empty(len(uniform), dtype=np.int64), np.empty(len(uniform), dtype=np.int64)
-        kernels.draw(self.arrays, rows, uniform, table, slots)
+        kernels.draw(*self.arrays[:5], rows, uniform, table, slots)
         return table, slots
-
-    def entries_at(self, table: np.ndarray, points: np.ndarray) -> np.ndarray:
-        """Returns the slots at points of [0, 1), float64 ``[n]``, of tables, int64 ``[n]``, in equal parts."""
-        length = self.length[table]
-        number = self.first[table] + np.minimum((points * length).astype(np.int64), length - 1)
-        return self.entries[self.offset[table] + number % self.capacity[table]]
 
     def leave_early(self, table: int, count: int) -> None:
         """Removes the oldest ``count`` entries of a table before it is full."""

@@ -87,11 +87,9 @@ class History:
             assert sorted(numbers) == self.newest, f"a ring holds {sorted(numbers)}; the newest are {self.newest}"
 
     def sample(self) -> None:
-        before = self.replay.state_dict()
         try:
             batch = self.replay.sample()
-        except RuntimeError:
-            self.unchanged(before, "a draw of nothing")
+        except RuntimeError:  # there is nothing to draw
             return
         self.check_batch(batch)
         self.drawn = [*self.drawn, batch][-10:]

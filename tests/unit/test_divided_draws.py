@@ -316,7 +316,6 @@ def overriding(kind: type, method: str) -> type:
         (overriding(UniformSampler, "sample")(), "Own"),  # which would draw as its base class does
         (overriding(RandomPairSampler, "sample")(), "Own"),
         (overriding(TableShares, "sample")({"default": 1.0}), "Own"),
-        (overriding(TableShares, "describe")({"default": 1.0}), "Own"),  # whose columns would be missing
     ],
 )
 def test_samplers_that_cannot_be_divided_are_named(sampler, name: str) -> None:
@@ -330,62 +329,6 @@ def test_samplers_that_cannot_be_divided_are_named(sampler, name: str) -> None:
         with pytest.raises(TypeError, match=f"draws of {name} cannot be divided"):
             call()
     assert len(replay) == 4
-
-
-class Refusing:
-    """A transform that refuses the next batches."""
-
-    refuses = False
-
-    def __call__(self, batch):
-        if self.refuses:
-            raise RuntimeError("refused")
-        return batch
-
-
-@pytest.mark.parametrize("kind", ["pairs", "curriculum"])
-def test_a_part_that_is_refused_has_drawn_nothing(kind: str) -> None:
-    transform = Refusing()
-    if kind == "pairs":
-        sampler = RandomPairSampler(PrioritizedSampler(20, seed=0), seed=0)
-        replay = Replay(storage=PackedStorage(20), sampler=sampler, transform=transform, batch_size=4)
-        replay.extend(numbered_steps(0, 8))
-    else:
-        replay = recipes.parallel_curriculum(TASKS, 20, 4, min_size=1, priority_exponent=1.0, seed=0)
-        replay.append_transform(transform)
-        replay.extend(numbered_steps(0, 8).set("task", torch.arange(8) % 2))
-    division = Divider(replay.sampler).divide(4, [replay.group_totals()])
-    before, counts = replay.sampler.draw_state(), replay.sampler.base_sampler if kind == "pairs" else replay.sampler
-    clocks = dict(counts._clocks)
-    transform.refuses = True
-    with pytest.raises(RuntimeError, match="refused"):
-        replay.sample_part(division.parts[0])
-    transform.refuses = False
-    assert counts._clocks == clocks and not replay.awaits_priorities
-    assert str(replay.sampler.draw_state()) == str(before)
-    replay.sample_part(division.parts[0])
-    assert counts._clocks["draws"] == clocks["draws"] + 1 and replay.awaits_priorities
-
-
-class LatePart(Newest):
-    """Refuses a part once it has used its generator, although its ordinary draws do not do that."""
-
-    refuses_unchanged = True
-
-    def sample_part(self, storage, part):
-        torch.rand(3, generator=self._generator)
-        raise RuntimeError("refused")
-
-
-def test_a_part_that_the_sampler_refuses_late_has_drawn_nothing() -> None:
-    sampler = LatePart()
-    sampler._seed_generator(0)
-    replay = Replay(storage=PackedStorage(8), sampler=sampler, batch_size=2)
-    replay.extend(numbered_steps(0, 3))
-    before = sampler.draw_state()
-    with pytest.raises(RuntimeError, match="refused"):
-        replay.sample_part(part_of([0.5]))
-    assert torch.equal(sampler.draw_state(), before)
 
 
 def test_there_must_be_rows_to_draw_from() -> None:

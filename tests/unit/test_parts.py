@@ -72,25 +72,6 @@ def test_rows_that_follow_others_into_event_tables_are_stored_by_an_overridden_e
         assert (replay.storage.get(index)["action"] == 2).all()
 
 
-@pytest.mark.parametrize("kind", [samplers.UniformSampler, samplers.TableShares])
-def test_a_draw_that_a_subclass_refuses_is_undone(kind) -> None:
-    class Late(kind):
-        def sample(self, storage, batch_size):
-            torch.rand(3, generator=self._generator)
-            raise RuntimeError("refused")
-
-    shares = ({"default": 1.0, "goal": 0.0},) if kind is samplers.TableShares else ()
-    replay = recipes.event_tables(8, 2, tables=[EventTable("goal", reward_at_least(1e6), 2, capacity=4)], seed=0)
-    if not shares:
-        replay = recipes.uniform(8, 2, seed=0)
-    replay.set_sampler(Late(*shares, seed=0))
-    replay.extend(numbered_steps(0, 4))
-    before = replay.sampler.generator_state()
-    with pytest.raises(RuntimeError, match="refused"):
-        replay.sample()
-    assert torch.equal(before, replay.sampler.generator_state())
-
-
 def test_a_writer_that_stores_by_insert_is_not_overridden_at_extend_alone() -> None:
     with pytest.raises(TypeError, match=r"Mine overrides extend, and RetentionWriter stores rows by insert\(data\)"):
 

@@ -146,8 +146,10 @@ def test_a_recipe_takes_the_keys_that_the_errors_name(tmp_path: Path) -> None:
         ValueError, match="no 'observation'.*with feature_keys=, out of 'action', 'position', \\('next', 'done"
     ):
         recipes.neighborhood_mixup(50, 8).extend(steps)
+    replay = recipes.neighborhood_mixup(50, 8, feature_keys=["position", "action"])
+    replay.extend(steps)
     with pytest.raises(ValueError, match=r"no \('next', 'observation'\), 'observation'; MixPairs .* with keys="):
-        recipes.neighborhood_mixup(50, 8, feature_keys=["position", "action"]).extend(steps)
+        replay.sample()
     keys = ["position", "action", ["next", "position"], ("next", "reward")]  # a list, as in YAML, is a nested key too
     replay = recipes.neighborhood_mixup(50, 8, feature_keys=["position", "action"], keys=keys, seed=0)
     replay.extend(steps)
