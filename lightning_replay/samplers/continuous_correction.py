@@ -164,7 +164,6 @@ class ContinuousCorrectionSampler(UniformSampler):
         return index.to(storage.device), {"table": table.to(storage.device)}, reply
 
     def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        """Returns ``priority_weight``, and the columns of ``return_probabilities``."""
         probability, priority = drawn.shares[drawn.group] * drawn.probability, self._priorities(len(drawn.names))
         # Of a row in no event table, were it drawn as often for its priority as the one that is drawn least.
         with np.errstate(invalid="ignore"):  # of tables without a share
@@ -191,7 +190,6 @@ class ContinuousCorrectionSampler(UniformSampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slots by table, which only draws of a part need."""
         return 0 if self._counted is None else sum(array.nbytes for array in self._counted[1])
 
     def _empty(self) -> None:

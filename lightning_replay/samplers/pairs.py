@@ -77,15 +77,12 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         """Removes every row; called when the buffer is emptied, does nothing by default."""
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses new rows, TensorDict ``[N]``, that ``first`` refuses."""
         declared_sampler(self.first).check_rows(rows)
 
     def extend(self, index: Any) -> None:
-        """Passes the slots of new rows on to ``first``."""
         self.first.extend(index)
 
     def add(self, index: Any) -> None:
-        """Passes the slot of a new row on to ``first``."""
         self.first.add(index)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
@@ -97,15 +94,12 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         self.on_insert(slots, storage)
 
     def on_evict(self, index: Tensor) -> None:
-        """Passes rows that left without being overwritten on to ``first``; as partners they are not drawn."""
         declared_sampler(self.first).on_evict(index)
 
     def cut(self, index: Tensor) -> None:
-        """Passes slots ``[n]`` whose episodes end on to ``first``."""
         declared_sampler(self.first).cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Passes trajectories of which steps were left out on to ``first``."""
         declared_sampler(self.first).break_episodes(trajectories)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
@@ -118,12 +112,10 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return self._paired(first, storage), info
 
     def check_divisible(self) -> None:
-        """Refuses to have draws divided where those of ``first`` cannot be."""
         super().check_divisible()
         declared_sampler(self.first).check_divisible()
 
     def group_totals(self, storage: Storage) -> GroupTotals:
-        """Returns those of ``first``."""
         return declared_sampler(self.first).group_totals(storage)
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
@@ -132,19 +124,15 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return self._paired(first, storage), info, reply
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
-        """Divides a batch over the groups as ``first`` does."""
         return declared_sampler(self.first).rows_of_groups(batch_size, totals)
 
     def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        """Returns the columns that ``first`` makes of its rows."""
         return declared_sampler(self.first).weigh(drawn)
 
     def raise_largest_priority(self, priority: float) -> None:
-        """Passes the largest priority of other replays on to ``first``."""
         declared_sampler(self.first).raise_largest_priority(priority)
 
     def _paired(self, first: Tensor, storage: Storage) -> Tensor:
-        """Returns rows ``[B]`` with their partners, int64 ``[B, 2]``."""
         if not self._is_attached:
             self._attach_storage(storage, first.new_empty(0))
         device = device_of(storage)
@@ -158,7 +146,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def base_sampler(self) -> Sampler:
-        """The sampler of the first rows."""
         return self.first
 
     draws_from_tables: bool = _of_first("draws_from_tables")
@@ -168,12 +155,10 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     checks_priorities: bool = _of_first("checks_priorities")
 
     def check_priority(self, priority: Tensor) -> None:
-        """Refuses priorities of new rows, float32 ``[n]``, that ``first`` refuses."""
         declared_sampler(self.first).check_priority(priority)
 
     @property
     def default_priority(self) -> float:
-        """The priority that ``first`` gives to new rows."""
         return self.first.default_priority
 
     def update_priority(self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None) -> None:
@@ -193,7 +178,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         self.first.update_priority(index, priority, storage=storage)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of the schedules of ``first``."""
         declared_sampler(self.first).advance(env_steps=env_steps, updates=updates)
 
     def reseed(self, seed: int) -> None:
@@ -204,7 +188,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this sampler and ``first`` keep."""
         return declared_sampler(self.first).nbytes + self.learned_nbytes
 
     @property

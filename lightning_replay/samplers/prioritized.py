@@ -93,7 +93,6 @@ class PrioritizedSampler(TorchRLNames):
         self._largest: float | Tensor = largest if on_cpu else torch.full((), largest, device=self._tree.device)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Gives rows written just now the largest priority so far; called by the writers."""
         self._attach_storage(storage)
         if isinstance(index, Tensor) and index.dtype == torch.int64 and index.numel() == 1:
             index = int(index)  # a third of the time
@@ -115,11 +114,9 @@ class PrioritizedSampler(TorchRLNames):
 
     @property
     def num_slots(self) -> int:  # type: ignore[override]
-        """Slots that have a priority."""
         return self.max_size
 
     def on_evict(self, index: Tensor) -> None:
-        """Removes rows that left without being overwritten, int64 ``[n]``: they are not drawn."""
         self._tree.remove(index.to(self._tree.device))
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
@@ -151,7 +148,6 @@ class PrioritizedSampler(TorchRLNames):
         )
 
     def group_totals(self, storage: Storage) -> GroupTotals:
-        """Returns the sum of the priorities as they are drawn by, of one group."""
         self._attach_storage(storage)
         total, least = self._tree.bounds()
         rows = np.array([occupancy_of(storage).count])
@@ -173,7 +169,6 @@ class PrioritizedSampler(TorchRLNames):
         return index, {}, PartDraw(probability, totals)
 
     def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        """Returns ``priority_weight``, float32 ``[B]``, at most 1."""
         smallest = drawn.probability.min() if self.normalize_over_batch else drawn.least[0]
         weight = (drawn.probability / smallest) ** -self.beta
         self._clocks["draws"] += 1
@@ -273,7 +268,6 @@ class PrioritizedSampler(TorchRLNames):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the priorities."""
         return self._tree.nbytes
 
     @property

@@ -61,7 +61,6 @@ class ScheduledSampler(WithinTables):
         self.scheduler.start(self.tasks)
 
     def ready(self, tables: Tables | SummedTables) -> np.ndarray:
-        """Returns whether each task holds enough rows, bool ``[tasks]``."""
         if self.scheduler.shares_one_table:
             return np.full(len(self.tasks), bool(tables.length[0] >= self.min_size))
         return tables.length >= self.min_size

@@ -19,7 +19,6 @@ from lightning_replay.priority_updates import flat_index, matching_priority, ref
 from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.tables.divided import PartOfTables
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import checked_number
 
@@ -40,6 +39,21 @@ class SummedTables(NamedTuple):
 
     names: list[str]
     length: np.ndarray  #: int64 ``[L]``, entries of each in all replays together.
+
+
+class PartOfTables(Tables):
+    """Tables of one of several replays, whose lengths are those of all of them; all else is shared with ``tables``.
+
+    Args:
+        tables: of one replay.
+        length: int64 ``[L]``, entries of each table in all replays.
+        drawn_among: ``[L]``, see :attr:`Tables.drawn_among <lightning_replay.tables.tables.Tables.drawn_among>`.
+    """
+
+    length = drawn_among = None  # type: ignore[assignment]
+
+    def __init__(self, tables: Tables, length: np.ndarray, drawn_among: np.ndarray) -> None:
+        self.__dict__.update(vars(tables), length=length, drawn_among=drawn_among)
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
@@ -114,21 +128,17 @@ class WithinTables(TorchRLNames):
 
     @property
     def max_size(self) -> int:
-        """Slots that have a priority."""
         return len(self._priority)
 
     @property
     def device(self) -> torch.device:
-        """Returns where priorities are: tables are kept by the CPU."""
         return torch.device("cpu")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the priorities."""
         return self._priority.nbytes + sum(tree.nbytes for tree in self._trees)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Gives rows written just now the largest priority so far; called by the writers."""
         if self.uses_priorities and storage is not None:
             self._attach_tables(tables_of(storage, self))
             self._priority[torch.as_tensor(index, device="cpu").numpy()] = self.default_priority
@@ -180,7 +190,6 @@ class WithinTables(TorchRLNames):
         return *_on_device(storage, slots, columns), PartDraw(probability, totals, correction)
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
-        """Divides a batch over the tables by their lengths in all replays together."""
         return self.rows_of_tables(SummedTables(totals.names, totals.rows), batch_size)
 
     @abstractmethod
@@ -245,8 +254,9 @@ class WithinTables(TorchRLNames):
         ``totals`` may be missing where no table is empty and rows are equally likely; no probabilities then.
         """
         if totals is not None:
-            for number in np.flatnonzero((rows > 0) & ~(totals.mass > 0))[:1]:
-                raise self._without_rows(tables.names[number], int(totals.rows[number]))
+            empty = np.flatnonzero((rows > 0) & ~(totals.mass > 0))
+            if len(empty):
+                raise self._without_rows(tables.names[empty[0]], int(totals.rows[empty[0]]))
         if not self.uses_priorities:
             table, slots = tables.draw(rows, points)
             probability = points if totals is None else 1.0 / totals.mass[table]
@@ -272,7 +282,6 @@ class WithinTables(TorchRLNames):
         )
 
     def _uniform(self, count: int) -> np.ndarray:
-        """Draws numbers from [0, 1), float64 ``[count]``."""
         generator = self._generator
         device = generator.device
         uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
@@ -317,7 +326,6 @@ class WithinTables(TorchRLNames):
         return self._exponentiated(torch.from_numpy(self._priority[slots]))
 
     def _attach_tables(self, tables: Tables) -> None:
-        """Sizes everything for the tables, at the first call."""
         count = len(tables.names)
         if not self.uses_priorities or len(self._trees) == count:
             return

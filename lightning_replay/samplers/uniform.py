@@ -64,7 +64,6 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         """Ignored: a uniform draw has no priorities."""
 
     def group_totals(self, storage: Storage) -> GroupTotals:
-        """Returns the number of rows, of one group."""
         return GroupTotals.alike(occupancy_of(storage).count)
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:

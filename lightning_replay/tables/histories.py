@@ -125,7 +125,6 @@ class Histories:
         return sent
 
     def forget(self, trajectory: int) -> None:
-        """Releases the steps of an episode."""
         held = self.of(trajectory)
         row = self._running.pop(trajectory, None)
         if row is not None:

@@ -32,12 +32,10 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of references and free list."""
         return self.references.nbytes + self._arrays.free.nbytes
 
     @property
     def num_free(self) -> int:
-        """Slots that nothing refers to."""
         return int(self._arrays.counters[FREED] - self._arrays.counters[TAKEN])
 
     @property
@@ -64,7 +62,6 @@ class Slots:
         return self._arrays.free.take(np.arange(since, self.num_freed), mode="wrap")
 
     def clear(self) -> None:
-        """Makes every slot free."""
         self.references.fill(0)
         self._arrays.free[:] = np.arange(self.count)
         self._arrays.counters[[TAKEN, FREED]] = 0, self.count

@@ -82,7 +82,6 @@ class Tables(Occupancy):
 
     @property
     def length(self) -> np.ndarray:
-        """Entries of each table, int64 ``[L]``."""
         return np.minimum(self.appended - self.arrays.first, self.capacity)
 
     @property
@@ -101,11 +100,9 @@ class Tables(Occupancy):
         return self.num_slots - self.pool.num_free
 
     def slots(self) -> Tensor:
-        """Returns the slots that something refers to, int64 ``[count]``, ascending."""
         return torch.from_numpy(np.flatnonzero(self.pool.references))
 
     def held(self, index: Tensor) -> Tensor:
-        """Returns whether something refers to each slot, bool."""
         return torch.from_numpy(self.pool.references[index.cpu().numpy()] > 0).to(index.device)
 
     def drawable(self, index: Tensor) -> Tensor:
@@ -113,13 +110,11 @@ class Tables(Occupancy):
         return torch.from_numpy((self.position[:, index.cpu().numpy()] >= 0).any(0)).to(index.device)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws slots that something refers to, int64 ``[count]`` on the CPU, each equally likely."""
         held = self.slots()
         return held[torch.randint(len(held), (count,), generator=generator, device=generator.device).cpu()]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of lists, positions and references."""
         return sum(part.nbytes for part in (self.entries, self.position, self.arrays.written_at, self.pool))
 
     def number(self, name: str) -> int:
@@ -197,7 +192,6 @@ class Tables(Occupancy):
 
     @property
     def rows_written(self) -> int:
-        """Rows ever written."""
         return int(self.arrays.counters[WRITTEN])
 
     def age_of(self, slots: np.ndarray) -> np.ndarray:
@@ -205,7 +199,6 @@ class Tables(Occupancy):
         return self.rows_written - 1 - self.arrays.written_at[slots]
 
     def clear(self) -> None:
-        """Empties every table."""
         self.pool.clear()
         self.position.fill(-1)
         self.appended.fill(0)

@@ -12,9 +12,9 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from lightning_replay.compiled import compiled
 from lightning_replay.events.conditions.combined import AnyOf, EveryOf
 from lightning_replay.events.conditions.condition import ConditionLike
-from lightning_replay.events.conditions.numba_kernels import evaluate
 from lightning_replay.events.conditions.steps import (
     InfoKey,
     KeyInRegion,
@@ -119,12 +119,32 @@ class ConditionBlock:
         held = np.empty((len(self._comparisons.column) + len(self._combinations.is_every), count), dtype=np.bool_)
         if len(held):
             # named tuples would take as long as all comparisons
-            evaluate(numbers, *self._comparisons, *self._combinations, held)
+            _evaluate(numbers, *self._comparisons, *self._combinations, held)
         if self._is_plain:
             return held
         happened = np.zeros((self._num_conditions, count), dtype=np.bool_)
         happened[self._places] = held[self._results]
         return happened
+
+
+@compiled
+def _evaluate(numbers, columns, lows, highs, are_every, start, parts, held):  # type: ignore[no-untyped-def]
+    """Fills bool ``[C + K, N]``: which of C comparisons hold for float64 ``[columns, N]``, then which combinations."""
+    number_of_comparisons, count = columns.size, numbers.shape[1]
+    for test in range(number_of_comparisons):
+        column, low, high = columns[test], lows[test], highs[test]
+        for row in range(count):
+            held[test, row] = (numbers[column, row] >= low) & (numbers[column, row] <= high)
+    for combination in range(are_every.size):
+        result, is_every = number_of_comparisons + combination, are_every[combination]
+        held[result] = is_every
+        for place in range(start[combination], start[combination + 1]):
+            part = parts[place]
+            for row in range(count):
+                if is_every:
+                    held[result, row] &= held[part, row]
+                else:
+                    held[result, row] |= held[part, row]
 
 
 def _combined(expressions: Sequence[_Between | _Combined], tests: list[_Between]) -> tuple[np.ndarray, Combinations]:
