@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.declared import declared_sampler
-from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
+from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.parts import ReplaySampler
 from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
@@ -76,9 +73,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     def forget(self) -> None:
         """Removes every row; called when the buffer is emptied, does nothing by default."""
 
-    def check_rows(self, rows: TensorDictBase) -> None:
-        declared_sampler(self.first).check_rows(rows)
-
     def extend(self, index: Any) -> None:
         self.first.extend(index)
 
@@ -93,15 +87,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         self._attach_storage(storage, slots)
         self.on_insert(slots, storage)
 
-    def on_evict(self, index: Tensor) -> None:
-        declared_sampler(self.first).on_evict(index)
-
-    def cut(self, index: Tensor) -> None:
-        declared_sampler(self.first).cut(index)
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        declared_sampler(self.first).break_episodes(trajectories)
-
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
 
@@ -115,22 +100,10 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         super().check_divisible()
         declared_sampler(self.first).check_divisible()
 
-    def group_totals(self, storage: Storage) -> GroupTotals:
-        return declared_sampler(self.first).group_totals(storage)
-
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
         """Draws the first of each pair at the points by ``first``; partners are found among the rows of this replay."""
         first, info, reply = declared_sampler(self.first).sample_part(storage, part)
         return self._paired(first, storage), info, reply
-
-    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
-        return declared_sampler(self.first).rows_of_groups(batch_size, totals)
-
-    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        return declared_sampler(self.first).weigh(drawn)
-
-    def raise_largest_priority(self, priority: float) -> None:
-        declared_sampler(self.first).raise_largest_priority(priority)
 
     def _paired(self, first: Tensor, storage: Storage) -> Tensor:
         if not self._is_attached:
@@ -153,9 +126,16 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     num_slots: int | None = _of_first("num_slots")
     uses_priorities: bool = _of_first("uses_priorities")
     checks_priorities: bool = _of_first("checks_priorities")
-
-    def check_priority(self, priority: Tensor) -> None:
-        declared_sampler(self.first).check_priority(priority)
+    check_rows: Any = _of_first("check_rows")
+    check_priority: Any = _of_first("check_priority")
+    on_evict: Any = _of_first("on_evict")  # as partners these rows are not drawn, see _paired
+    cut: Any = _of_first("cut")
+    break_episodes: Any = _of_first("break_episodes")
+    group_totals: Any = _of_first("group_totals")
+    rows_of_groups: Any = _of_first("rows_of_groups")
+    weigh: Any = _of_first("weigh")
+    raise_largest_priority: Any = _of_first("raise_largest_priority")
+    advance: Any = _of_first("advance")
 
     @property
     def default_priority(self) -> float:
@@ -176,9 +156,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         elif index.ndim == 2:
             index = index[:, 0]
         self.first.update_priority(index, priority, storage=storage)
-
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        declared_sampler(self.first).advance(env_steps=env_steps, updates=updates)
 
     def reseed(self, seed: int) -> None:
         """Restarts the generators of this sampler and of ``first`` from ``seed``."""

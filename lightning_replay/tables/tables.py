@@ -170,7 +170,7 @@ class Tables(Occupancy):
     def try_append_new(self, table: np.ndarray) -> np.ndarray | None:
         """:meth:`append_new_to_each`; ``None``, nothing changed, for no table or more rows than the capacity of one."""
         slots, before = np.empty(len(table), dtype=np.int64), self.pool.num_freed
-        fits = kernels.append_new(self.arrays, table, slots)
+        fits = kernels.append_new(tuple(self.arrays), table, slots)
         if fits < 0:
             raise RuntimeError(
                 f"{len(table)} rows are to be written and {self.pool.num_free} of {self.num_slots} slots are free; "
@@ -187,7 +187,7 @@ class Tables(Occupancy):
         Of more slots at once than the capacity of a table, the last ones are appended.
         """
         before = self.pool.num_freed
-        kernels.append(self.arrays, table, slots)
+        kernels.append(tuple(self.arrays), table, slots)
         self.pool.announce(before)
 
     @property
