@@ -180,7 +180,7 @@ def test_new_rows_get_the_largest_priority_of_all_replays() -> None:
     replay.raise_largest_priority(4.0)
     replay.raise_largest_priority(2.0)  # lower than it is: no change
     slot = replay.extend(episode(9, 1))
-    assert replay.sampler._tree.get(slot).item() == 4.0 and replay.group_totals().largest_priority == 4.0
+    assert replay.sampler.priority_of(slot).item() == 4.0 and replay.group_totals().largest_priority == 4.0
     for given, error in ((float("nan"), ValueError), (-1.0, ValueError), ("4", TypeError)):
         with pytest.raises(error, match="priority is"):
             replay.raise_largest_priority(given)

@@ -187,10 +187,6 @@ def test_bytes_are_those_of_leaves_and_a_few_levels() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="capacity is 0"):
-        PriorityTree(0)
-    with pytest.raises(ValueError, match="backend is 'c'; it must be one of 'auto', 'torch', 'numba'"):
-        PriorityTree(4, backend="c")
     with pytest.raises(ValueError, match="backend='numba' runs on the CPU only"):
         PriorityTree(4, backend="numba", device="meta")
     with pytest.raises(ValueError, match="device is 'meta', which keeps no values"):

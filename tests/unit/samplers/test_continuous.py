@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -71,21 +69,6 @@ def test_environments_are_told_apart_by_either_key() -> None:
         buffer.extend(steps[5:])
         # 4: 0 -> 2 -> 4 |  5      8: 1 -> 3
         assert partners(buffer) == [2, 3, 4, 3, 4, 5]
-
-
-def test_state_goes_on(tmp_path: Path) -> None:
-    buffer, again = make_buffer(), make_buffer()
-    steps = make_steps([0, 0, 0, 0, 0], [1, 2, 1, 2, 1])
-    buffer.extend(steps[:3])
-    again.load_state_dict(buffer.state_dict())
-    for each in (buffer, again):
-        each.extend(steps[3:])
-    assert partners(again) == partners(buffer) == [2, 3, 4, 3, 4]
-    assert torch.equal(buffer.sample()["index"], again.sample()["index"])
-    buffer.sampler.dumps(tmp_path)
-    read = ContinuousTransitionSampler()
-    read.loads(tmp_path)
-    assert torch.equal(read.sample(buffer.storage, 9)[0], buffer.sampler.sample(buffer.storage, 9)[0])
 
 
 def test_cut_and_empty() -> None:

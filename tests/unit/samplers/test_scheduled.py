@@ -80,7 +80,6 @@ def test_no_ready_task_is_refused() -> None:
 @pytest.mark.parametrize(
     ("tasks", "scheduler", "min_size", "message"),
     [
-        (TASKS, UniformTasks(), 0, "min_size is 0; it must be a whole number of rows from 1 on"),
         (TASKS, OneTask("goal_mouth"), 1, "'goal_mouth'.*'target', 'far', 'near'"),
         (["a", "a"], UniformTasks(), 1, "twice"),
         ([], UniformTasks(), 1, "at least one task"),

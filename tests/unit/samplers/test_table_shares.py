@@ -178,9 +178,6 @@ def test_weights_are_over_the_largest_of_the_tables_that_have_a_share() -> None:
             r"table_shares\['default'\] is 1.5; it must be a number in",
         ),
         ({"table_shares": {"default": float("nan")}}, r"table_shares\['default'\] is nan"),
-        ({"table_shares": {"default": 1.0}, "priority_exponent": -0.1}, "priority_exponent is -0.1"),
-        ({"table_shares": {"default": 1.0}, "priority_offset": float("inf")}, "priority_offset is inf"),
-        ({"table_shares": {"default": 1.0}, "importance_exponent": -1.0}, "importance_exponent is -1"),
     ],
 )
 def test_bad_options_are_refused(options, message: str) -> None:
