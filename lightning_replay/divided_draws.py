@@ -141,28 +141,20 @@ class Divider(Seeded):
                 f"weigh got {len(replies)} replies and the draw was divided over {len(division.parts)} replays; give "
                 "one for each, None where there is none"
             )
-        groups, probabilities, corrections = [], [], []
-        fractions, latest = [], []
-        for part, before, reply in zip(division.parts, division.totals, replies, strict=True):
-            now = before if reply is None else reply.totals
-            if now is not None:
-                fractions.append(part.fractions)
-                latest.append(now)
-            if reply is None:
-                continue
-            if len(reply.probability) != len(part):
-                raise ValueError(f"a reply has {len(reply.probability)} rows and its part {len(part)}; mind the order")
-            groups.append(part.groups)
-            probabilities.append(part.fractions[part.groups] * reply.probability)
-            if reply.correction is not None:
-                corrections.append(reply.correction)
-        if not groups:
+        answered = [(part, one) for part, one in zip(division.parts, replies, strict=True) if one is not None]
+        for part, one in answered:
+            if len(one.probability) != len(part):
+                raise ValueError(f"a reply has {len(one.probability)} rows and its part {len(part)}; mind the order")
+        if not answered:
             raise ValueError("weigh got no reply; no row was drawn")
-        total = GroupTotals.summed(latest)
+        now = [before if one is None else one.totals for before, one in zip(division.totals, replies, strict=True)]
+        latest = [(part.fractions, one) for part, one in zip(division.parts, now, strict=True) if one is not None]
+        total = GroupTotals.summed([one for _, one in latest])
+        corrections = [one.correction for _, one in answered if one.correction is not None]
         drawn = DividedRows(
-            np.concatenate(groups),
-            np.concatenate(probabilities),
-            np.min([_least(one, part) for one, part in zip(latest, fractions, strict=True)], axis=0),
+            np.concatenate([part.groups for part, _ in answered]),
+            np.concatenate([part.fractions[part.groups] * one.probability for part, one in answered]),
+            np.min([_least(one, fractions) for fractions, one in latest], axis=0),
             total.rows,
             division.shares,
             total.names,

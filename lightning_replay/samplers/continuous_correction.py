@@ -90,16 +90,15 @@ class ContinuousCorrectionSampler(UniformSampler):
         self.rows_drawn: np.ndarray = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
         info = {"table": torch.from_numpy(table), "priority_weight": torch.from_numpy(weight).float()}
         if self.return_probabilities:
-            holds = tables.position[:, (tables.position >= 0).any(0)] >= 0
             priority = self._priorities(len(tables))
-            mass = priority * np.bincount(_first_event_table(holds[1:]), minlength=len(tables))
+            mass = priority * self._by_table(tables).counts
             info["table_probability"] = torch.from_numpy((mass / mass.sum())[table]).float()
             info["raw_weight"] = torch.from_numpy((mass.sum() / priority)[table]).float()
         device = storage.device
         return torch.from_numpy(slots).to(device), {key: value.to(device) for key, value in info.items()}
 
     def _draw(self, tables: Tables, limit: int, count: int) -> np.ndarray:
-        """Draws ``count`` slots below ``limit`` by rejection, which needs no index of priorities."""
+        # By rejection, which needs no index of priorities: a draw of a part counts all rows wherever tables changed.
         generator, kept, missing, candidates = self._generator, [], count, 2 * count
         while missing > 0:
             uniform = torch.rand(2, candidates, dtype=torch.float64, generator=generator, device=generator.device)
