@@ -20,7 +20,7 @@ from lightning_replay.samplers.linked import LinkedSampler
 from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.access import occupancy_of, read_columns, readable_rows, stored_before
+from lightning_replay.storage.access import empty_storage, occupancy_of, read_columns, readable_rows, stored_before
 from lightning_replay.validation import checked_share
 
 _ROWS_BEFORE_WARNING = 1_000  # of a goal that was never reached; as many as the storage keeps if these are more
@@ -129,7 +129,9 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         Raises:
             RuntimeError: the storage is empty.
         """
-        if self._links is None and len(storage):
+        if not len(storage):
+            raise empty_storage()
+        if self._links is None:
             self._attach_storage(storage, torch.empty(0, dtype=torch.int64, device="cpu"))
         generator = self._generator
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share

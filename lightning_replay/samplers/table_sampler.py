@@ -151,7 +151,10 @@ class WithinTables(TorchRLNames):
         """
         tables = tables_of(storage, self)
         rows, shares = self.rows_of_tables(tables, batch_size)
-        totals = self._totals(tables) if self.uses_priorities else None
+        totals = None  # where no table is empty and its rows are equally likely
+        if self.uses_priorities:
+            totals = self._totals(tables)
+            self._check_mass(totals, rows)
         table, slots, probability = self._draw(tables, totals, rows, self._uniform(batch_size))
         ratios = None
         if totals is not None:  # of a table without mass the smallest is infinite
@@ -180,6 +183,7 @@ class WithinTables(TorchRLNames):
         """
         tables = tables_of(storage, self)
         totals, rows = self._totals(tables), np.bincount(part.groups, minlength=len(tables))
+        self._check_mass(totals, rows)
         table, slots, probability = self._draw(tables, totals, rows, part.points)
         drawn_among = part.rows  # where priorities make an entry more or less likely, their weights correct for it
         if not self.uses_priorities:
@@ -251,12 +255,8 @@ class WithinTables(TorchRLNames):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns tables and slots of ``rows`` entries of each table, one at each point, and the probability of each.
 
-        ``totals`` may be missing where no table is empty and rows are equally likely; no probabilities then.
+        Without ``totals`` there are no probabilities.
         """
-        if totals is not None:
-            empty = np.flatnonzero((rows > 0) & ~(totals.mass > 0))
-            if len(empty):
-                raise self._without_rows(tables.names[empty[0]], int(totals.rows[empty[0]]))
         if not self.uses_priorities:
             table, slots = tables.draw(rows, points)
             probability = points if totals is None else 1.0 / totals.mass[table]
@@ -273,10 +273,14 @@ class WithinTables(TorchRLNames):
         self.rows_drawn += rows
         return table, slots, probability
 
-    def _without_rows(self, table: str, held: int) -> RuntimeError:
-        if not held:
-            return RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
-        return RuntimeError(
+    def _check_mass(self, totals: GroupTotals, rows: np.ndarray) -> None:
+        empty = np.flatnonzero((rows > 0) & ~(totals.mass > 0))
+        if not len(empty):
+            return
+        table = totals.names[empty[0]]
+        if not totals.rows[empty[0]]:
+            raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
+        raise RuntimeError(
             f"every row of table {table!r} has priority 0 and priority_offset is {self.priority_offset}, so none can "
             "be drawn; use a positive priority_offset"
         )

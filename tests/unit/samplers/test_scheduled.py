@@ -117,10 +117,6 @@ def test_seeds_decide_the_draws() -> None:
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_it_says_what_it_is() -> None:
-    assert repr(ScheduledSampler(TASKS, Exp3())) == f"ScheduledSampler({TASKS}, scheduler=Exp3)"
-
-
 def test_torchrls_generator_is_taken() -> None:
     sampler = ScheduledSampler(TASKS, UniformTasks(), seed=0)
     sampler._rng = torch.Generator().manual_seed(5)

@@ -9,7 +9,6 @@ import torch
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.events import EventTable
-from lightning_replay.samplers.table_corrections import mixture
 from lightning_replay.samplers.table_shares import TableShares, largest_remainder, with_one_of_each
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.tables.tables import Tables
@@ -307,8 +306,3 @@ def test_probabilities_are_given_where_they_are_asked_for_and_saved_as_an_option
     assert {"table_probability", "raw_weight"} <= set(load_replay(tmp_path, trust=["tests"]).sample().keys())
     with pytest.raises(TypeError, match="return_probabilities is 1; it must be True or False"):
         prioritized(return_probabilities=1)
-
-
-def test_it_says_what_it_is() -> None:
-    sampler = TableShares({"default": 1.0}, correction=mixture)
-    assert repr(sampler) == "TableShares({'default': 1.0}, priority_exponent=0.0)"

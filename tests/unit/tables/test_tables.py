@@ -93,27 +93,6 @@ def test_one_table_is_a_ring_that_takes_its_slots_in_turn() -> None:
     assert tables.age_of(numbers(2, 0, 1)).tolist() == [2, 1, 0]
 
 
-@pytest.mark.parametrize("rows_per_call", [1, 2, 3])
-def test_a_table_holds_the_same_however_its_rows_come(rows_per_call: int) -> None:
-    tables = Tables({"all": 3, "other": 1})
-    written = [slot for _ in range(6 // rows_per_call) for slot in new(tables, 0, rows_per_call)]
-    assert held(tables) == [written[-3:], []]
-    assert tables.count == 3 and tables.length.tolist() == [3, 0] and tables.rows_written == 6
-
-
-@pytest.mark.parametrize("counts", [[1, 1, 1, 1, 1, 1, 1], [2, 3, 2, 3], [4, 4, 1], [3, 1, 4]])
-def test_rows_to_a_table_each_are_appended_as_rows_to_one(counts: list[int]) -> None:
-    """To the second table of two, of capacity 4, past the end of its ring."""
-    one, each = (Tables({"first": 2, "second": 4}) for _ in range(2))
-    for tables in (one, each):
-        new(tables, 0, 2)
-    for count in counts:
-        assert new(one, 1, count) == each.append_new_to_each(np.full(count, 1)).tolist()
-        assert held(one) == held(each) and free(one.pool) == free(each.pool)
-        assert one.position.tolist() == each.position.tolist()
-        assert one.age_of(one.slots_of(1)).tolist() == each.age_of(each.slots_of(1)).tolist()
-
-
 def test_a_slot_lives_while_one_table_refers_to_it() -> None:
     """Default of 2, goal of 2; a goes to goal before it leaves the default table::
 
