@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of a row block, compiled."""
+"""The loop of a row block, compiled; imported only where numba is installed."""
 
 from __future__ import annotations
 

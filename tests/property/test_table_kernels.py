@@ -7,7 +7,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay.storage import row_kernels
 from lightning_replay.tables import numba_kernels
 from lightning_replay.tables.tables import Tables
 
@@ -113,19 +112,3 @@ def check_draw(tables: Tables, lists: Lists) -> None:
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True))
 def test_slots_that_follow_one_another(slots) -> None:
     assert numba_kernels.is_run(np.array(slots)) == (slots == list(range(slots[0], slots[0] + len(slots))))
-
-
-@given(
-    slots=st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True),
-    generations=st.lists(st.integers(0, 5), min_size=10, max_size=10),
-    least=st.integers(0, 4),
-)
-def test_rows_copied_out_of_a_block(slots, generations, least) -> None:
-    rows_kept = np.arange(30).reshape(10, 3)
-    rows_kept[:, 1] = generations
-    expected = rows_kept.copy()
-    block = 100 + np.arange(24).reshape(8, 3)
-    expected[slots] = block[: len(slots)]
-    expected[slots, 1] = [max(generations[slot], least) + 1 for slot in slots]
-    assert row_kernels.copy_rows(rows_kept, np.array(slots), block, 1, least) == max(slots)
-    assert (rows_kept == expected).all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference counts and the hash index of a frame pool, as loops over arrays, compiled on a CPU.
+"""Reference counts and the hash index of a frame pool, as loops over arrays; compiled where numba is installed.
 
 Frame 0 is no frame: a chain ends with it, and nothing counts it.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of a frame pool, compiled, and the search for equal frames."""
+"""The loops of a frame pool, compiled, and the search for equal frames; imported only where numba is installed."""
 
 from __future__ import annotations
 
