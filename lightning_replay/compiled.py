@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How loops over arrays are compiled; imported only where numba is installed."""
+"""How loops over arrays are compiled."""
 
 from __future__ import annotations
 

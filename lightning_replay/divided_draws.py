@@ -95,19 +95,31 @@ class Divider(Seeded):
         held = [one for one in totals if one is not None]
         if not held:
             raise RuntimeError(f"none of the {len(totals)} replays can be drawn from; give the totals of at least one")
-        _check_groups(held)
+        for one in held:
+            if one.names != held[0].names:
+                raise ValueError(
+                    f"replays have the groups {held[0].names} and {one.names}; a draw is divided over replays of the "
+                    "same options"
+                )
         total = GroupTotals.summed(held)
         rows, shares = self._hooks.rows_of_groups(batch_size, total)
-        _check_mass(rows, total)
+        empty = np.flatnonzero((rows > 0) & ~(total.mass > 0))
+        if len(empty):
+            stored = int(total.rows[empty[0]])
+            raise RuntimeError(
+                f"there are no rows to draw from: {total.names[empty[0]]!r} holds {stored} in all replays"
+                + (", all of priority 0; use a positive priority_offset" if stored else "; call extend first")
+            )
         mass = np.stack([np.zeros(len(total.names)) if one is None else one.mass for one in totals])
-        fractions = _fractions(mass)
+        fractions = np.divide(mass, total.mass, out=np.zeros_like(mass), where=total.mass > 0)
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
         group = np.repeat(np.arange(len(rows)), rows)
         shard, points = _located(mass, group, uniform.cpu().numpy())
-        parts = []
-        for number in range(len(totals)):
-            own = shard == number
-            parts.append(DrawPart(group[own], points[own], shares, fractions[number], total.rows))
+        owns = [shard == number for number in range(len(totals))]
+        parts = [
+            DrawPart(group[own], points[own], shares, fraction, total.rows)
+            for own, fraction in zip(owns, fractions, strict=True)
+        ]
         return Division(parts, [*totals], shares)
 
     def weigh(self, division: Division, replies: Sequence[PartDraw | None]) -> dict[str, np.ndarray]:
@@ -129,28 +141,20 @@ class Divider(Seeded):
                 f"weigh got {len(replies)} replies and the draw was divided over {len(division.parts)} replays; give "
                 "one for each, None where there is none"
             )
-        groups, probabilities, corrections = [], [], []
-        fractions, latest = [], []
-        for part, before, reply in zip(division.parts, division.totals, replies, strict=True):
-            now = before if reply is None else reply.totals
-            if now is not None:
-                fractions.append(part.fractions)
-                latest.append(now)
-            if reply is None:
-                continue
-            if len(reply.probability) != len(part):
-                raise ValueError(f"a reply has {len(reply.probability)} rows and its part {len(part)}; mind the order")
-            groups.append(part.groups)
-            probabilities.append(part.fractions[part.groups] * reply.probability)
-            if reply.correction is not None:
-                corrections.append(reply.correction)
-        if not groups:
+        answered = [(part, one) for part, one in zip(division.parts, replies, strict=True) if one is not None]
+        for part, one in answered:
+            if len(one.probability) != len(part):
+                raise ValueError(f"a reply has {len(one.probability)} rows and its part {len(part)}; mind the order")
+        if not answered:
             raise ValueError("weigh got no reply; no row was drawn")
-        total = GroupTotals.summed(latest)
+        now = [before if one is None else one.totals for before, one in zip(division.totals, replies, strict=True)]
+        latest = [(part.fractions, one) for part, one in zip(division.parts, now, strict=True) if one is not None]
+        total = GroupTotals.summed([one for _, one in latest])
+        corrections = [one.correction for _, one in answered if one.correction is not None]
         drawn = DividedRows(
-            np.concatenate(groups),
-            np.concatenate(probabilities),
-            np.min([_least(one, part) for one, part in zip(latest, fractions, strict=True)], axis=0),
+            np.concatenate([part.groups for part, _ in answered]),
+            np.concatenate([part.fractions[part.groups] * one.probability for part, one in answered]),
+            np.min([_least(one, fractions) for fractions, one in latest], axis=0),
             total.rows,
             division.shares,
             total.names,
@@ -193,32 +197,6 @@ class SamplerOfPart:
         """Draws the rows of the part, int64 ``[n]`` or ``[n, 2]``."""
         index, info, self.reply = self._hooks.sample_part(storage, self._part)
         return index, info
-
-
-def _check_groups(totals: Sequence[GroupTotals]) -> None:
-    for one in totals:
-        if one.names != totals[0].names:
-            raise ValueError(
-                f"replays have the groups {totals[0].names} and {one.names}; a draw is divided over replays of the "
-                "same options"
-            )
-
-
-def _check_mass(rows: np.ndarray, total: GroupTotals) -> None:
-    """Refuses rows of groups without mass."""
-    empty = np.flatnonzero((rows > 0) & ~(total.mass > 0))
-    if len(empty):
-        name, held = total.names[empty[0]], int(total.rows[empty[0]])
-        raise RuntimeError(
-            f"there are no rows to draw from: {name!r} holds {held} in all replays"
-            + (", all of priority 0; use a positive priority_offset" if held else "; call extend first")
-        )
-
-
-def _fractions(mass: np.ndarray) -> np.ndarray:
-    """Divides the mass of each group, float64 ``[S, G]``, by that of all replays; 0 where there is none."""
-    total = mass.sum(0)
-    return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
 
 
 def _located(mass: np.ndarray, group: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

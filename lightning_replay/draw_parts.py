@@ -67,7 +67,7 @@ class DrawPart:
     """The rows of a batch that one replay draws; made by :class:`~lightning_replay.divided_draws.Divider`.
 
     Attributes:
-        groups: int64 ``[n]``, the group of each row.
+        groups: int64 ``[n]``, the group of each row, ascending.
         points: float64 ``[n]`` in [0, 1), where in the mass of the group in this replay each row lies: row i is drawn
             with its part of that mass, whatever has changed since the draw was divided.
         shares: float64 ``[G]``, how likely a row of the batch is of each group.

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 __all__ = ["MissingExtraError", "missing_extra", "missing_extra_of"]
 
 # Extras by the module that is imported, for packages that others import: Gymnasium, a user's environment.
@@ -55,8 +53,3 @@ def missing_extra_of(what: str, error: BaseException) -> MissingExtraError | Non
             return missing_extra(what, *_EXTRAS[module.split(".")[0]])
         cause = cause.__cause__ or cause.__context__
     return None
-
-
-def has_numba() -> bool:
-    """Returns whether numba is installed, with which loops are compiled."""
-    return importlib.util.find_spec("numba") is not None

@@ -135,7 +135,7 @@ class SamplerHooks(PartHooks, EpisodeHooks):
         """Refuses to have draws divided over several replays, by raising ``TypeError``, where hooks are missing."""
         # A class that overrides sample alone would have its parts drawn as its base class draws.
         drawing = next(base for base in type(self).__mro__ if {"sample", "sample_part"} & vars(base).keys())
-        if type(self).sample_part is SamplerHooks.sample_part or "sample_part" not in vars(drawing):
+        if drawing is SamplerHooks or "sample_part" not in vars(drawing):
             raise indivisible(type(self).__name__)
 
     def group_totals(self, storage: Any) -> GroupTotals:

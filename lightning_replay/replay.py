@@ -36,7 +36,7 @@ from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySampler, ReplayTransform, SamplerHooks
 from lightning_replay.priority_updates import Feedback, given_feedback, given_priority, judged, td_error_of
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
-from lightning_replay.samplers.table_draws import without_tables
+from lightning_replay.samplers.table_sampler import without_tables
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.saving.state import refusing_other_states

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -47,14 +45,6 @@ class Seeded:
 
     def reseed(self, seed: int) -> None:
         self._generator.manual_seed(seed)
-
-    def draw_state(self) -> Any:
-        """Returns what a draw changes, for :meth:`undo_draw`: the generator's state."""
-        return self._rng.get_state()
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        self._rng.set_state(state)
 
     def generator_state(self) -> Tensor:
         """Returns the state of the generator, uint8, for a saved buffer."""

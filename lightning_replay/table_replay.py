@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.scheduled import ScheduledSampler
-from lightning_replay.samplers.table_draws import tables_of
+from lightning_replay.samplers.table_sampler import tables_of
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers.scheduler import checked_probabilities
 from lightning_replay.tables.tables import Tables

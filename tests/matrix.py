@@ -39,7 +39,6 @@ TRIED = {
     "atari": "import ale_py, cv2",
     "minatar": "import minatar",
     "faiss-cpu": "from lightning_replay import recipes; recipes.neighborhood_mixup(10, 2, backend='faiss_flat')",
-    "numba": "import numba; from lightning_replay import recipes; recipes.prioritized(10, 2)",
     "plots": "import matplotlib",
 }
 

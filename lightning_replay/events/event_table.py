@@ -153,7 +153,6 @@ class EventTable:
 
     @property
     def history_length(self) -> int:
-        """Returns the longest history among the events."""
         return max(event.history_length for event in self.events)
 
     def fresh(self) -> EventTable:
@@ -161,7 +160,6 @@ class EventTable:
         return type(self)(**self.init_arguments)  # type: ignore[attr-defined]
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        """Ends these running episodes, which got no done step, in the conditions."""
         for event in self.events:
             if isinstance(event.condition, Condition):
                 event.condition.end_episodes(trajectories)

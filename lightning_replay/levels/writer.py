@@ -111,7 +111,8 @@ class LevelWriter(TensorDictRoundRobinWriter):
         load_state(path, self.load_state_dict)
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        self.sampler.set_stored_levels(self.state_dict() | {"level_id": torch.zeros(0, dtype=torch.int64, device="cpu")})
+        none = torch.zeros(0, dtype=torch.int64, device="cpu")
+        self.sampler.set_stored_levels(self.state_dict() | {"level_id": none})
 
 
 def _column(data: TensorDictBase, key: str, *, is_whole: bool) -> list[Any]:

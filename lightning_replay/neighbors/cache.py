@@ -33,7 +33,6 @@ class NeighborCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the lists."""
         return sum(column.nbytes for column in self._columns().values())
 
     def pick(self, index: Tensor, uniform: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neighbour lists that compiled loops update; imported only where numba is installed."""
+"""Neighbour lists that compiled loops update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class CompiledNeighborCache(NeighborCache):
     """A :class:`~lightning_replay.neighbors.cache.NeighborCache` updated in one loop each."""
 
     def pick(self, index: Tensor, uniform: Tensor) -> Tensor:
-        """See :meth:`~lightning_replay.neighbors.cache.NeighborCache.pick`."""
         if uniform.dtype != torch.float32:
             return super().pick(index, uniform)
         picked = torch.empty_like(index)
@@ -23,14 +22,12 @@ class CompiledNeighborCache(NeighborCache):
         return picked
 
     def drop(self, leaving: Tensor, limit: int) -> None:
-        """See :meth:`~lightning_replay.neighbors.cache.NeighborCache.drop`."""
         slots = leaving.numpy().nonzero()[0].astype(np.int32)
         lists = (self.slot.numpy()[:limit], self.distance.numpy()[:limit], self.choices.numpy()[:limit])
         if slots.size:
             numba_kernels.drop(*lists, leaving.numpy(), slots[0], slots[-1], self.num_neighbors)
 
     def enter(self, arriving: Tensor, closest: Tensor) -> None:
-        """See :meth:`~lightning_replay.neighbors.cache.NeighborCache.enter`."""
         limit = len(closest)
         columns = (self.slot, self.distance, self.choices, self.radius, self.table.rows)
         numba_kernels.enter(

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from lightning_replay.extras import has_numba
 from lightning_replay.neighbors.cache import NeighborCache
+from lightning_replay.neighbors.compiled_cache import CompiledNeighborCache
 from lightning_replay.neighbors.rows import FeatureRows
 from lightning_replay.neighbors.search import PointTable, direct_neighbors, search_by_name
 from lightning_replay.neighbors.standardization import Standardization
@@ -238,9 +238,6 @@ def _choose(index: Tensor, neighbor: Tensor, uniform: Tensor) -> Tensor:
 
 
 def cache_for(table: PointTable, num_neighbors: int, num_candidates: int) -> NeighborCache:
-    """Returns lists that are updated by compiled loops on the CPU where numba is installed, by torch otherwise."""
-    if not has_numba() or table.rows.device.type != "cpu":
-        return NeighborCache(table, num_neighbors, num_candidates)
-    from lightning_replay.neighbors.compiled_cache import CompiledNeighborCache
-
-    return CompiledNeighborCache(table, num_neighbors, num_candidates)
+    """Returns lists that are updated by compiled loops on the CPU, by torch elsewhere."""
+    kind = CompiledNeighborCache if table.rows.device.type == "cpu" else NeighborCache
+    return kind(table, num_neighbors, num_candidates)

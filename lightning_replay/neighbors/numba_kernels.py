@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled updates of neighbour lists, in place; imported only where numba is installed."""
+"""Compiled updates of neighbour lists, in place."""
 
 from __future__ import annotations
 

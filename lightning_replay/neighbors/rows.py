@@ -30,7 +30,6 @@ class FeatureRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held; 0 before the first write."""
         return self.features.nbytes + self.stored.nbytes if self.width else 0
 
     def write(self, index: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,7 +48,6 @@ class FeatureRows:
         return held, old
 
     def slots(self) -> Tensor:
-        """Returns the stored slots, int64 ``[N]``, ascending."""
         return self.stored[: self.limit].nonzero().squeeze(1)
 
     def refit(self) -> Tensor:
@@ -59,11 +57,9 @@ class FeatureRows:
         return slots
 
     def standardized(self, slots: Tensor) -> Tensor:
-        """Rows ``[n, d]`` in the standardisation of the last refit, float32."""
         return self.standardization.apply(self.features[slots])
 
     def allocate(self, features: Tensor) -> None:
-        """Allocates memory for rows like ``features`` ``[n, d]``."""
         self.width, device = features.shape[1], features.device
         dtype = features.dtype if features.is_floating_point() else torch.float32
         self.features = torch.zeros(self.capacity, self.width, dtype=dtype, device=device)
@@ -71,7 +67,6 @@ class FeatureRows:
         self.standardization = Standardization(self.width, device)
 
     def check_write(self, index: Tensor, features: Tensor) -> None:
-        """Raises ValueError or IndexError for rows that cannot be stored."""
         if features.ndim != 2 or index.shape != features.shape[:1]:
             raise ValueError(
                 f"index has shape {list(index.shape)} and features {list(features.shape)}; accepted are [n] and [n, d]"
@@ -93,7 +88,6 @@ class FeatureRows:
             raise ValueError("index names a slot twice in one write; give each slot once, with the row it holds now")
 
     def check_range(self, index: Tensor) -> None:
-        """Raises IndexError for slots that do not exist."""
         if not index.numel():
             return
         lowest, highest = index.aminmax()
@@ -102,7 +96,6 @@ class FeatureRows:
             raise IndexError(f"slots {wrong} do not exist; accepted are 0 to {self.capacity - 1}")
 
     def check_stored(self, index: Tensor) -> None:
-        """Raises IndexError for slots that hold no row."""
         self.check_range(index)
         known = self.stored[index] if self.width else torch.zeros_like(index, dtype=torch.bool)
         if not bool(known.all()):

@@ -37,7 +37,6 @@ class SameActionLists:
         self.clear()
 
     def clear(self) -> None:
-        """Removes every row."""
         self._lists: list[NeighborLists] = []
         self._actions: dict[tuple[int, ...], int] = {}  # the action's values -> its position in the list of lists
         self._group = torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu")
@@ -48,12 +47,10 @@ class SameActionLists:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all lists and numbers."""
         own = self._group.nbytes + self._number.nbytes + sum(slots.nbytes for slots in self._slot_of)
         return own + sum(lists.nbytes for lists in self._lists)
 
     def write(self, index: Tensor, features: Tensor, action: Tensor) -> None:
-        """Stores rows with ``features`` ``[n, d]`` and ``action`` ``[n, ...]`` at the slots ``index`` ``[n]``."""
         slots = index.cpu()
         held = slots[self._group[slots] >= 0]
         for group, number in zip(self._group[held].tolist(), self._number[held].tolist(), strict=True):
@@ -71,7 +68,6 @@ class SameActionLists:
             self._lists[group].write(numbers.to(features.device), features[rows.to(features.device)])
 
     def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns a nearest row with the same action, each equally likely; the row itself where there is none."""
         slots = index.cpu()
         partner, groups = slots.clone(), self._group[slots]
         for group in groups.unique().tolist():

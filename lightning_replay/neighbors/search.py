@@ -40,7 +40,6 @@ class PointTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table."""
         return self.rows.nbytes
 
     def place(self, slots: Tensor, points: Tensor) -> None:

@@ -46,7 +46,6 @@ class NeighborUpkeep:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of lists, table and marks."""
         return self.cache.nbytes + self.cache.table.nbytes + self.waiting.nbytes
 
     def announce(self, index: Tensor, held: Tensor, old: Tensor) -> None:
@@ -66,7 +65,6 @@ class NeighborUpkeep:
             self.run()
 
     def run(self) -> None:
-        """Runs a pass for all waiting rows."""
         if 2 * self.waiting_count >= self.rows.count:
             self._rebuild()
         else:

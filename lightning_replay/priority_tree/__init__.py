@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The priority index: sums and minima over slots, in plain torch on any device and in numba on the CPU."""
+"""The priority index: sums and minima over slots, in numba on the CPU and in plain torch on any device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops of the numba priority tree, compiled; imported only where numba is installed."""
+"""Loops of the numba priority tree, compiled."""
 
 from __future__ import annotations
 

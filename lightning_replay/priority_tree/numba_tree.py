@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and minima over slots in numba, for the CPU; imported only where numba is installed."""
+"""Sums and minima over slots in numba, for the CPU."""
 
 from __future__ import annotations
 
@@ -101,6 +101,11 @@ class NumbaTree:
         weight = np.empty(uniform.numel(), np.float32)
         kernels.draw(uniform.numpy(), np.float32(exponent), over_batch, index, weight, *self._arrays)
         return torch.from_numpy(index), torch.from_numpy(weight)
+
+    def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        index, total = np.empty(len(points), np.int64), self._sums[self._root]
+        kernels.find(points * total, index, self._leaves, self._sums, self._starts, self._counts)
+        return torch.from_numpy(index), self._leaves[index] / total
 
     def total(self) -> Tensor:
         return torch.tensor(self._sums[self._root], dtype=torch.float64, device="cpu")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import threshold
@@ -125,6 +126,11 @@ class TorchTree:
         index = self._descend(uniform * self.total())
         value = self._leaves.index_select(0, index)
         return index, value.div_(value.amin() if over_batch else self.min()).pow_(exponent)
+
+    def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        total = float(self.total())
+        index = self.find(torch.from_numpy(points * total).to(self.device))
+        return index, self.get(index).cpu().numpy().astype(np.float64) / total
 
     def find(self, prefix_sum: Tensor) -> Tensor:
         return self._descend(prefix_sum.clamp_min(0.0))

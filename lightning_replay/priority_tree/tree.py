@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.extras import has_numba, missing_extra
 from lightning_replay.memory import check_free
+from lightning_replay.priority_tree.numba_tree import NumbaTree
 from lightning_replay.priority_tree.torch_tree import TorchTree
 from lightning_replay.validation import checked_choice, checked_count
 
@@ -27,7 +27,7 @@ class PriorityTree:
     Args:
         capacity: slots.
         device: of the tree, indices and values.
-        backend: ``"numba"`` (CPU), ``"torch"`` (any device), or ``"auto"``: numba on the CPU where it is installed.
+        backend: ``"numba"`` (CPU), ``"torch"`` (any device), or ``"auto"``: numba on the CPU, torch elsewhere.
 
     Example:
         >>> tree = PriorityTree(4, backend="torch")
@@ -44,23 +44,15 @@ class PriorityTree:
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.backend: Any = checked_choice("backend", backend, ("auto", "torch", "numba"))
-        is_compiled, on_cpu = has_numba(), self.device.type == "cpu"
-        if backend == "numba" and not is_compiled:
-            raise missing_extra("backend='numba'", "numba", "numba", "or use backend='torch'")
-        if backend == "numba" and not on_cpu:
+        if backend == "numba" and self.device.type != "cpu":
             raise ValueError(f"backend='numba' runs on the CPU only; got device {self.device}. Use 'torch' there.")
         if self.device.type == "meta":
             raise ValueError("device is 'meta', which keeps no values; it must be one such as 'cpu' or 'cuda'")
         if backend == "auto":
-            self.backend = "numba" if is_compiled and on_cpu else "torch"
+            self.backend = "numba" if self.device.type == "cpu" else "torch"
         check_free(4 * self.capacity, f"a priority tree of {self.capacity:,} slots", self.device)
-        self._tree: Any
-        if self.backend == "numba":
-            from lightning_replay.priority_tree.numba_tree import NumbaTree
-
-            self._tree = NumbaTree(self.capacity, self.device)
-        else:
-            self._tree = TorchTree(self.capacity, self.device)
+        kind: Any = NumbaTree if self.backend == "numba" else TorchTree
+        self._tree = kind(self.capacity, self.device)
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
         """Writes values; of several for one slot the last stays. Slots of value 0, as at first, are never drawn.
@@ -124,9 +116,7 @@ class PriorityTree:
         Returns:
             Slots int64 ``[n]``, and the part of each in the sum, float64 ``[n]``, on the CPU.
         """
-        total, _ = self.bounds()
-        index = self.find(torch.from_numpy(points * total))
-        return index, self.get(index).cpu().numpy().astype(np.float64) / total
+        return self._tree.draw_at(points)
 
     def has_mass(self) -> bool:
         """Returns whether any value is positive."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_replay.extras import has_numba
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS, LeavingOrder, key_of
 
 NO_ROW = np.zeros(0, dtype=np.int64)
@@ -50,9 +49,7 @@ ReplaceLowest = Callable[[LeavingOrder, int, bool, bool], int]
 
 
 def evict_functions() -> tuple[EvictLowest, ReplaceLowest]:
-    """Returns :func:`evict_lowest` and :func:`replace_lowest`, compiled where numba is installed."""
-    if not has_numba():
-        return evict_lowest, replace_lowest
+    """Returns :func:`evict_lowest` and :func:`replace_lowest`, compiled."""
     return _evict_compiled, _replace_compiled
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decisions on new rows for full slots, compiled; imported only where numba is installed."""
+"""The decisions on new rows for full slots, compiled."""
 
 from __future__ import annotations
 

@@ -63,12 +63,10 @@ class ContinuousTransitionSampler(LinkedSampler, PairSampler):
         return torch.where(following < 0, index, following)
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses rows ``[N]`` without flags of episode ends; ``Replay`` calls it before it stores them."""
         super().check_rows(rows)
         self._check_done(rows, "pairs of consecutive steps")
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Links new rows to the steps before them."""
         if self._links is None:
             (done,) = read_columns(storage, index, [self._done_key])
             self._allocate(storage.max_size, done.device)
@@ -77,16 +75,13 @@ class ContinuousTransitionSampler(LinkedSampler, PairSampler):
         self._warn()
 
     def forget(self) -> None:
-        """Removes every link."""
         self._links = None
 
     @property
     def learned_nbytes(self) -> int:
-        """Bytes of the links."""
         return 0 if self._links is None else self._links.nbytes
 
     def learned_state(self) -> dict[str, Any]:
-        """The links, as tensors and plain values."""
         return {"links": None if self._links is None else self._links.state_dict()}
 
     def load_learned_state(self, state: dict[str, Any]) -> None:

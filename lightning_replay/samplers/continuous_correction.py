@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
-from lightning_replay.samplers.table_draws import tables_of
+from lightning_replay.samplers.table_sampler import tables_of
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.tables.tables import Tables
@@ -90,16 +90,15 @@ class ContinuousCorrectionSampler(UniformSampler):
         self.rows_drawn: np.ndarray = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
         info = {"table": torch.from_numpy(table), "priority_weight": torch.from_numpy(weight).float()}
         if self.return_probabilities:
-            holds = tables.position[:, (tables.position >= 0).any(0)] >= 0
             priority = self._priorities(len(tables))
-            mass = priority * np.bincount(_first_event_table(holds[1:]), minlength=len(tables))
+            mass = priority * self._by_table(tables).counts
             info["table_probability"] = torch.from_numpy((mass / mass.sum())[table]).float()
             info["raw_weight"] = torch.from_numpy((mass.sum() / priority)[table]).float()
         device = storage.device
         return torch.from_numpy(slots).to(device), {key: value.to(device) for key, value in info.items()}
 
     def _draw(self, tables: Tables, limit: int, count: int) -> np.ndarray:
-        """Draws ``count`` slots below ``limit`` by rejection, which needs no index of priorities."""
+        # By rejection, which needs no index of priorities: a draw of a part counts all rows wherever tables changed.
         generator, kept, missing, candidates = self._generator, [], count, 2 * count
         while missing > 0:
             uniform = torch.rand(2, candidates, dtype=torch.float64, generator=generator, device=generator.device)
@@ -164,7 +163,6 @@ class ContinuousCorrectionSampler(UniformSampler):
         return index.to(storage.device), {"table": table.to(storage.device)}, reply
 
     def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        """Returns ``priority_weight``, and the columns of ``return_probabilities``."""
         probability, priority = drawn.shares[drawn.group] * drawn.probability, self._priorities(len(drawn.names))
         # Of a row in no event table, were it drawn as often for its priority as the one that is drawn least.
         with np.errstate(invalid="ignore"):  # of tables without a share
@@ -189,18 +187,8 @@ class ContinuousCorrectionSampler(UniformSampler):
             self._counted = state, _RowsByTable(slots, np.cumsum(count) - count, count)
         return self._counted[1]
 
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the generator's state and the rows drawn."""
-        return super().draw_state(), self.rows_drawn
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, self.rows_drawn = state
-        super().undo_draw(generator)
-
     @property
     def nbytes(self) -> int:
-        """Bytes of the slots by table, which only draws of a part need."""
         return 0 if self._counted is None else sum(array.nbytes for array in self._counted[1])
 
     def _empty(self) -> None:

@@ -58,13 +58,11 @@ class LinkedSampler(ReplaySampler):
             self._links.continuity.warn()
 
     def cut(self, index: Tensor) -> None:
-        """Ends the episodes at these slots: nothing follows them, now or later."""
         super().cut(index)
         if self._links is not None:
             self._links.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
         super().break_episodes(trajectories)
         if self._links is not None:
             self._links.break_episodes(trajectories)

@@ -74,7 +74,6 @@ class NeighborhoodMixupSampler(PairSampler):
         self._new_lists(capacity=1)  # refuses bad options here and not at the first row
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses rows ``[N]`` without finite features; ``Replay`` calls it before it stores them."""
         super().check_rows(rows)
         columns: list[Tensor | TensorDictBase] = []
         for key in self._feature_keys:
@@ -95,7 +94,6 @@ class NeighborhoodMixupSampler(PairSampler):
             )
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Writes the observations and actions of new rows into the neighbour lists."""
         columns: list[Tensor | TensorDictBase] = [*read_columns(storage, index, self._feature_keys)]
         features, action = self._features(columns, len(index))
         if self._lists is None:
@@ -120,16 +118,13 @@ class NeighborhoodMixupSampler(PairSampler):
         return self._lists.recall_at(self.num_neighbors if k is None else k, sample=sample, generator=generator)
 
     def forget(self) -> None:
-        """Removes every row."""
         self._lists = None
 
     @property
     def learned_nbytes(self) -> int:
-        """Bytes of features and neighbour lists."""
         return 0 if self._lists is None else self._lists.nbytes
 
     def learned_state(self) -> dict[str, Any]:
-        """The lists, as tensors and plain values."""
         if self._lists is None:
             return {"capacity": 0, "lists": {}}
         return {"capacity": self._lists.capacity, "lists": self._lists.state_dict()}

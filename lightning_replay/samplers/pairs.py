@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.declared import declared_sampler
 from lightning_replay.draw_parts import DrawPart, PartDraw
-from lightning_replay.samplers.divided_pairs import DividedPairs
+from lightning_replay.parts import ReplaySampler
 from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
@@ -32,7 +30,7 @@ def _of_first(name: str) -> Any:
     return property(lambda self: read(declared_sampler(self.first)))
 
 
-class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
+class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
@@ -75,16 +73,10 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
     def forget(self) -> None:
         """Removes every row; called when the buffer is emptied, does nothing by default."""
 
-    def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses new rows, TensorDict ``[N]``, that ``first`` refuses."""
-        declared_sampler(self.first).check_rows(rows)
-
     def extend(self, index: Any) -> None:
-        """Passes the slots of new rows on to ``first``."""
         self.first.extend(index)
 
     def add(self, index: Any) -> None:
-        """Passes the slot of a new row on to ``first``."""
         self.first.add(index)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
@@ -95,22 +87,6 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
         self._attach_storage(storage, slots)
         self.on_insert(slots, storage)
 
-    def on_evict(self, index: Tensor) -> None:
-        """Passes rows that left without being overwritten on to ``first``; as partners they are not drawn."""
-        declared_sampler(self.first).on_evict(index)
-
-    def cut(self, index: Tensor) -> None:
-        """Passes slots ``[n]`` whose episodes end on to ``first``."""
-        declared_sampler(self.first).cut(index)
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Passes trajectories of which steps were left out on to ``first``."""
-        declared_sampler(self.first).break_episodes(trajectories)
-
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the rows at the points of a part, as its base class; defined beside ``sample``, see ReplaySampler."""
-        return super().sample_part(storage, part)
-
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
 
@@ -118,10 +94,18 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
             RuntimeError: the storage is empty.
         """
         first, info = self.first.sample(storage, batch_size)
-        return self.paired(first, storage), info
+        return self._paired(first, storage), info
 
-    def paired(self, first: Tensor, storage: Storage) -> Tensor:
-        """Returns rows ``[B]`` with their partners, int64 ``[B, 2]``."""
+    def check_divisible(self) -> None:
+        super().check_divisible()
+        declared_sampler(self.first).check_divisible()
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the first of each pair at the points by ``first``; partners are found among the rows of this replay."""
+        first, info, reply = declared_sampler(self.first).sample_part(storage, part)
+        return self._paired(first, storage), info, reply
+
+    def _paired(self, first: Tensor, storage: Storage) -> Tensor:
         if not self._is_attached:
             self._attach_storage(storage, first.new_empty(0))
         device = device_of(storage)
@@ -133,33 +117,27 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
             partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1)
 
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the state of the generator, and of ``first``."""
-        return super().draw_state(), declared_sampler(self.first).draw_state()
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, first = state
-        declared_sampler(self.first).undo_draw(first)
-        super().undo_draw(generator)
-
     @property
     def base_sampler(self) -> Sampler:
-        """The sampler of the first rows."""
         return self.first
 
     draws_from_tables: bool = _of_first("draws_from_tables")
     rows_drawn: Any = _of_first("rows_drawn")
     num_slots: int | None = _of_first("num_slots")
     uses_priorities: bool = _of_first("uses_priorities")
-
-    def check_priority(self, priority: Tensor) -> None:
-        """Refuses priorities of new rows, float32 ``[n]``, that ``first`` refuses."""
-        declared_sampler(self.first).check_priority(priority)
+    check_rows: Any = _of_first("check_rows")
+    check_priority: Any = _of_first("check_priority")
+    on_evict: Any = _of_first("on_evict")  # as partners these rows are not drawn, see _paired
+    cut: Any = _of_first("cut")
+    break_episodes: Any = _of_first("break_episodes")
+    group_totals: Any = _of_first("group_totals")
+    rows_of_groups: Any = _of_first("rows_of_groups")
+    weigh: Any = _of_first("weigh")
+    raise_largest_priority: Any = _of_first("raise_largest_priority")
+    advance: Any = _of_first("advance")
 
     @property
     def default_priority(self) -> float:
-        """The priority that ``first`` gives to new rows."""
         return self.first.default_priority
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
@@ -182,10 +160,6 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
             return slots.t().flip(0).reshape(-1), torch.cat((priority, priority))
         return slots[:, 0].contiguous() if slots.ndim == 2 else slots, priority
 
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of the schedules of ``first``."""
-        declared_sampler(self.first).advance(env_steps=env_steps, updates=updates)
-
     def reseed(self, seed: int) -> None:
         """Restarts the generators of this sampler and of ``first`` from ``seed``."""
         super().reseed(seed)
@@ -194,7 +168,6 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this sampler and ``first`` keep."""
         return declared_sampler(self.first).nbytes + self.learned_nbytes
 
     @property

@@ -7,14 +7,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.draw_parts import DrawPart, PartDraw
+from lightning_replay.draw_parts import DividedRows, DrawPart, GroupTotals, PartDraw
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import flat_index, refusal
-from lightning_replay.samplers.divided_priorities import DividedPriorities
+from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.access import device_of, empty_storage, occupancy_of
@@ -23,7 +24,7 @@ from lightning_replay.validation import checked_flag, checked_number
 
 
 @recorded
-class PrioritizedSampler(DividedPriorities):
+class PrioritizedSampler(TorchRLNames):
     """Draws item i with probability proportional to ``(priority[i] + priority_offset) ** priority_exponent``.
 
     New items get the largest priority given so far (1 when none), so each is drawn early. Call
@@ -59,8 +60,6 @@ class PrioritizedSampler(DividedPriorities):
         tensor([2, 2])
     """
 
-    refuses_unchanged = True
-
     def __init__(
         self,
         capacity: int,
@@ -84,7 +83,6 @@ class PrioritizedSampler(DividedPriorities):
         self._largest: float | Tensor = largest if on_cpu else torch.full((), largest, device=self._tree.device)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Gives rows written just now the largest priority so far; called by the writers."""
         self._attach_storage(storage)
         if isinstance(index, Tensor) and index.dtype == torch.int64 and index.numel() == 1:
             index = int(index)  # a third of the time
@@ -106,16 +104,10 @@ class PrioritizedSampler(DividedPriorities):
 
     @property
     def num_slots(self) -> int:  # type: ignore[override]
-        """Slots that have a priority."""
         return self.max_size
 
     def on_evict(self, index: Tensor) -> None:
-        """Removes rows that left without being overwritten, int64 ``[n]``: they are not drawn."""
         self._tree.remove(index.to(self._tree.device))
-
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the rows at the points of a part, as its base class; defined beside ``sample``, see ReplaySampler."""
-        return super().sample_part(storage, part)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draws ``batch_size`` slots with replacement, int64 ``[B]``, or a tuple of these for several dimensions.
@@ -129,15 +121,50 @@ class PrioritizedSampler(DividedPriorities):
         self._attach_storage(storage)
         tree = self._tree
         if tree.device.type == "cpu" and not tree.has_mass():
-            raise self.without_mass(stored)
+            raise self._without_mass(stored)
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._rng, device=self._rng.device)
         if uniform.device != tree.device:
             uniform = uniform.to(tree.device, non_blocking=True)
+        # In one loop, 256 rows and weights in 27 microseconds; by group_totals, sample_part and weigh in 73, and
+        # on CUDA these would wait for the device.
         index, weight = tree.draw(uniform, over_batch=self.normalize_over_batch, exponent=-self.beta)
         self._clocks["draws"] += 1
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
         return index, {"priority_weight": weight}
+
+    def _without_mass(self, stored: int) -> RuntimeError:
+        return RuntimeError(
+            f"every one of the {stored} stored rows has priority 0 and priority_offset is {self.priority_offset}, "
+            "so none can be drawn; give at least one a positive priority or use a positive priority_offset"
+        )
+
+    def group_totals(self, storage: Storage) -> GroupTotals:
+        self._attach_storage(storage)
+        total, least = self._tree.bounds()
+        rows = np.array([occupancy_of(storage).count])
+        return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), float(self._largest))
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the rows at the points, int64 ``[n]``.
+
+        Raises:
+            RuntimeError: the storage is empty, or every priority is zero.
+        """
+        totals, stored = self.group_totals(storage), len(storage)
+        if stored == 0:
+            raise empty_storage()
+        if not totals.mass[0] > 0:
+            raise self._without_mass(stored)
+        index, probability = self._tree.draw_at(part.points)
+        self._clocks["draws"] += 1
+        return index, {}, PartDraw(probability, totals)
+
+    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
+        smallest = drawn.probability.min() if self.normalize_over_batch else drawn.least[0]
+        weight = (drawn.probability / smallest) ** -self.beta
+        self._clocks["draws"] += 1
+        return {"priority_weight": weight.astype(np.float32)}
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Sets priorities; of several for one slot the last counts, index -1 is skipped.
@@ -214,7 +241,6 @@ class PrioritizedSampler(DividedPriorities):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the priorities."""
         return self._tree.nbytes
 
     @property

@@ -16,16 +16,55 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.events.conditions.condition import Condition, ConditionLike, holds, own, warn_of_unmet
-from lightning_replay.samplers.goal_episodes import GoalEpisodes
 from lightning_replay.samplers.linked import LinkedSampler
 from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.access import occupancy_of, read_columns, readable_rows, stored_before
+from lightning_replay.storage.access import empty_storage, occupancy_of, read_columns, readable_rows, stored_before
 from lightning_replay.validation import checked_share
 
 _ROWS_BEFORE_WARNING = 1_000  # of a goal that was never reached; as many as the storage keeps if these are more
 _NEVER = 2**62
+
+
+class GoalEpisodes:
+    """Episodes that reached a goal, and the slots of their last goals, from :meth:`state`, int64 ``[G, 2]``."""
+
+    def __init__(self, pairs: Tensor) -> None:
+        self._pairs: list[tuple[int, int]] = [(episode, slot) for episode, slot in pairs.tolist()]
+        self._place_of_episode = {episode: place for place, (episode, _) in enumerate(self._pairs)}
+        self._episode_at = {slot: episode for episode, slot in self._pairs}
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def slot(self, place: int) -> int:
+        return self._pairs[place][1]
+
+    def put(self, episodes: Tensor, slots: Tensor) -> None:
+        """Adds goals, earlier ones first; a later goal of an episode replaces the earlier one."""
+        for episode, slot in zip(episodes.tolist(), slots.tolist(), strict=True):
+            place = self._place_of_episode.setdefault(episode, len(self._pairs))
+            if place == len(self._pairs):
+                self._pairs.append((episode, slot))
+            else:
+                del self._episode_at[self._pairs[place][1]]
+                self._pairs[place] = (episode, slot)
+            self._episode_at[slot] = episode
+
+    def drop(self, slots: Tensor) -> None:
+        """Discards the episodes whose goal was in one of these slots."""
+        if not self._episode_at:
+            return
+        for slot in sorted(self._episode_at.keys() & set(slots.tolist())):
+            place = self._place_of_episode.pop(self._episode_at.pop(slot))
+            last = self._pairs.pop()
+            if place < len(self._pairs):
+                self._pairs[place] = last
+                self._place_of_episode[last[0]] = place
+
+    def state(self) -> Tensor:
+        return torch.tensor(self._pairs, dtype=torch.int64, device="cpu").reshape(-1, 2)
 
 
 @recorded
@@ -90,7 +129,9 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         Raises:
             RuntimeError: the storage is empty.
         """
-        if self._links is None and len(storage):
+        if not len(storage):
+            raise empty_storage()
+        if self._links is None:
             self._attach_storage(storage, torch.empty(0, dtype=torch.int64, device="cpu"))
         generator = self._generator
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
@@ -122,7 +163,6 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         holds(copy.deepcopy(self.goal) if isinstance(self.goal, Condition) else self.goal, rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Links the rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
         slots = written_slots(index, storage, type(self).__name__)
         assert storage is not None
         if self._links is None:
@@ -132,7 +172,6 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the links and episode numbers."""
         return 0 if self._links is None else self._links.nbytes + self._episode.nbytes + self._place.nbytes
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,7 +213,6 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         self.goal = own(self.goal)  # a copy without running episodes
 
     def on_evict(self, index: Tensor) -> None:
-        """Removes rows that left without being overwritten, int64 ``[n]``."""
         if self._links is None:
             return
         self._links.release(index)
@@ -189,7 +227,6 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         return super()._allocate(capacity, device)
 
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        """Links rows that were stored before this sampler was attached, in slot order."""
         (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64, device="cpu"), [self._done_key])
         self._allocate(storage.max_size, done.device)
         earlier = stored_before(storage, new)
@@ -233,15 +270,6 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         self._next_episode += len(index)
         self._episode[index] = earlier[first]
         return self._episode[index]
-
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the generator's state, and where the sweep is."""
-        return super().draw_state(), self._cursor
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, self._cursor = state
-        super().undo_draw(generator)
 
     def _walk(self, count: int) -> Tensor:
         """Returns up to ``count`` slots from the cursor on, backwards, and moves the cursor.

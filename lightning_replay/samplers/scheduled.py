@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from lightning_replay.samplers.table_draws import HeldTables
-from lightning_replay.samplers.table_sampler import WithinTables
+from lightning_replay.draw_parts import GroupRows
+from lightning_replay.samplers.table_sampler import SummedTables, WithinTables
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers import Scheduler
 from lightning_replay.schedulers.scheduler import checked_probabilities
 from lightning_replay.schedules import Schedule
+from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_entries
 
 
@@ -59,14 +60,13 @@ class ScheduledSampler(WithinTables):
         self.min_size: int = checked_count("min_size", min_size, of="rows")
         self.scheduler.start(self.tasks)
 
-    def ready(self, tables: HeldTables) -> np.ndarray:
-        """Returns whether each task holds enough rows, bool ``[tasks]``."""
+    def ready(self, tables: Tables | SummedTables) -> np.ndarray:
         if self.scheduler.shares_one_table:
             return np.full(len(self.tasks), bool(tables.length[0] >= self.min_size))
         return tables.length >= self.min_size
 
-    def rows_of_tables(self, tables: HeldTables, batch_size: int) -> np.ndarray:
-        """Returns all ``batch_size`` rows for the task drawn with the scheduler's probabilities, int64 ``[L]``."""
+    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
+        """Returns all ``batch_size`` rows for the task drawn with the scheduler's probabilities."""
         rows = np.zeros(len(tables.names), dtype=np.int64)
         ready = self.ready(tables)
         probability = checked_probabilities(self.scheduler, ready)
@@ -81,16 +81,7 @@ class ScheduledSampler(WithinTables):
         task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))
-        return rows
-
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the state of the base class, and the scheduler's."""
-        return super().draw_state(), self.scheduler.state_dict()
-
-    def undo_draw(self, state: Any) -> None:
-        within, scheduler = state
-        super().undo_draw(within)
-        self.scheduler.load_state_dict(scheduler)
+        return GroupRows(rows, rows / batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what :class:`~lightning_replay.samplers.table_sampler.WithinTables` saves, and the scheduler."""

@@ -6,16 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals
+from lightning_replay.draw_parts import GroupRows
 from lightning_replay.samplers.table_corrections import Correction
-from lightning_replay.samplers.table_draws import DrawnRatios, HeldTables, SummedTables
-from lightning_replay.samplers.table_sampler import WithinTables
+from lightning_replay.samplers.table_sampler import DrawnRatios, SummedTables, WithinTables
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
-from lightning_replay.tables.divided import PartOfTables
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_callable, check_kind, checked_count, checked_flag, checked_share
 
@@ -90,19 +86,14 @@ class TableShares(WithinTables):
         self.return_probabilities: bool = checked_flag("return_probabilities", return_probabilities)
         self._names: list[str] = []  # of the tables, in the order of the two arrays
         self._share = self._least = np.zeros(0)
-        self._allocation: tuple[tuple[int, bytes], np.ndarray] | None = None  # the last rows of tables, and for what
-
-    @property
-    def refuses_unchanged(self) -> bool:  # type: ignore[override]
-        """Whether all that may raise an error comes before the generator is used."""
-        return self.correction is None and not self.uses_priorities
+        self._allocation: tuple[tuple[int, bytes], GroupRows] | None = None  # the last rows of tables, and for what
 
     def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
         """Replaces the least sizes of these tables; the others keep theirs."""
         self.min_sizes.update(min_sizes)
         self._names = []  # read again at the next draw
 
-    def ready_shares(self, tables: HeldTables) -> np.ndarray:
+    def ready_shares(self, tables: Tables | SummedTables) -> np.ndarray:
         """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
 
         Raises:
@@ -121,8 +112,8 @@ class TableShares(WithinTables):
             )
         return shares / total
 
-    def rows_of_tables(self, tables: HeldTables, batch_size: int) -> np.ndarray:
-        """Divides ``batch_size`` rows by the shares of the tables that hold enough, int64 ``[L]``."""
+    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
+        """Divides ``batch_size`` rows by the shares of the tables that hold enough."""
         if not self.multinomial and self._names == tables.names:
             key = (batch_size, (tables.length >= self._least).tobytes())
             if self._allocation is not None and self._allocation[0] == key:
@@ -132,13 +123,17 @@ class TableShares(WithinTables):
             # In units of the last sum, which may be a little below 1: no draw falls behind the last table with a share.
             cumulative = np.cumsum(shares)
             chosen = np.searchsorted(cumulative, self._uniform(batch_size) * cumulative[-1], side="right")
-            return self._with_one_of_each(np.bincount(chosen, minlength=len(shares)), shares)
-        rows = self._with_one_of_each(largest_remainder(shares, batch_size), shares)
-        self._allocation = (batch_size, (tables.length >= self._least).tobytes()), rows
-        return rows
-
-    def _with_one_of_each(self, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        return with_one_of_each(rows, shares > 0) if self.at_least_one else rows
+            rows = np.bincount(chosen, minlength=len(shares))
+            if not self.at_least_one:
+                return GroupRows(rows, shares)
+        else:
+            rows = largest_remainder(shares, batch_size)
+        if self.at_least_one:
+            rows = with_one_of_each(rows, shares > 0)
+        drawn = GroupRows(rows, rows / batch_size)  # rounding makes other shares of the configured ones
+        if not self.multinomial:
+            self._allocation = (batch_size, (tables.length >= self._least).tobytes()), drawn
+        return drawn
 
     def _read_names(self, names: list[str]) -> None:
         given = {*self.table_shares, *self.min_sizes}
@@ -152,68 +147,31 @@ class TableShares(WithinTables):
         self._allocation = None
 
     def describe(
-        self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None
-    ) -> dict[str, Tensor]:
-        """Returns the table of each row, the weights if any, and the columns of ``return_probabilities``."""
-        shares = correction = None
-        if self.correction is not None or self.return_probabilities:
-            if self.multinomial and not self.at_least_one:
-                shares = self.ready_shares(tables)
-            else:  # rounding makes the shares of the batch differ from the configured ones
-                shares = np.bincount(table, minlength=len(tables)) / len(table)
-            if self.correction is not None:
-                correction = self.correction(tables, shares, slots)
-        info = {"table": torch.from_numpy(table)}
-        if drawn is not None or shares is not None:
-            weights = self._weights(table, shares, drawn, correction)
-            info |= {name: torch.from_numpy(one) for name, one in weights.items()}
-        return info
-
-    def _weights(
-        self, table: np.ndarray, shares: np.ndarray | None, drawn: DrawnRatios | None, correction: np.ndarray | None
-    ) -> dict[str, np.ndarray]:
-        """Returns the weights if any, and the columns of ``return_probabilities``, float32 ``[B]``."""
-        beta = 0.0 if drawn is None else self.beta
-        weight = correction
-        columns = {}
-        if self.return_probabilities:
-            assert shares is not None
-            raw = np.ones(len(table)) if correction is None else correction
-            columns["table_probability"] = shares[table].astype(np.float32)
-            columns["raw_weight"] = (raw if drawn is None else raw * drawn.ratio**-beta).astype(np.float32)
-        if drawn is not None and beta != 0:
-            weight = drawn.importance(beta) if correction is None else drawn.importance(beta) * correction
-        if weight is not None:
-            largest = weight.max() if self.normalize_over_batch else 1.0
-            columns["priority_weight"] = (weight / largest).astype(np.float32)
-        return columns
-
-    def describe_part(
-        self, tables: Tables, part: DrawPart, slots: np.ndarray
-    ) -> tuple[dict[str, Tensor], np.ndarray | None]:
+        self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
         """Returns the table of each row, and the correction if there is one.
 
         Counts of states and actions, which ``lemma2`` and ``lemma2_exact`` read, are those of this replay.
         """
-        info = {"table": torch.from_numpy(part.groups.copy())}
-        if self.correction is None:
-            return info, None
-        drawn_among = part.rows  # where priorities make an entry more or less likely, their weights correct for it
-        if not self.uses_priorities:
-            drawn_among = np.full(len(tables), np.inf)
-            np.divide(tables.length, part.fractions, out=drawn_among, where=part.fractions > 0)
-        return info, self.correction(PartOfTables(tables, part.rows, drawn_among), part.shares, slots)
+        return {"table": table}, None if self.correction is None else self.correction(tables, shares, slots)
 
-    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
-        """Divides a batch over the tables by their lengths in all replays together."""
-        rows, shares = super().rows_of_groups(batch_size, totals)
-        if self.multinomial and not self.at_least_one:
-            shares = self.ready_shares(SummedTables(totals.names, totals.rows))
-        return GroupRows(rows, shares)
-
-    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        """Returns the weights if any, and the columns of ``return_probabilities``."""
-        return self._weights(drawn.group, drawn.shares, self._ratios(drawn), drawn.correction)
+    def weights(
+        self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
+    ) -> dict[str, np.ndarray]:
+        """Returns the weights if any, and the columns of ``return_probabilities``, float32 ``[B]``."""
+        beta = 0.0 if ratios is None else self.beta
+        weight = correction
+        columns = {}
+        if self.return_probabilities:
+            raw = np.ones(len(table)) if correction is None else correction
+            columns["table_probability"] = shares[table].astype(np.float32)
+            columns["raw_weight"] = (raw if ratios is None else raw * ratios.ratio**-beta).astype(np.float32)
+        if ratios is not None and beta != 0:
+            weight = ratios.importance(beta) if correction is None else ratios.importance(beta) * correction
+        if weight is not None:
+            largest = weight.max() if self.normalize_over_batch else 1.0
+            columns["priority_weight"] = (weight / largest).astype(np.float32)
+        return columns
 
     def _drawable(self, names: list[str]) -> np.ndarray:
         if self._names != names:

@@ -56,12 +56,10 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def max_size(self) -> int:
-        """Slots."""
         return self._tree.capacity
 
     @property
     def device(self) -> torch.device:
-        """Returns where the priorities are."""
         return self._tree.device
 
     @property
@@ -74,7 +72,6 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         self._importance_exponent = checked_schedule("importance_exponent", value, highest=1.0)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""
         if env_steps is not None:
             self._clocks["env_steps"] = env_steps
         if updates is not None:
@@ -82,7 +79,6 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def alpha(self) -> float:
-        """TorchRL's name of :attr:`priority_exponent`."""
         return self.priority_exponent
 
     @alpha.setter
@@ -143,7 +139,6 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64, device="cpu"), priority, len(priority), None)
 
     def raise_largest_priority(self, priority: float) -> None:
-        """Raises the largest priority so far, before any exponent, to at least ``priority``."""
         if isinstance(self._largest, Tensor):
             self._largest.clamp_(min=priority)
         else:
@@ -155,15 +150,6 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     def _differs(self, option: str, state_dict: Mapping[str, Any]) -> bool:
         """Returns whether the saved sampler was built with another value; format 3 began without these."""
         return state_dict.get("built_with", self._built_with)[option] != self._built_with[option]
-
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the generator's state and the clocks."""
-        return super().draw_state(), dict(self._clocks)
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, self._clocks = state
-        super().undo_draw(generator)
 
     def _shared_state(self) -> dict[str, Any]:
         schedule = self._importance_exponent

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import RandomSampler, Storage
 
@@ -15,7 +14,6 @@ from lightning_replay.parts import ReplaySampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
 from lightning_replay.storage.access import device_of, empty_storage, occupancy_of
-from lightning_replay.storage.packed import PackedStorage
 
 
 @recorded
@@ -40,8 +38,6 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         torch.Size([4])
     """
 
-    refuses_unchanged = True
-
     def __init__(self, seed: int | None = None) -> None:
         super().__init__()
         self._seed_generator(seed)
@@ -52,18 +48,14 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         Raises:
             RuntimeError: the storage is empty.
         """
-        stored = len(storage)
-        if stored == 0:
+        occupancy, device = occupancy_of(storage), device_of(storage)
+        if not occupancy.count:
             raise empty_storage()
-        if not isinstance(storage, PackedStorage):
-            index = torch.randint(stored, (batch_size,), generator=self._generator, device=self._generator.device)
-            device = device_of(storage)
-        else:
-            index, device = storage.occupancy.sample(batch_size, self._generator), storage.device
+        # 256 rows in 4 microseconds; by group_totals, points, sample_part and weigh they would take 50.
+        index = occupancy.sample(batch_size, self._generator)
         return index if device is None or device == index.device else index.to(device), {}
 
     def group_totals(self, storage: Storage) -> GroupTotals:
-        """Returns the number of rows, of one group."""
         return GroupTotals.alike(occupancy_of(storage).count)
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.extras import has_numba
+from lightning_replay.storage.row_kernels import copy_rows
 from lightning_replay.storage.row_layout import RowLayout
 from lightning_replay.storage.stored_column import GENERATION, StoredColumn
 from lightning_replay.storage.transition_check import Column
@@ -40,11 +40,6 @@ class RowBlock:
         self._block, self._rows = block.numpy(), rows.numpy()
         everything: Any = self._rows.reshape(-1).view(np.uint8)
         self._bytes, self._row_bytes = memoryview(everything), layout.row_bytes
-        self._copy: Callable[..., int] = _copy_rows
-        if has_numba():
-            from lightning_replay.storage.row_kernels import copy_rows
-
-            self._copy = copy_rows
 
     @staticmethod
     def fits(layout: RowLayout, rows: Tensor) -> bool:
@@ -86,13 +81,6 @@ class RowBlock:
             count = len(part)
             for column, value in zip(self._columns, values, strict=True):
                 column.write(slice(0, count), value if count == len(slots) else value[start : start + count])
-            now = self._copy(self._rows, part, self._block, self._generation, least_generation)
+            now = copy_rows(self._rows, part, self._block, self._generation, least_generation)
             highest = max(highest, now)
         return highest
-
-
-def _copy_rows(rows: np.ndarray, slots: np.ndarray, block: np.ndarray, generation: int, least: int) -> int:
-    """Twin of :func:`lightning_replay.storage.row_kernels.copy_rows`, where numba is missing."""
-    block[: len(slots), generation] = np.maximum(rows[slots, generation], least) + 1
-    rows[slots] = block[: len(slots)]
-    return int(slots.max())

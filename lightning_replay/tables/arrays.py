@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of tables and of histories, and the loops over them: compiled, or in NumPy where numba is missing."""
+"""Arrays of tables and of histories."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-from lightning_replay.extras import has_numba
 
 
 class TableArrays(NamedTuple):
@@ -72,10 +68,3 @@ def groups_of(trajectory: np.ndarray | None, done: np.ndarray) -> EpisodeGroups:
     named = trajectory[order]
     start = np.concatenate(([0], np.flatnonzero(named[1:] != named[:-1]) + 1, [count]))
     return EpisodeGroups(named[start[:-1]], order, start, done[order[start[1:] - 1]], done)
-
-
-@functools.cache
-def kernels() -> Any:
-    """Returns the module of the loops: ``numba_kernels`` where numba is installed, ``numpy_kernels`` otherwise."""
-    name = "numba_kernels" if has_numba() else "numpy_kernels"
-    return importlib.import_module(f"lightning_replay.tables.{name}")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, HistoryArrays, kernels
+from lightning_replay.tables import numba_kernels as kernels
+from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, HistoryArrays
 from lightning_replay.tables.tables import Tables
 
 
@@ -113,7 +114,7 @@ class Histories:
         rows = self._rows_of(names)
         before = self._tables.pool.num_freed
         held_in = np.array(rows, dtype=np.int64)
-        sent = kernels().follow(self._tables.arrays, happened, events, episodes, slots, held_in, self.arrays)
+        sent = kernels.follow(self._tables.arrays, happened, events, episodes, slots, held_in, self.arrays)
         self._tables.pool.announce(before)
         for name, row, ended in zip(names, rows, episodes.ended.tolist(), strict=True):
             self._running.pop(name, None)
@@ -124,7 +125,6 @@ class Histories:
         return sent
 
     def forget(self, trajectory: int) -> None:
-        """Releases the steps of an episode."""
         held = self.of(trajectory)
         row = self._running.pop(trajectory, None)
         if row is not None:

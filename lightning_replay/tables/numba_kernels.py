@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over tables and histories, compiled; imported only where numba is installed. Twin of ``numpy_kernels``.
+"""Loops over tables and histories, compiled.
 
 Named tuples of arrays are passed on as plain ones: a compiled function reads those in a third of the time.
 """
@@ -70,17 +70,13 @@ def _place(arrays, table, places, slots):  # type: ignore[no-untyped-def]
         arrays.position[table[row], slots[row]] = places[row] - arrays.offset[table[row]]
 
 
-def append_new(arrays: TableArrays, table: np.ndarray, slots: np.ndarray) -> int:
+@compiled
+def append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
     """Appends a new row to each table of ``table``; fills in their slots, free for longest first.
 
     Returns 1; 0, with nothing changed, for a table that does not exist or more rows for one than its capacity; -1 where
     too few slots are free although the oldest entries have left.
     """
-    return _append_new(tuple(arrays), table, slots)
-
-
-@compiled
-def _append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
     arrays = TableArrays(*all_arrays)
     counters, capacity = arrays.counters, arrays.capacity
     new = np.zeros(capacity.size, np.int64)
@@ -107,13 +103,9 @@ def _append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
     return 1
 
 
-def append(arrays: TableArrays, table: np.ndarray, slots: np.ndarray) -> None:
-    """Appends slots with references to tables without them; of more than a capacity the last ones."""
-    _append(tuple(arrays), table, slots)
-
-
 @compiled
-def _append(all_arrays, table, slots):  # type: ignore[no-untyped-def]
+def append(all_arrays, table, slots):  # type: ignore[no-untyped-def]
+    """Appends slots with references to tables without them; of more than a capacity the last ones."""
     arrays = TableArrays(*all_arrays)
     skipped = -arrays.capacity
     for row in range(table.size):
@@ -241,20 +233,15 @@ def follow(
     tables = steps = _NONE
     if np.count_nonzero(happened):
         tables, steps = _led_to_events(happened, tuple(events), tuple(groups), slots, held_in, tuple(histories))
-        append(arrays, tables, steps)
+        append(tuple(arrays), tables, steps)
     references, free, counters = arrays.references, arrays.free, arrays.counters
     _remember(references, free, counters, groups.order, groups.start, groups.done, slots, held_in, *histories)
     return tables, steps
 
 
-def draw(arrays: TableArrays, rows: np.ndarray, uniform: np.ndarray, table: np.ndarray, slots: np.ndarray) -> None:
-    """Draws ``rows[t]`` entries of each table t, each equally likely, table after table; fills in tables and slots."""
-    capacity, offset, appended, first, entries, *_ = arrays
-    _draw(capacity, offset, appended, first, entries, rows, uniform, table, slots)
-
-
 @compiled
-def _draw(capacities, offset, appended, firsts, entries, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
+def draw(capacities, offset, appended, firsts, entries, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
+    """Draws ``rows[t]`` entries of each table t, each equally likely, table after table; fills in tables and slots."""
     drawn = 0
     for number in range(rows.size):
         capacity, first = capacities[number], firsts[number]

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from lightning_replay.tables.arrays import FREED, TAKEN, TableArrays
-from lightning_replay.tables.numpy_kernels import release
 
 
 class Slots:
@@ -33,12 +32,10 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of references and free list."""
         return self.references.nbytes + self._arrays.free.nbytes
 
     @property
     def num_free(self) -> int:
-        """Slots that nothing refers to."""
         return int(self._arrays.counters[FREED] - self._arrays.counters[TAKEN])
 
     @property
@@ -49,7 +46,11 @@ class Slots:
     def release(self, slots: np.ndarray) -> None:
         """Removes a reference to each of these slots, all different; those without any become free."""
         before = self.num_freed
-        release(self._arrays, slots)
+        left = self.references[slots] - 1
+        self.references[slots] = left
+        freed = slots[left == 0]
+        self._arrays.free.put(before + np.arange(len(freed)), freed, mode="wrap")
+        self._arrays.counters[FREED] += len(freed)
         self.announce(before)
 
     def announce(self, before: int) -> None:
@@ -61,7 +62,6 @@ class Slots:
         return self._arrays.free.take(np.arange(since, self.num_freed), mode="wrap")
 
     def clear(self) -> None:
-        """Makes every slot free."""
         self.references.fill(0)
         self._arrays.free[:] = np.arange(self.count)
         self._arrays.counters[[TAKEN, FREED]] = 0, self.count

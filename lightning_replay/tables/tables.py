@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lightning_replay.memory import check_free
 from lightning_replay.storage.occupancy import Occupancy
-from lightning_replay.tables.arrays import WRITTEN, TableArrays, kernels
+from lightning_replay.tables import numba_kernels as kernels
+from lightning_replay.tables.arrays import WRITTEN, TableArrays
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.slot_pool import Slots
 from lightning_replay.validation import checked_count
@@ -81,7 +82,6 @@ class Tables(Occupancy):
 
     @property
     def length(self) -> np.ndarray:
-        """Entries of each table, int64 ``[L]``."""
         return np.minimum(self.appended - self.arrays.first, self.capacity)
 
     @property
@@ -100,11 +100,9 @@ class Tables(Occupancy):
         return self.num_slots - self.pool.num_free
 
     def slots(self) -> Tensor:
-        """Returns the slots that something refers to, int64 ``[count]``, ascending."""
         return torch.from_numpy(np.flatnonzero(self.pool.references))
 
     def held(self, index: Tensor) -> Tensor:
-        """Returns whether something refers to each slot, bool."""
         return torch.from_numpy(self.pool.references[index.cpu().numpy()] > 0).to(index.device)
 
     def drawable(self, index: Tensor) -> Tensor:
@@ -112,13 +110,11 @@ class Tables(Occupancy):
         return torch.from_numpy((self.position[:, index.cpu().numpy()] >= 0).any(0)).to(index.device)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws slots that something refers to, int64 ``[count]`` on the CPU, each equally likely."""
         held = self.slots()
         return held[torch.randint(len(held), (count,), generator=generator, device=generator.device).cpu()]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of lists, positions and references."""
         return sum(part.nbytes for part in (self.entries, self.position, self.arrays.written_at, self.pool))
 
     def number(self, name: str) -> int:
@@ -145,14 +141,8 @@ class Tables(Occupancy):
             Tables and slots, int64 ``[B]``, table after table.
         """
         table, slots = np.empty(len(uniform), dtype=np.int64), np.empty(len(uniform), dtype=np.int64)
-        kernels().draw(self.arrays, rows, uniform, table, slots)
+        kernels.draw(*self.arrays[:5], rows, uniform, table, slots)
         return table, slots
-
-    def entries_at(self, table: np.ndarray, points: np.ndarray) -> np.ndarray:
-        """Returns the slots at points of [0, 1), float64 ``[n]``, of tables, int64 ``[n]``, in equal parts."""
-        length = self.length[table]
-        number = self.first[table] + np.minimum((points * length).astype(np.int64), length - 1)
-        return self.entries[self.offset[table] + number % self.capacity[table]]
 
     def leave_early(self, table: int, count: int) -> None:
         """Removes the oldest ``count`` entries of a table before it is full."""
@@ -180,7 +170,7 @@ class Tables(Occupancy):
     def try_append_new(self, table: np.ndarray) -> np.ndarray | None:
         """:meth:`append_new_to_each`; ``None``, nothing changed, for no table or more rows than the capacity of one."""
         slots, before = np.empty(len(table), dtype=np.int64), self.pool.num_freed
-        fits = kernels().append_new(self.arrays, table, slots)
+        fits = kernels.append_new(tuple(self.arrays), table, slots)
         if fits < 0:
             raise RuntimeError(
                 f"{len(table)} rows are to be written and {self.pool.num_free} of {self.num_slots} slots are free; "
@@ -197,12 +187,11 @@ class Tables(Occupancy):
         Of more slots at once than the capacity of a table, the last ones are appended.
         """
         before = self.pool.num_freed
-        kernels().append(self.arrays, table, slots)
+        kernels.append(tuple(self.arrays), table, slots)
         self.pool.announce(before)
 
     @property
     def rows_written(self) -> int:
-        """Rows ever written."""
         return int(self.arrays.counters[WRITTEN])
 
     def age_of(self, slots: np.ndarray) -> np.ndarray:
@@ -210,7 +199,6 @@ class Tables(Occupancy):
         return self.rows_written - 1 - self.arrays.written_at[slots]
 
     def clear(self) -> None:
-        """Empties every table."""
         self.pool.clear()
         self.position.fill(-1)
         self.appended.fill(0)

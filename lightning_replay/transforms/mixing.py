@@ -12,7 +12,6 @@ from tensordict import TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
 
-from lightning_replay.extras import has_numba
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, assemble_unchecked
 
 _NOTHING: dict[str, Any] = {}
@@ -109,9 +108,7 @@ class PackedMixing:
             self._blocks.append(place)
         # Where a return's discount is stored, pairs are compared by it too, which the compiled loop does not.
         is_covered = _TERMINATED in self._places and ("discount",) not in self._places
-        self.is_compiled: bool = (
-            has_numba() and is_covered and {place.dtype for place in self._blocks} <= {torch.float32}
-        )
+        self.is_compiled: bool = is_covered and {place.dtype for place in self._blocks} <= {torch.float32}
         self._bounds = np.array([[place.start, place.start + place.length] for place in self._blocks], dtype=np.int64)
 
     def gather_mixed(self, rows: Tensor, index: Tensor, coefficient: Tensor) -> tuple[Tensor, Tensor]:

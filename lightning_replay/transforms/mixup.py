@@ -174,15 +174,6 @@ class MixPairs(RandomTransform):
         is_own = state.get("concentration", self.mixup_concentration) == self.mixup_concentration
         self._coefficients.ahead = state["ahead"].clone() if is_own else torch.empty(0, device="cpu")
 
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the generator's state and the coefficients drawn ahead."""
-        return super().draw_state(), self._coefficients.ahead
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, self._coefficients.ahead = state
-        super().undo_draw(generator)
-
     def _untouched(self, terminated: Tensor | None, discount: Tensor | None) -> Tensor | None:
         """Returns which pairs are left as their first transition, bool ``[B]``; ``None`` where it is known of none.
 

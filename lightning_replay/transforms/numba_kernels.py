@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled mixing of packed rows; imported only where numba is installed."""
+"""Compiled mixing of packed rows."""
 
 from __future__ import annotations
 

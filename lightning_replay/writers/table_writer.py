@@ -17,7 +17,7 @@ from lightning_replay.declared import declared_sampler
 from lightning_replay.parts import ReplayWriter
 from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.transition_check import Column
-from lightning_replay.tables.arrays import kernels
+from lightning_replay.tables.numba_kernels import is_run
 from lightning_replay.tables.tables import Tables
 from lightning_replay.writers.announcement import packed_storage
 
@@ -92,7 +92,7 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
             index = index.to(self._storage.device)
         # Slots are mostly free in order, and a slice of them is written at half the cost.
         first = int(slots[0])
-        self._storage.write(slice(first, first + len(slots)) if kernels().is_run(slots) else index, values)
+        self._storage.write(slice(first, first + len(slots)) if is_run(slots) else index, values)
         return index
 
     def _free_frames(self, storage: FrameStorage, slots: np.ndarray, values: Sequence[Column]) -> None:

@@ -120,7 +120,7 @@ def test_totals_add_up_and_parts_are_the_batch(lengths, priority, exponent, batc
     assert summed.largest_priority == whole.largest_priority
     division = shards.divider.divide(batch_size, totals)
     rows = sum(np.bincount(part.groups, minlength=2) for part in division.parts)
-    assert rows.tolist() == shards.whole.sampler.rows_of_tables(shards.whole.tables, batch_size).tolist()
+    assert rows.tolist() == shards.whole.sampler.rows_of_tables(shards.whole.tables, batch_size).rows.tolist()
     for part, one in zip(division.parts, totals, strict=True):
         assert ((part.points >= 0) & (part.points < 1)).all()
         assert (one.mass[part.groups] > 0).all()

@@ -132,7 +132,7 @@ class NeighborMachine(RuleBasedStateMachine):
             if len(self.rows) == 1:
                 assert partner == slot
                 continue
-            if self.refresh_interval > 1 and not self.lists._upkeep.waiting_count:
+            if self.refresh_interval > 1 and not self.lists.state_dict()["upkeep"]["waiting"].any():
                 self.waiting.clear()  # a list that had lost everything asked for a pass
             assert partner != slot and partner in self.rows and partner not in self.waiting
             self.near(slot, partner)
@@ -152,7 +152,7 @@ class NeighborMachine(RuleBasedStateMachine):
         assert torch.equal(again.draw(index, torch.Generator().set_state(state)), expected)
         self.lists = again
         self.served(index.tolist())
-        if self.refresh_interval > 1 and not again._upkeep.waiting_count:
+        if self.refresh_interval > 1 and not again.state_dict()["upkeep"]["waiting"].any():
             self.waiting.clear()
 
     @invariant()

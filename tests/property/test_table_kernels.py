@@ -1,136 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over tables, compiled and in NumPy, change the same arrays in the same way."""
+"""Loops over tables against plain lists of slots."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay.storage import row_block, row_kernels
-from lightning_replay.tables import numba_kernels, numpy_kernels
-from lightning_replay.tables.arrays import EventArrays, HistoryArrays, groups_of
+from lightning_replay.tables import numba_kernels
 from lightning_replay.tables.tables import Tables
 
 CAPACITIES = {"default": 5, "near": 3, "far": 7}
-LENGTHS = [(0, 1), (0, 4), (1, 3)]  # table and history length of three events
-rows = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 7)), min_size=1, max_size=5)
 
 
-class World:
-    """Tables and histories of three episodes, in rows 0, 1 and 2, changed by one back end."""
+class Lists:
+    """The slots of each table, oldest first, and the free slots in the order in which they are taken."""
 
-    def __init__(self, loops: Any) -> None:
-        self.loops = loops
-        self.tables = Tables(CAPACITIES, extra_slots=30)
-        self.histories = HistoryArrays(np.zeros((3, 3), dtype=np.int64), np.zeros(3, dtype=np.int64))
-        table, length = np.array(LENGTHS).T.copy()
-        self.events = EventArrays(table, length, np.zeros((self.tables.num_slots, 2), dtype=bool))
+    def __init__(self, num_slots: int) -> None:
+        self.tables: list[list[int]] = [[] for _ in CAPACITIES]
+        self.references = [0] * num_slots
+        self.free = list(range(num_slots))
 
-    def add(self, given: list[tuple[int, int, int]]) -> tuple[np.ndarray, ...]:
-        """Rows by episode, a 0 for an ended one, and a bit for each event."""
-        trajectory, end, bits = np.array(given, dtype=np.int64).T.copy()
-        happened = (bits >> np.arange(3)[:, None] & 1).astype(bool)
-        groups, slots = groups_of(trajectory, end == 0), np.empty(len(given), dtype=np.int64)
-        assert self.loops.append_new(self.tables.arrays, np.zeros(len(given), dtype=np.int64), slots) == 1
-        held_in = groups.trajectory.copy()
-        follow = self.loops.follow
-        return slots, *follow(self.tables.arrays, happened, self.events, groups, slots, held_in, self.histories)
+    def append(self, table: list[int], slots: list[int]) -> None:
+        leaving: list[tuple[int, int]] = []
+        for number, slot in zip(table, slots, strict=True):
+            self.tables[number].append(slot)
+            self.references[slot] += 1
+        for number, capacity in zip(table, np.array([*CAPACITIES.values()])[table].tolist(), strict=True):
+            if len(self.tables[number]) > capacity:
+                leaving.append((number, self.tables[number].pop(0)))
+        self.release(leaving)
 
-    def draw(self, counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        number = np.array(counts) * (self.tables.length > 0)
-        uniform = torch.rand(int(number.sum()), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).numpy()
-        table, slots = np.empty((2, len(uniform)), dtype=np.int64)
-        self.loops.draw(self.tables.arrays, number, uniform, table, slots)
-        return table, slots
-
-    def check_draw(self, table: np.ndarray, slots: np.ndarray) -> None:
-        held = [set(self.tables.slots_of(number).tolist()) for number in range(len(self.tables))]
-        assert all(slot in held[number] for number, slot in zip(table.tolist(), slots.tolist(), strict=True))
-
-    @property
-    def arrays(self) -> list[np.ndarray]:
-        return [*self.tables.arrays, *self.histories, self.events.sent]
+    def release(self, leaving: list[tuple[int, int]]) -> None:
+        """Slots of one table become free in order of age; of several that share slots, in the order of slots."""
+        shared = any(self.references[slot] > 1 for _, slot in leaving)
+        slots = [slot for _, slot in leaving]
+        for slot in sorted(slots) if shared and len({number for number, _ in leaving}) > 1 else slots:
+            self.references[slot] -= 1
+            if not self.references[slot]:
+                self.free.append(slot)
 
 
-@settings(max_examples=150)
+@settings(max_examples=200)
 @given(
-    calls=st.lists(st.tuples(rows, st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=10),
-    counts=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    calls=st.lists(st.lists(st.integers(-1, 3), min_size=1, max_size=12), min_size=1, max_size=6),
+    leaving=st.integers(0, 3),
+    sends=st.data(),
 )
-def test_rows_that_lead_to_events(calls, counts) -> None:
-    compiled, plain = World(numba_kernels), World(numpy_kernels)
-    for given_rows, table, leaving in calls:
-        results = [world.add(given_rows) for world in (compiled, plain)]
-        for one, other in zip(*results, strict=True):
-            assert one.tolist() == other.tolist()
-        for world in (compiled, plain):
-            if table < 3 and leaving <= world.tables.length[table]:
-                world.tables.leave_early(table, leaving)
-        check_same(compiled, plain)
-        drawn = [world.draw(counts) for world in (compiled, plain)]
-        assert [one.tolist() for one in drawn[0]] == [one.tolist() for one in drawn[1]]
-        compiled.check_draw(*drawn[0])
-
-
-@settings(max_examples=150)
-@given(calls=st.lists(st.lists(st.integers(-1, 3), min_size=1, max_size=12), min_size=1, max_size=6), sends=st.data())
-def test_rows_of_several_tables(calls, sends) -> None:
-    compiled, plain = World(numba_kernels), World(numpy_kernels)
+def test_rows_of_several_tables(calls, leaving, sends) -> None:
+    tables = Tables(CAPACITIES, extra_slots=30)
+    lists = Lists(tables.num_slots)
     for table in calls:
-        fits = [
-            world.loops.append_new(world.tables.arrays, np.array(table), np.empty(len(table), dtype=np.int64))
-            for world in (compiled, plain)
-        ]
-        assert fits[0] == fits[1]
-        pairs = [
-            (number, int(slot))
-            for number in range(3)
-            for slot in np.flatnonzero(compiled.tables.pool.references)
-            if compiled.tables.position[number, slot] < 0
-        ]
+        slots = tables.try_append_new(np.array(table))
+        fits = min(table) >= 0 and max(table) < 3
+        fits = fits and all(table.count(number) <= most for number, most in enumerate(CAPACITIES.values()))
+        assert (slots is not None) == fits
+        if slots is not None:
+            # The oldest entries leave first, and may make room for the new rows.
+            new = [-1] * len(table)
+            before = [list(one) for one in lists.tables]
+            gone = []
+            for number in table:
+                before[number].append(-1)
+                if len(before[number]) > list(CAPACITIES.values())[number]:
+                    gone.append((number, before[number].pop(0)))
+            lists.tables = before
+            lists.release(gone)
+            for place, number in enumerate(table):
+                new[place] = lists.free.pop(0)
+                lists.references[new[place]] = 1
+                lists.tables[number][lists.tables[number].index(-1)] = new[place]
+            assert slots.tolist() == new
+        check_same(tables, lists)
+        held = [slot for slot, count in enumerate(lists.references) if count]
+        pairs = [(number, slot) for number in range(3) for slot in held if slot not in lists.tables[number]]
         if pairs:
             sent = sends.draw(st.lists(st.sampled_from(pairs), unique=True, max_size=12))
-            number, slots = np.array(sent, dtype=np.int64).reshape(-1, 2).T.copy()
-            for world in (compiled, plain):
-                world.loops.append(world.tables.arrays, number, slots)
-        check_same(compiled, plain)
+            kept = [
+                (number, slot)
+                for place, (number, slot) in enumerate(sent)
+                if sum(later == number for later, _ in sent[place:]) <= list(CAPACITIES.values())[number]
+            ]
+            tables.append(*np.array(sent, dtype=np.int64).reshape(-1, 2).T.copy())
+            lists.append([number for number, _ in kept], [slot for _, slot in kept])
+        check_same(tables, lists)
+        early = min(leaving, len(lists.tables[1]))
+        tables.leave_early(1, early)
+        lists.release([(1, lists.tables[1].pop(0)) for _ in range(early)])
+        check_same(tables, lists)
+        check_draw(tables, lists)
 
 
-def check_same(one: World, other: World) -> None:
-    for first, second in zip(one.arrays, other.arrays, strict=True):
-        assert (first == second).all()
-    for world in (one, other):
-        references = np.zeros(world.tables.num_slots, dtype=int)
-        for number in range(3):
-            np.add.at(references, world.tables.slots_of(number), 1)
-        assert (world.tables.pool.references >= references).all()
-        free = world.tables.pool.state_dict()["free"].tolist()
-        assert sorted([*free, *world.tables.pool.references.nonzero()[0].tolist()]) == list(range(len(references)))
+def check_same(tables: Tables, lists: Lists) -> None:
+    assert [tables.slots_of(number).tolist() for number in range(3)] == lists.tables
+    assert tables.pool.references.tolist() == lists.references
+    assert tables.pool.state_dict()["free"].tolist() == lists.free
+    for number, slots in enumerate(lists.tables):
+        assert np.flatnonzero(tables.position[number] >= 0).tolist() == sorted(slots)
+
+
+def check_draw(tables: Tables, lists: Lists) -> None:
+    """Equal parts of [0, 1) belong to the entries of a table."""
+    middles = [(np.arange(len(slots)) + 0.5) / len(slots) for slots in lists.tables if slots]
+    rows = tables.length
+    table, slots = tables.draw(rows, np.concatenate([np.zeros(0), *middles]))
+    assert table.tolist() == np.repeat(np.arange(3), rows).tolist()
+    for number, held in enumerate(lists.tables):
+        assert sorted(slots[table == number].tolist()) == sorted(held)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True))
 def test_slots_that_follow_one_another(slots) -> None:
-    expected = slots == list(range(slots[0], slots[0] + len(slots)))
-    assert [loops.is_run(np.array(slots)) for loops in (numba_kernels, numpy_kernels)] == [expected] * 2
-
-
-@given(
-    slots=st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True),
-    generations=st.lists(st.integers(0, 5), min_size=10, max_size=10),
-    least=st.integers(0, 4),
-)
-def test_rows_copied_out_of_a_block(slots, generations, least) -> None:
-    results = []
-    for copy in (row_kernels.copy_rows, row_block._copy_rows):
-        rows_kept = np.arange(30).reshape(10, 3)
-        rows_kept[:, 1] = generations
-        block = 100 + np.arange(24).reshape(8, 3)
-        assert copy(rows_kept, np.array(slots), block, 1, least) == max(slots)
-        results.append(rows_kept)
-    assert (results[0] == results[1]).all()
-    assert results[0][slots, 1].tolist() == [max(generations[slot], least) + 1 for slot in slots]
-    assert results[0][slots, 2].tolist() == [102 + 3 * place for place in range(len(slots))]
+    assert numba_kernels.is_run(np.array(slots)) == (slots == list(range(slots[0], slots[0] + len(slots))))

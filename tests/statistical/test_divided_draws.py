@@ -173,7 +173,9 @@ def test_with_full_correction_the_weighted_mean_is_that_of_the_stored_rows(
 
 def leaves_of(shards: Shards) -> np.ndarray:
     """What each row is drawn in proportion to, by number."""
-    leaves = np.concatenate([replay.sampler._tree.leaves()[: len(replay)].numpy() for replay in shards.replays])
+    leaves = np.concatenate(
+        [replay.sampler.state_dict()["tree"]["leaves"][: len(replay)].numpy() for replay in shards.replays]
+    )
     stored = [replay.storage.get(range(len(replay)))["action"] for replay in shards.replays]
     return leaves[np.argsort(np.concatenate(stored))]
 

@@ -180,7 +180,7 @@ def test_new_rows_get_the_largest_priority_of_all_replays() -> None:
     replay.raise_largest_priority(4.0)
     replay.raise_largest_priority(2.0)  # lower than it is: no change
     slot = replay.extend(episode(9, 1))
-    assert replay.sampler._tree.get(slot).item() == 4.0 and replay.group_totals().largest_priority == 4.0
+    assert replay.sampler.priority_of(slot).item() == 4.0 and replay.group_totals().largest_priority == 4.0
     for given, error in ((float("nan"), ValueError), (-1.0, ValueError), ("4", TypeError)):
         with pytest.raises(error, match="priority is"):
             replay.raise_largest_priority(given)
@@ -316,7 +316,6 @@ def overriding(kind: type, method: str) -> type:
         (overriding(UniformSampler, "sample")(), "Own"),  # which would draw as its base class does
         (overriding(RandomPairSampler, "sample")(), "Own"),
         (overriding(TableShares, "sample")({"default": 1.0}), "Own"),
-        (overriding(TableShares, "describe")({"default": 1.0}), "Own"),  # whose columns would be missing
     ],
 )
 def test_samplers_that_cannot_be_divided_are_named(sampler, name: str) -> None:

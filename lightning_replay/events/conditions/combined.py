@@ -29,15 +29,12 @@ class Combination(Condition):
         self.conditions: tuple[ConditionLike, ...] = tuple(own(condition) for condition in several)
 
     def answers(self, steps: TensorDictBase) -> Tensor:
-        """Returns the values of the conditions, bool ``[number of conditions, N]``."""
         return torch.stack([holds(condition, steps) for condition in self.conditions])
 
     def fresh(self) -> Condition:
-        """Returns the same combination of fresh conditions."""
         return type(self)(self.conditions)
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        """Ends these running episodes in every condition."""
         for condition in self.conditions:
             if isinstance(condition, Condition):
                 condition.end_episodes(trajectories)
@@ -56,7 +53,6 @@ class EveryOf(Combination):
     """True where all of the conditions are; see :func:`lightning_replay.events.every_of`."""
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Returns whether all conditions hold at each step."""
         return self.answers(steps).all(0)
 
     def __repr__(self) -> str:
@@ -68,7 +64,6 @@ class AnyOf(Combination):
     """True where at least one of the conditions is; see :func:`lightning_replay.events.any_of`."""
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Returns whether a condition holds at each step."""
         return self.answers(steps).any(0)
 
     def __repr__(self) -> str:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ import torch
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from lightning_replay.compiled import compiled
 from lightning_replay.events.conditions.combined import AnyOf, EveryOf
 from lightning_replay.events.conditions.condition import ConditionLike
 from lightning_replay.events.conditions.steps import (
@@ -23,7 +22,6 @@ from lightning_replay.events.conditions.steps import (
     RewardBelow,
     TerminalWithReward,
 )
-from lightning_replay.extras import has_numba
 from lightning_replay.storage.row_layout import Key
 from lightning_replay.storage.stored_column import as_array
 
@@ -120,7 +118,8 @@ class ConditionBlock:
             first = last
         held = np.empty((len(self._comparisons.column) + len(self._combinations.is_every), count), dtype=np.bool_)
         if len(held):
-            kernels().evaluate(numbers, self._comparisons, self._combinations, held)
+            # named tuples would take as long as all comparisons
+            _evaluate(numbers, *self._comparisons, *self._combinations, held)
         if self._is_plain:
             return held
         happened = np.zeros((self._num_conditions, count), dtype=np.bool_)
@@ -128,11 +127,24 @@ class ConditionBlock:
         return happened
 
 
-@functools.cache
-def kernels() -> Any:
-    """Returns the module of the loop: ``numba_kernels`` where numba is installed, ``numpy_kernels`` otherwise."""
-    name = "numba_kernels" if has_numba() else "numpy_kernels"
-    return importlib.import_module(f"lightning_replay.events.conditions.{name}")
+@compiled
+def _evaluate(numbers, columns, lows, highs, are_every, start, parts, held):  # type: ignore[no-untyped-def]
+    """Fills bool ``[C + K, N]``: which of C comparisons hold for float64 ``[columns, N]``, then which combinations."""
+    number_of_comparisons, count = columns.size, numbers.shape[1]
+    for test in range(number_of_comparisons):
+        column, low, high = columns[test], lows[test], highs[test]
+        for row in range(count):
+            held[test, row] = (numbers[column, row] >= low) & (numbers[column, row] <= high)
+    for combination in range(are_every.size):
+        result, is_every = number_of_comparisons + combination, are_every[combination]
+        held[result] = is_every
+        for place in range(start[combination], start[combination + 1]):
+            part = parts[place]
+            for row in range(count):
+                if is_every:
+                    held[result, row] &= held[part, row]
+                else:
+                    held[result, row] |= held[part, row]
 
 
 def _combined(expressions: Sequence[_Between | _Combined], tests: list[_Between]) -> tuple[np.ndarray, Combinations]:

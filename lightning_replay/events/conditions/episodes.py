@@ -54,7 +54,6 @@ class EpisodeCondition(Condition):
         """
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Returns whether the event happens at each step, bool ``[N]``."""
         done = one_number(steps, ("next", "done"))
         trajectory = trajectory_of(steps)
         names = [None] * len(steps) if trajectory is None else trajectory.reshape(-1).tolist()
@@ -70,7 +69,6 @@ class EpisodeCondition(Condition):
         return torch.tensor(happened, dtype=torch.bool, device=held.device)
 
     def fresh(self) -> Condition:
-        """Returns the same condition before its first step."""
         again = copy.copy(self)
         again.condition, again._running = own(self.condition), {}
         return again

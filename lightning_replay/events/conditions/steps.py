@@ -34,7 +34,6 @@ class RewardAtLeast(Condition):
         self.threshold: float = checked_number("threshold", threshold)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """``reward >= threshold``."""
         return one_number(steps, ("next", "reward")) >= self.threshold
 
     def __repr__(self) -> str:
@@ -49,7 +48,6 @@ class RewardBelow(Condition):
         self.threshold: float = checked_number("threshold", threshold)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """``reward < threshold``."""
         return one_number(steps, ("next", "reward")) < self.threshold
 
     def __repr__(self) -> str:
@@ -64,7 +62,6 @@ class TerminalWithReward(Condition):
         self.at_least: float = checked_number("at_least", at_least)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """``terminated`` and ``reward >= at_least``."""
         terminated = one_number(steps, ("next", "terminated")).bool()
         return terminated & (one_number(steps, ("next", "reward")) >= self.at_least)
 
@@ -86,7 +83,6 @@ class InfoKey(Condition):
         self.at_least: float = checked_number("at_least", at_least)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """``steps["next", key] >= at_least``."""
         return one_number(steps, unravel_key(("next", self.key))) >= self.at_least
 
     def __repr__(self) -> str:
@@ -134,7 +130,6 @@ class KeyInRegion(Condition):
         return self._least, self._greatest
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Returns whether each step lies in the region."""
         value = column(steps, self.key).reshape(len(steps), -1)
         if self._least.numel() not in (1, value.shape[1]):
             raise ConditionError(

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.extras import has_numba
 from lightning_replay.storage.frames import frame_kernels
 from lightning_replay.storage.frames.outputs import BatchMemory
 
@@ -197,5 +196,5 @@ class NumbaSearch:
 
 
 def search_for(pool: Tensor) -> TorchSearch | NumbaSearch:
-    """Returns the compiled search on the CPU where numba is installed."""
-    return NumbaSearch(pool) if has_numba() and pool.device.type == "cpu" else TorchSearch(pool)
+    """Returns the compiled search on the CPU."""
+    return NumbaSearch(pool) if pool.device.type == "cpu" else TorchSearch(pool)

@@ -24,6 +24,10 @@ def filled(features: Tensor, num_neighbors: int, capacity: int | None = None, **
     return lists
 
 
+def waiting(lists: NeighborLists) -> int:
+    return int(lists.state_dict()["upkeep"]["waiting"].sum())
+
+
 def fixture_features(case: dict) -> Tensor:
     inputs = case["inputs"]
     return torch.tensor(np.concatenate([inputs["states"], inputs["actions"]], 1), dtype=torch.float64)
@@ -105,7 +109,7 @@ def test_partners_stay_uniform_when_a_neighbour_was_just_overwritten() -> None:
     before = lists.neighbors(torch.tensor([10]))[0]
     lists.write(before[:1], torch.tensor([[1000.0]]))
     counts = torch.bincount(lists.draw(index, generator), minlength=20)
-    assert lists._upkeep is not None and lists._upkeep.waiting_count == 1
+    assert waiting(lists) == 1
     assert counts[before[0]] == 0
     assert ((counts[before[1:]] - 25_000).abs() < 5 * (100_000 * 0.25 * 0.75) ** 0.5).all()
 
@@ -138,18 +142,19 @@ def test_an_overwritten_row_takes_its_new_place_and_leaves_its_old_one() -> None
     assert 10 not in found[:38]
 
 
-def test_passes_are_fewer_than_insertions_at_twenty_draws_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_fewer_than_insertions_at_twenty_draws_each() -> None:
     data = walk(2600)
     lists = filled(data[:2000], 5, capacity=2600)
     generator = torch.Generator().manual_seed(0)
     lists.neighbors(torch.arange(2000))
-    assert lists._upkeep is not None
-    passes, run = [], lists._upkeep.run
-    monkeypatch.setattr(lists._upkeep, "run", lambda: (passes.append(lists._upkeep.waiting_count), run()))
+    passes = []
     for row in range(2000, 2600):
         lists.write(torch.tensor([row]), data[row : row + 1])
+        before = waiting(lists)
         for _ in range(20):
             lists.draw(torch.randint(0, 100, (8,), generator=generator), generator)
+        if not waiting(lists):
+            passes.append(before)
     assert passes == [64] * (600 // 64)
 
 
@@ -234,7 +239,7 @@ def test_statistics_do_not_lose_digits_far_from_zero() -> None:
         lists.neighbors(block % 100)
     lists.write(torch.arange(40), data[:40] + 5)  # overwritten before any pass saw them
     lists.write(torch.arange(40), 1e6 + 2 * (data[:40] - 1e6))
-    assert lists._upkeep is not None and lists._upkeep.waiting_count == 40
+    assert waiting(lists) == 40
     lists.neighbors(torch.arange(1))
     now = torch.cat([1e6 + 2 * (data[:40] - 1e6), data[340:]])
     change = (now.std(0, correction=0) / lists.standardization.std - 1).abs().max()
@@ -294,16 +299,7 @@ def test_drawing_for_slots_without_a_row_is_refused(slot: int, message: str, ref
         NeighborLists(10, 2, refresh_interval=refresh_interval).draw(torch.tensor([0]), torch.Generator())
 
 
-@pytest.mark.parametrize("options", [{"capacity": 0}, {"num_neighbors": 0}, {"refresh_interval": 0}, {"num_spare": -1}])
-def test_impossible_options_are_refused(options: dict[str, int]) -> None:
-    (name,) = options
-    with pytest.raises(ValueError, match=f"{name} is .*; it must be a whole number"):
-        NeighborLists(**{"capacity": 10, "num_neighbors": 2, **options})
-
-
-def test_an_unknown_search_and_an_inexact_definition_are_refused() -> None:
-    with pytest.raises(ValueError, match="'faiss_ivf'"):
-        NeighborLists(10, 2, backend="annoy")
+def test_an_inexact_definition_is_refused() -> None:
     with pytest.raises(ValueError, match="refresh_interval=1"):
         NeighborLists(10, 2, backend="faiss_flat", refresh_interval=1)
 

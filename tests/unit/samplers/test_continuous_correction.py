@@ -83,15 +83,6 @@ def test_too_few_rows_are_refused_and_a_buffer_without_tables_too() -> None:
         Replay(storage=PackedStorage(9), sampler=ContinuousCorrectionSampler(0.5), batch_size=2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"event_share": 1.0}, r"event_share is 1.0.*\[0, 1\)"), ({"event_share": 0.5, "min_size": 0}, "min_size is 0")],
-)
-def test_bad_options_are_refused(options, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ContinuousCorrectionSampler(**options)
-
-
 @pytest.mark.parametrize("options", [{"multinomial": True}, {"at_least_one": True}, {"priority_exponent": 0.6}])
 def test_what_does_not_go_with_it_is_refused(options) -> None:
     with pytest.raises(ValueError, match="continuous.*leave out multinomial, at_least_one and priority_exponent"):

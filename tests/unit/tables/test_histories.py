@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -13,14 +11,6 @@ from lightning_replay.tables.histories import Histories
 from lightning_replay.tables.tables import Tables
 
 EMPTY: list[int] = []
-
-
-@pytest.fixture(params=["numba_kernels", "numpy_kernels"], autouse=True)
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both back ends of the loops."""
-    module = importlib.import_module(f"lightning_replay.tables.{request.param}")
-    monkeypatch.setattr("lightning_replay.tables.tables.kernels", lambda: module)
-    monkeypatch.setattr("lightning_replay.tables.histories.kernels", lambda: module)
 
 
 class World:

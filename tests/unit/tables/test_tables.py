@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -31,13 +29,6 @@ def held(tables: Tables) -> list[list[int]]:
 
 def free(slots: Slots) -> list[int]:
     return slots.state_dict()["free"].tolist()
-
-
-@pytest.fixture(params=["numba_kernels", "numpy_kernels"], autouse=True)
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both back ends of the loops."""
-    module = importlib.import_module(f"lightning_replay.tables.{request.param}")
-    monkeypatch.setattr("lightning_replay.tables.tables.kernels", lambda: module)
 
 
 def test_slots_are_taken_in_the_order_in_which_they_became_free() -> None:
@@ -100,27 +91,6 @@ def test_one_table_is_a_ring_that_takes_its_slots_in_turn() -> None:
     assert held(tables) == [[2, 0, 1]]
     assert tables.position.tolist() == [[0, 1, 2]] and tables.appended.tolist() == [5]
     assert tables.age_of(numbers(2, 0, 1)).tolist() == [2, 1, 0]
-
-
-@pytest.mark.parametrize("rows_per_call", [1, 2, 3])
-def test_a_table_holds_the_same_however_its_rows_come(rows_per_call: int) -> None:
-    tables = Tables({"all": 3, "other": 1})
-    written = [slot for _ in range(6 // rows_per_call) for slot in new(tables, 0, rows_per_call)]
-    assert held(tables) == [written[-3:], []]
-    assert tables.count == 3 and tables.length.tolist() == [3, 0] and tables.rows_written == 6
-
-
-@pytest.mark.parametrize("counts", [[1, 1, 1, 1, 1, 1, 1], [2, 3, 2, 3], [4, 4, 1], [3, 1, 4]])
-def test_rows_to_a_table_each_are_appended_as_rows_to_one(counts: list[int]) -> None:
-    """To the second table of two, of capacity 4, past the end of its ring."""
-    one, each = (Tables({"first": 2, "second": 4}) for _ in range(2))
-    for tables in (one, each):
-        new(tables, 0, 2)
-    for count in counts:
-        assert new(one, 1, count) == each.append_new_to_each(np.full(count, 1)).tolist()
-        assert held(one) == held(each) and free(one.pool) == free(each.pool)
-        assert one.position.tolist() == each.position.tolist()
-        assert one.age_of(one.slots_of(1)).tolist() == each.age_of(each.slots_of(1)).tolist()
 
 
 def test_a_slot_lives_while_one_table_refers_to_it() -> None:
