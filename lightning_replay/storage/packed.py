@@ -299,14 +299,13 @@ class PackedStorage(ForkableStorage):
                 "columns as TensorDict({'observation': ...}, batch_size=[N]), call to_tensordict() of a class, or "
                 "use one of TorchRL's storages"
             )
-        if self._refusal is not None:
-            self.check_writable()
-        may_change, is_new = self._given_device is None, self._columns is None
+        self.check_writable()
+        has_columns = self.has_columns
         try:
-            if is_new:
+            if self._columns is None:
                 self._init(data)
             if self._given_device is None:
-                self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
+                self._given_device = next((leaf.device for leaf in data.values(True, True)), torch.device("cpu"))
             assert self._reader is not None
             values = self._reader.read(data, self._given_device)
             if values is None:
@@ -314,37 +313,25 @@ class PackedStorage(ForkableStorage):
             self._check(values)
             return values
         except BaseException:
-            if may_change:
-                self.undo_entry(is_new)
+            if not has_columns:
+                self.undo_entry()
             raise
 
-    def fitting_values(self, rows: TensorDictBase) -> Sequence[Column] | None:
-        """Returns :meth:`checked_values` of rows that follow others on the CPU, and changes nothing.
+    def read(self, rows: TensorDictBase | Mapping[Any, Any]) -> list[Column] | None:
+        """Returns :meth:`checked_values` of rows that follow others, also of columns by key; changes nothing.
 
-        ``None`` where :meth:`checked_values` must decide: no row is stored, or these have other columns or padding.
+        ``None`` where :meth:`checked_values` must decide: rows have fixed no columns yet, or these have other columns
+        or padding.
         """
-        reader, device = self._reader, self._given_device
-        if reader is None or device is None or not self._len or device.type != "cpu" or rows.ndim != 1:
+        if self._reader is None or self._given_device is None:
             return None
-        values = reader.read(rows, device)
-        if values is None or not len(values[0]) or (self._masks and self._has_padding(values)):
+        values = self._reader.read(rows, self._given_device)
+        if values is None or not len(values[0]):
             return None
-        self._check(values)
-        return values
-
-    def fitting_columns(self, columns: Mapping[Any, Any]) -> Sequence[Column] | None:
-        """Returns :meth:`fitting_values` of rows given as arrays and tensors ``[N, ...]`` by key."""
-        reader, device = self._reader, self._given_device
-        if reader is None or device is None or not self._len or device.type != "cpu":
-            return None
-        values = reader.read_columns(columns)
-        if values is None or (self._masks and self._has_padding(values)):
+        if self._masks and not all(bool(values[place].all()) for place in self._masks):
             return None
         self._check(values)
         return values
-
-    def _has_padding(self, values: Sequence[Column]) -> bool:
-        return not all(bool(values[place].all()) for place in self._masks)
 
     def _check(self, values: Sequence[Column]) -> None:
         if self._refusal is not None:
@@ -364,19 +351,14 @@ class PackedStorage(ForkableStorage):
         return self._given_device is not None  # set after the columns
 
     @property
-    def has_mask(self) -> bool:
-        """Whether rows must have a column that marks padding."""
-        return bool(self._masks)
-
-    @property
     def row_columns(self) -> Mapping[Key, tuple[torch.dtype, torch.Size]]:
         """Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`."""
         return self._given
 
-    def undo_entry(self, has_new_columns: bool) -> None:
-        """Discards the device of refused rows, and the columns if they had none before; see :attr:`has_columns`."""
+    def undo_entry(self) -> None:
+        """Discards the device of refused rows, and their columns unless rows were ever written."""
         self._given_device = None
-        if has_new_columns and not self._reached:
+        if not self._reached:
             self._forget_columns()
 
     def _forget_columns(self) -> None:
@@ -390,8 +372,11 @@ class PackedStorage(ForkableStorage):
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
         assert self._columns is not None
         places = slots if type(slots) is slice or self._generations is None else slots.numpy()
-        with self.snapshots.lock:
-            self.begin_write(places)
+        snapshots = self.snapshots
+        with snapshots.lock:
+            snapshots.keep(places)
+            if self._shared_writes is not None:
+                self._shared_writes.add()
             block, least = self._block, self._least_generation
             if block is not None and isinstance(places, np.ndarray):
                 highest = 1 + block.write(places, values, least)
@@ -408,7 +393,7 @@ class PackedStorage(ForkableStorage):
                 self._last_cursor = slots.stop - 1 if isinstance(slots, slice) else int(slots[-1])
                 if highest > self._len:
                     self._len = highest
-        self._bump_mutation_revision()
+        self._revision += 1
 
     def begin_write(self, slots: slice | Tensor | np.ndarray) -> None:
         """Prepares a change of rows in these slots; call it with the lock of the snapshots held."""

@@ -29,7 +29,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     of frames, the oldest transitions leave until new ones fit. Needs no feedback.
     """
 
-    checks_rows = True
     keeps_order = True
     _cursor: int
     _write_count: int
@@ -49,29 +48,29 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         storage = self._storage
         if not isinstance(storage, PackedStorage):
             return super().extend(data.copy())  # TorchRL's writes an index into what it is given
-        values, count = storage.checked_values(data), data.shape[0]
-        kept = self.insert_values(storage, values, count).slots
+        kept, count = self.insert_columns(storage.checked_values(data), data).slots, data.shape[0]
         return kept if len(kept) == count else torch.cat((kept.new_full((count - len(kept),), -1), kept))
 
-    def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion:
-        """Writes the values of ``count`` transitions that the storage has checked; see :meth:`extend`.
+    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        """Writes columns of transitions that the storage has checked; see :meth:`extend`.
 
-        Of more than fit, the last ones are stored: ``min(count, capacity)``, or fewer where not even their frames fit.
+        Of more than fit, the last ones are stored: ``min(N, capacity)``, or fewer where not even their frames fit.
         """
+        storage, count = self._storage, len(columns[0])
         capacity, start = storage.capacity, self._cursor
         stop = start + count
         if stop <= capacity and type(storage) is PackedStorage:
-            storage.write(slice(start, stop), values)
+            storage.write(slice(start, stop), columns)
             self._cursor = stop if stop < capacity else 0
             index = storage.slots(start, stop)
         else:
-            index = self._extend_around(storage, values, count)
+            index = self._insert_around(storage, columns, count)
         self._write_count += count
         for buffer in storage._attached_entities:
             buffer.mark_update(index)
         return Insertion(index, slice(count - index.numel(), count))
 
-    def _extend_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
+    def _insert_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
         """Writes more transitions than fit before the end of the ring, or with frames; returns their slots."""
         capacity = storage.capacity
         kept = min(count, capacity)

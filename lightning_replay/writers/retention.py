@@ -28,6 +28,7 @@ from lightning_replay.retention.rules import RetentionRule, SurpriseOnPolicyness
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import seeded_generator
 from lightning_replay.storage.frames.storage import FrameStorage
+from lightning_replay.storage.rows_of_columns import as_rows
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.validation import check_callable, check_kind, checked_flag
 from lightning_replay.writers.announcement import announce, chosen, packed_storage
@@ -76,7 +77,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         [[0], [1], [], [1]]
     """
 
-    checks_rows = True
     may_refuse = True
     _write_count: int
 
@@ -145,9 +145,12 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         Raises:
             ValueError: rows that do not fit the first ones, or surprise that is no priority. Nothing is stored then.
         """
-        count = data.shape[0]
-        values = self._storage.checked_values(data)
-        factors, ended = self._first_factors(data), self._terminal_flags(values)
+        return self.insert_columns(self._storage.checked_values(data), data)
+
+    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        """Offers columns of transitions that the storage has checked; see :meth:`insert`."""
+        values, count = columns, len(columns[0])
+        factors, ended = self._first_factors(count, rows), self._terminal_flags(values)
         if self._offered + count >= 1 << ARRIVAL_BITS:
             self._renumber()
         were_stored = self._rows.occupancy()
@@ -169,7 +172,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._evicted += decisions.num_evicted
         self.entered: Tensor = torch.from_numpy(decisions.entered)
         index = torch.from_numpy(decisions.slots).to(self._storage.device)
-        announce(self._storage, index, decisions.entered, data)
+        announce(self._storage, index, decisions.entered, rows, count)
         return Insertion(index, self.entered)
 
     @property
@@ -241,9 +244,11 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def _admits_all(self) -> bool:
         return self.always_admit or self.rule.always_admits
 
-    def _first_factors(self, data: TensorDictBase) -> Factors:
+    def _first_factors(self, count: int, rows: Any) -> Factors:
         """Returns surprise (NaN where unknown) and on-policyness of new rows, or the priority from the rule."""
-        count = data.shape[0]
+        if type(self.rule).first_priority is RetentionRule.first_priority and self.initial_surprise is None:
+            return Factors.unknown(count)
+        data = as_rows(rows)
         priority = self.rule.first_priority(data)
         if priority is None and self.initial_surprise is None:
             return Factors.unknown(count)

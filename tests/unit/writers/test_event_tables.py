@@ -255,7 +255,7 @@ def test_room_for_episodes_is_needed_in_the_middle_of_rows_that_are_written_in_p
     ("key", "value", "message"),
     [
         (("next", "done"), torch.zeros(4, 1), "'done'.*bool.*got torch.float32"),
-        ("trajectory", torch.zeros(4, 3, dtype=torch.int64), r"trajectory.*int64 \[4\]; got.*\[4, 3\]"),
+        ("trajectory", torch.zeros(4, 3, dtype=torch.int64), r"'trajectory' has the shape \[3\] for each row"),
     ],
 )
 def test_columns_that_say_no_episodes_are_refused_and_nothing_is_stored(key, value, message: str) -> None:
@@ -344,9 +344,7 @@ def test_emptied_tables_start_anew() -> None:
 def test_episodes_that_are_no_whole_numbers_are_refused_under_the_name_given(key) -> None:
     replay = built("event_tables", capacity=20, batch_size=2)
     rows = numbered_steps(0, 4).exclude("trajectory", "collector").set(key, torch.ones(4))
-    with pytest.raises(
-        TypeError, match=rf"^the column {re.escape(repr(key))} names the episode of each row, int64 \[4\]"
-    ):
+    with pytest.raises(TypeError, match=rf"^the column {re.escape(repr(key))} is torch.float32; it names the episode"):
         replay.extend(rows)
     assert len(replay) == 0
 
