@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lightning_replay.extras import has_numba
 from lightning_replay.storage.frames import frame_kernels
-from lightning_replay.storage.frames.outputs import BatchMemory
 
 _WORDS = ((8, torch.int64, np.uint64), (4, torch.int32, np.uint32), (2, torch.int16, np.uint16))
 
@@ -167,7 +166,6 @@ class NumbaSearch:
         self._dtype = next((dtype for size, _, dtype in _WORDS if pool.shape[1] % size == 0), np.uint8)
         self._pool = self._words(pool)
         self._frame_bytes = pool.shape[1]
-        self._memory = BatchMemory()
 
     def _words(self, frames: Tensor) -> np.ndarray:
         """Returns uint8 ``[..., bytes]`` as the widest words that divide them."""
@@ -191,7 +189,7 @@ class NumbaSearch:
 
     def gather(self, frames: Tensor, rows: Tensor) -> Tensor:
         """Returns the two stacks, uint8 ``[2 * N * k * bytes]``, of ``rows``, int64 ``[N]``, of int32 ``[M, 2 k]``."""
-        stacks = self._memory.tensor(rows.shape[0] * frames.shape[1] * self._frame_bytes)
+        stacks = torch.empty(rows.shape[0] * frames.shape[1] * self._frame_bytes, dtype=torch.uint8, device="cpu")
         self.loops.gather(rows.numpy(), frames.numpy(), self._pool, stacks.numpy().view(self._dtype))
         return stacks
 
