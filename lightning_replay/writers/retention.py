@@ -20,10 +20,9 @@ from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorD
 
 from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.retention.diagnostics import Diagnostics
-from lightning_replay.retention.eviction import Decisions
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS
 from lightning_replay.retention.feedback import Factors, first_surprise, read_factors
-from lightning_replay.retention.index import RetainedRows
+from lightning_replay.retention.index import Decisions, RetainedRows
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnPolicyness
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import seeded_generator
@@ -150,7 +149,12 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
         """Offers columns of transitions that the storage has checked; see :meth:`insert`."""
         values, count = columns, len(columns[0])
-        factors, ended = self._first_factors(count, rows), self._terminal_flags(values)
+        if self.initial_surprise is None and type(self.rule).first_priority is RetentionRule.first_priority:
+            factors = Factors.unknown(count)
+        else:
+            rows = as_rows(rows)
+            factors = self._first_factors(rows)
+        ended = self._terminal_flags(values)
         if self._offered + count >= 1 << ARRIVAL_BITS:
             self._renumber()
         were_stored = self._rows.occupancy()
@@ -244,11 +248,9 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def _admits_all(self) -> bool:
         return self.always_admit or self.rule.always_admits
 
-    def _first_factors(self, count: int, rows: Any) -> Factors:
+    def _first_factors(self, data: TensorDictBase) -> Factors:
         """Returns surprise (NaN where unknown) and on-policyness of new rows, or the priority from the rule."""
-        if type(self.rule).first_priority is RetentionRule.first_priority and self.initial_surprise is None:
-            return Factors.unknown(count)
-        data = as_rows(rows)
+        count = data.shape[0]
         priority = self.rule.first_priority(data)
         if priority is None and self.initial_surprise is None:
             return Factors.unknown(count)
