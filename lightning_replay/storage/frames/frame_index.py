@@ -9,9 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.extras import has_numba
-from lightning_replay.storage.frames import frame_kernels
-
 _WORDS = ((8, torch.int64, np.uint64), (4, torch.int32, np.uint32), (2, torch.int16, np.uint16))
 
 
@@ -72,9 +69,10 @@ class TorchSearch:
         pool: uint8 ``[F, bytes]``.
     """
 
-    loops: Any = frame_kernels
-
     def __init__(self, pool: Tensor) -> None:
+        from lightning_replay.storage.frames import numba_kernels  # of arrays on the CPU
+
+        self.loops: Any = numba_kernels
         self._pool = pool
         self._dtype = next((dtype for size, dtype, _ in _WORDS if pool.shape[1] % size == 0), torch.uint8)
         words = pool.shape[1] // self._dtype.itemsize
@@ -195,5 +193,5 @@ class NumbaSearch:
 
 
 def search_for(pool: Tensor) -> TorchSearch | NumbaSearch:
-    """Returns the compiled search on the CPU where numba is installed."""
-    return NumbaSearch(pool) if has_numba() and pool.device.type == "cpu" else TorchSearch(pool)
+    """Returns the compiled search on the CPU."""
+    return NumbaSearch(pool) if pool.device.type == "cpu" else TorchSearch(pool)

@@ -23,8 +23,6 @@ SEARCHES = (TorchSearch, NumbaSearch)
 
 @pytest.fixture(params=SEARCHES, ids=lambda search: search.__name__)
 def search(request, monkeypatch) -> type:
-    if request.param is NumbaSearch:
-        pytest.importorskip("numba")
     monkeypatch.setattr(pool_module, "search_for", request.param)
     return request.param
 
@@ -114,7 +112,6 @@ def test_frames_of_equal_hash_are_told_apart_by_their_bytes(monkeypatch) -> None
 
 
 def test_the_compiled_search_tells_frames_of_equal_hash_apart(monkeypatch) -> None:
-    pytest.importorskip("numba")
     monkeypatch.setattr(pool_module, "search_for", NumbaSearch)
 
     def after(word: int) -> int:  # the hash's state after a frame's first word
