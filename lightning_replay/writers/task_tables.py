@@ -73,7 +73,8 @@ class TaskTableWriter(TableWriter):
         table = np.zeros_like(task) if self._shares_one_table else task
         slots = self.tables.try_append_new(table) if count <= at_once else None
         if slots is not None:
-            index, entered = self.write(slots, columns), slice(0, count)
+            index = self.write(slots, columns)
+            inserted = Insertion(index, slice(0, count))
             for buffer in storage._attached_entities:
                 buffer.mark_update(index)
         else:  # more rows than fit a table, or more frames than are free
@@ -89,10 +90,11 @@ class TaskTableWriter(TableWriter):
             is_last[len(table) - 1 - np.unique(slots[::-1], return_index=True)[1]] = True
             stayed = is_last & (self.tables.pool.references[slots] > 0)
             slots, kept = slots[stayed], kept[stayed]
-            index, entered = torch.from_numpy(slots).to(storage.device), torch.from_numpy(kept)
+            index = torch.from_numpy(slots).to(storage.device)
+            inserted = Insertion(index, torch.from_numpy(kept))
             announce(storage, index, kept, rows, count)
         self._write_count += count
-        return Insertion(index, entered)
+        return inserted
 
     def _kept(self, table: np.ndarray) -> np.ndarray:
         """Returns the rows that are written, int64 ascending: of more than a table's capacity, the last ones."""

@@ -275,38 +275,23 @@ def test_rows_that_a_condition_refuses_fix_no_columns() -> None:
     assert len(replay.extend(event_steps(0, 4, {}, ["goal"]))) == 4
 
 
-def test_a_state_of_other_events_is_refused_and_nothing_is_changed() -> None:
-    two = EventTable("goal", events=[Event(IsTrue("goal"), 2), Event(IsTrue("gap"), 2)], capacity=4)
-    one = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4)
-    saved, other = (EventTableWriter(4, [table], max_trajectories=2) for table in (two, one))
-    with pytest.raises(ValueError, match="2 events and these 1"):
-        other.load_state_dict(saved.state_dict())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity": 0, "tables": [goal_table()]}, "capacity is 0"),
         ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "'goal': 0.6}, together 1.1"),
         ({"default_share": 0.5, "tables": [goal_table(share=0.5), EventTable("gap", bool, 3, capacity=9)]}, "leave 0"),
         ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),
         ({"tables": [EventTable("default", bool, 3, capacity=9)]}, "'default'.*taken twice"),
         ({"tables": []}, "at least one EventTable"),
+        ({"capacity": 0, "tables": [goal_table()]}, "capacity is 0"),
         ({"tables": [goal_table()], "correction": "lemma3"}, "correction is 'lemma3'.*'mixture'"),
         ({"tables": [goal_table()], "max_trajectories": 0}, "max_trajectories is 0"),
-        ({"tables": [goal_table()], "priority_exponent": -1.0}, "priority_exponent is -1"),
         ({"tables": [goal_table()], "batch_size": 500}, "below batch_size 500"),
     ],
 )
 def test_bad_options_are_refused(options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipes.event_tables(**{"capacity": 10, "batch_size": 1} | options)
-
-
-def test_rows_without_ends_are_refused() -> None:
-    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table()])
-    endless = event_steps(0, 4, {}, []).exclude(*(("next", name) for name in ("done", "terminated", "truncated")))
-    unchanged_by(replay, endless, ValueError, r"\('next', 'done'\)")
 
 
 def test_it_writes_into_packed_storage_of_enough_rows() -> None:

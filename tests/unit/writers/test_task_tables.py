@@ -62,12 +62,12 @@ def test_td_errors_reach_the_rows_that_stayed() -> None:
     rows = rows_of([1, 0, 1, 1, 1])
     rows["td_error"] = torch.arange(5.0)
     index = replay.extend(rows)
-    assert torch.from_numpy(replay.sampler._priority)[index].tolist() == [1, 2, 3, 4]
+    assert replay.sampler.priority_of(index).tolist() == [1, 2, 3, 4]
     assert replay.storage.get(index)["observation"][:, 0].tolist() == [1, 2, 3, 4]
     rows = rows_of([1, 1, 1, 0, 1])
     rows["td_error"] = torch.arange(5.0)
     index = replay.extend(rows)
-    assert torch.from_numpy(replay.sampler._priority)[index].tolist() == [1, 2, 3, 4]
+    assert replay.sampler.priority_of(index).tolist() == [1, 2, 3, 4]
 
 
 def test_baselines_keep_all_tasks_in_one_table() -> None:

@@ -394,18 +394,6 @@ def test_more_rows_at_once_than_frames_fit_keep_the_last() -> None:
     assert held_actions(replay) == [23, 24, 25, 26, 27, 28]
 
 
-def test_updates_for_released_rows_are_dropped_and_counted() -> None:
-    replay = recipes.prioritized(20, 5, frame_stack=2, frame_capacity=8, seed=0)
-    index = replay.extend(frame_rows(stacks_of([1, 2, 3, 4, 5, 6], 2)))
-    generation = replay.storage.generation_of(index)
-    replay.extend(frame_rows(stacks_of([11, 12, 13], 2), first=5))
-    replay.update_priority(index, torch.full((5,), 1e6), generation=generation)
-    assert replay.stats()["late_updates_dropped"] == 2
-    replay.update_priority(index, torch.full((5,), 1e6))  # without generations as well
-    assert replay.stats()["late_updates_dropped"] == 4
-    assert set(replay.sample()["action"].tolist()) <= {2, 3, 4}
-
-
 def test_a_slot_that_was_released_cannot_be_read() -> None:
     storage = storage_of(frame_rows(EPISODE))
     storage.release(torch.tensor([1]))
@@ -422,25 +410,6 @@ def test_returns_end_before_released_rows() -> None:
         batch = replay.sample()
         steps[int(batch["action"])] = int(batch["steps_to_next_obs"])
     assert steps == {0: 2, 1: 1, 3: 2, 4: 1}
-
-
-@pytest.mark.parametrize("n_steps", [1, 3])
-@pytest.mark.parametrize("frame_capacity", [None, 12])
-def test_a_loaded_buffer_goes_on_with_the_same_draws(n_steps, frame_capacity, tmp_path) -> None:
-    options = {"frame_stack": 2, "frame_capacity": frame_capacity, "n_steps": n_steps, "seed": 3}
-    replay = recipes.prioritized(20, 4, **options)
-    for first in range(0, 60, 10):
-        replay.extend(frame_rows(stacks_of(list(range(first, first + 7)), 2), first=first, done=True))
-    replay.save(tmp_path)
-    again = load_replay(tmp_path)
-    assert again.stats() == replay.stats()
-    for step in range(4):
-        one, other = replay.sample(), again.sample()
-        assert (one == other).all() and stacks_in(one) == stacks_in(other)
-        for buffer in (replay, again):
-            buffer.update_priority(one["index"], one["action"] + 1.0, generation=one["generation"])
-            buffer.extend(frame_rows(stacks_of([step, 90, step + 91], 2), first=100 * step))
-    assert again.stats() == replay.stats()
 
 
 def test_a_save_of_other_frames_is_refused_and_nothing_is_changed(tmp_path) -> None:
