@@ -295,7 +295,6 @@ class EpisodeLinks:
         self.cut(torch.cat((before[before >= 0], index.reshape(-1))))
 
     def clear(self) -> None:
-        """Removes every row."""
         self.successor.fill_(-1)
         self._predecessor.fill_(-1)
         self._newest_slot.clear()

@@ -79,7 +79,6 @@ class EpisodeTracker:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the links."""
         return 0 if self.links is None else self.links.nbytes
 
     def check_rows(self, rows: TensorDictBase) -> None:
@@ -152,12 +151,10 @@ class EpisodeTracker:
         return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
 
     def cut(self, index: Tensor) -> None:
-        """Ends the episodes at these slots."""
         if self.links is not None:
             self.links.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
         if self.links is not None:
             self.links.break_episodes(trajectories)
 
@@ -167,7 +164,6 @@ class EpisodeTracker:
             self.links.release(index)
 
     def clear(self) -> None:
-        """Removes every episode."""
         self.links = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -36,7 +36,6 @@ class NewestRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the ring."""
         return self._is_terminal.nbytes + self._surprise.nbytes
 
     def add(self, first: int, is_terminal: np.ndarray | int, surprise: np.ndarray) -> None:
@@ -105,7 +104,6 @@ class Diagnostics:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the flags of the slots and of the newest rows."""
         return self._is_terminal.nbytes + self._newest.nbytes
 
     def add(
@@ -154,7 +152,6 @@ class Diagnostics:
         return {name: value for name, value in stats.items() if not math.isnan(value)}
 
     def clear(self) -> None:
-        """Removes all rows."""
         self._newest.clear()
         self._is_terminal.fill(UNKNOWN)
 

@@ -53,7 +53,6 @@ class LeavingOrder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and minima."""
         return self.nodes.nbytes
 
     def place(self, slots: np.ndarray, priority: np.ndarray, arrival: np.ndarray) -> None:
@@ -65,7 +64,6 @@ class LeavingOrder:
         self._write(slots, key_of(priority, self.arrival(slots)))
 
     def remove(self, slots: np.ndarray) -> None:
-        """Takes slots out of the order."""
         self._write(slots, np.full(len(slots), ABSENT))
 
     def lowest(self, count: int) -> np.ndarray:
@@ -97,7 +95,6 @@ class LeavingOrder:
         self._write(np.arange(len(keys)), keys)
 
     def clear(self) -> None:
-        """Removes every slot."""
         self.nodes.fill(ABSENT)
 
     def _write(self, slots: np.ndarray, keys: np.ndarray) -> None:

@@ -44,7 +44,6 @@ class RetainedRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the priorities and their factors."""
         chances = 0 if self._chances is None else self._chances.nbytes
         return self.order.nbytes + chances + self._surprise.nbytes + self._on_policyness.nbytes + self._draws.nbytes
 

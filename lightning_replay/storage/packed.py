@@ -468,7 +468,6 @@ class PackedStorage(ForkableStorage):
         self.initialized = True
 
     def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]]) -> None:
-        """Sets the columns that rows must have from now on."""
         assert self._columns is not None
         self._given = columns
         self._reader = RowReader(columns, {column.key for column in self._columns if column.array is not None})
@@ -580,7 +579,6 @@ class PackedStorage(ForkableStorage):
             write_state(path, state, of=type(self).__name__)
 
     def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
         load_state(path, self.load_state_dict)
 
     def __getstate__(self) -> dict[str, Any]:

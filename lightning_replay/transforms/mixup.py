@@ -159,7 +159,6 @@ class MixPairs(RandomTransform):
         )
 
     def reseed(self, seed: int) -> None:
-        """Restarts the generator from ``seed``."""
         super().reseed(seed)
         self._coefficients.ahead = torch.empty(0, device="cpu")
 

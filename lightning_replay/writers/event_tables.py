@@ -128,7 +128,6 @@ class EventTableWriter(TableWriter):
         return self.insert_columns(self._storage.checked_values(data), data).slots
 
     def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
-        """Writes columns of transitions that the storage has checked; see :meth:`extend`."""
         if self._columns is not self._storage.row_columns:
             self._read_columns(self._storage.row_columns)
         trajectory, done = self._episodes_of(columns)
@@ -301,7 +300,6 @@ class EventTableWriter(TableWriter):
         return self._histories.forgotten
 
     def forget_oldest(self) -> bool:
-        """Releases the oldest episode history; returns False if there is none."""
         name = self._histories.forget_oldest()
         if name is not None:
             self._running.forget(name)

@@ -124,7 +124,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 storage.release(others[self.age_of(others).argmax()])
 
     def add(self, data: TensorDictBase) -> Tensor | int:
-        """Writes one transition of batch size ``[]``; see :meth:`extend`."""
         if not isinstance(self._storage, PackedStorage):
             return super().add(data.copy())
         return int(self.extend(data.unsqueeze(0)))
@@ -134,7 +133,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return (self._cursor - 1 - index) % self._storage.max_size
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches the storage; called by the buffer."""
         super().register_storage(storage)
         self._cursor %= storage.max_size  # of a state that was loaded before
 

@@ -114,7 +114,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the retention priorities."""
         return 0 if self._storage is None else self._rows.nbytes + self._diagnostics.nbytes
 
     def register_storage(self, storage: Storage) -> None:
@@ -147,7 +146,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return self.insert_columns(self._storage.checked_values(data), data)
 
     def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
-        """Offers columns of transitions that the storage has checked; see :meth:`insert`."""
         values, count = columns, len(columns[0])
         if self.initial_surprise is None and type(self.rule).first_priority is RetentionRule.first_priority:
             factors = Factors.unknown(count)
@@ -309,7 +307,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             self._rows.recompute()
 
     def reseed(self, seed: int) -> None:
-        """Restarts the draws of stochastic rules from ``seed``."""
         self._generator.manual_seed(seed)
 
     def age_of(self, index: Tensor) -> Tensor:

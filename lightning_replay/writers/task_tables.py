@@ -67,7 +67,6 @@ class TaskTableWriter(TableWriter):
         return self.insert_columns(self._storage.checked_values(data), data)
 
     def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
-        """Writes columns of transitions that the storage has checked; see :meth:`insert`."""
         task, storage = self._tasks_of(columns), self._storage
         count, at_once = len(task), storage.rows_at_once
         table = np.zeros_like(task) if self._shares_one_table else task

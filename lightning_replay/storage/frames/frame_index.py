@@ -40,12 +40,10 @@ class FrameIndex:
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The arguments that the loops take."""
         return self.hashes, self.heads, self.following
 
     @property
     def nbytes(self) -> int:
-        """Bytes of hashes and chains."""
         return sum(array.nbytes for array in self.arrays)
 
     def chain(self, key: int) -> list[int]:
@@ -58,7 +56,6 @@ class FrameIndex:
         return found
 
     def clear(self) -> None:
-        """Removes every frame."""
         self.heads.fill(0)
 
 
@@ -193,5 +190,4 @@ class NumbaSearch:
 
 
 def search_for(pool: Tensor) -> TorchSearch | NumbaSearch:
-    """Returns the compiled search on the CPU."""
     return NumbaSearch(pool) if pool.device.type == "cpu" else TorchSearch(pool)

@@ -143,7 +143,6 @@ class FramePool:
         return self._search.gather(frames, rows).view(2, rows.shape[0], frames.shape[1] // 2, *self.shape).unbind()
 
     def clear(self) -> None:
-        """Removes every frame."""
         self.references.fill(0)
         self._index.clear()
         self._free[:] = np.arange(self.capacity, 0, -1, dtype=np.int32)

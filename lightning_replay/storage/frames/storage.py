@@ -350,7 +350,6 @@ class FrameStorage(PackedStorage):
             yield state
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Releases the lock in parent and child; see ``ForkableStorage``."""
         super().after_fork(in_child=in_child)
         if in_child and self._pool is not None:
             self._pool.snapshots = Snapshots()
@@ -401,7 +400,6 @@ class FrameStorage(PackedStorage):
 
 
 def _stacks_of(values: Sequence[Column]) -> tuple[Tensor, Tensor]:
-    """Returns the two stacks, the last columns, which are tensors."""
     first, second = values[-2:]
     assert isinstance(first, Tensor) and isinstance(second, Tensor)
     return first, second
