@@ -74,7 +74,6 @@ def check_equal(mine: list[TensorDict], theirs: list[TensorDict]) -> None:
             torch.testing.assert_close(one[key], other[key], rtol=1e-6, atol=1e-6, equal_nan=True, msg=str(key))
 
 
-@pytest.mark.parametrize("numba", [True, False])
 @pytest.mark.parametrize(
     "options",
     [
@@ -85,11 +84,7 @@ def check_equal(mine: list[TensorDict], theirs: list[TensorDict]) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_batch_is_the_one_that_columns_give(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], dtype: torch.dtype, numba: bool
-) -> None:
-    if not numba:
-        monkeypatch.setattr("lightning_replay.transforms.mixing.has_numba", lambda: False)
+def test_a_batch_is_the_one_that_columns_give(options: dict[str, Any], dtype: torch.dtype) -> None:
     rows = transitions(dtype=dtype)
     check_equal(batches(MixPairs, rows, **options), batches(ByColumn, rows, **options))
 
