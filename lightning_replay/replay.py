@@ -238,9 +238,9 @@ class Replay(AssembledReplay, TrainingReplay):
             >>> replay.extend_columns(columns), replay.extend_columns(columns)
             (tensor([0]), tensor([1]))
         """
-        if type(self).extend is not Replay.extend or not isinstance(columns, Mapping):
-            return self.extend(rows_of_columns(columns))
-        return self._enter(columns, True)
+        if type(self).extend is Replay.extend and (type(columns) is dict or isinstance(columns, Mapping)):
+            return self._enter(columns, True)
+        return self.extend(rows_of_columns(columns))
 
     def _attach_parts(self) -> None:
         super()._attach_parts()

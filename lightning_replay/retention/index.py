@@ -12,6 +12,7 @@ import torch
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS, LeavingOrder, key_of
 from lightning_replay.retention.feedback import Factors
+from lightning_replay.retention.numba_kernels import evict_lowest
 from lightning_replay.retention.rules import RetentionRule
 
 
@@ -72,8 +73,6 @@ class RetainedRows:
         if fitting < count and self._chances is not None:
             evicted = self._evict_drawn(priority, slots, fitting, first_arrival)
         elif fitting < count:
-            from lightning_replay.retention.numba_kernels import evict_lowest  # not before it is needed
-
             bits = (priority + np.float32(0.0)).view(np.int32)  # adding 0 turns -0.0 into 0.0
             flags = always_admits, not factors.is_known
             evicted = evict_lowest(bits, fitting, first_arrival, *flags, slots, self.order.nodes, self.order.starts)

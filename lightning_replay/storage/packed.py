@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transitions as packed rows of bytes: one gather per batch, every leaf a view of it.
-
-Longer than other files because rows are written, read, saved and restored through the same few arrays.
-"""
+"""Transitions as packed rows of bytes: one gather per batch, every leaf a view of it."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.devices import check_present, checked_device
 from lightning_replay.storage.forkable import ForkableStorage
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
-from lightning_replay.storage.row_block import RowBlock
+from lightning_replay.storage.row_block import SingleRow
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of, observation_keys
 from lightning_replay.storage.stored_column import GENERATION, INDEX, NOT_STORED, RowReader, StoredColumn
 from lightning_replay.storage.transition_check import MASKS, Column, ColumnsCheck, TransitionCheck
@@ -89,7 +86,7 @@ class PackedStorage(ForkableStorage):
         self._generations: np.ndarray | None = None  # the same on a CPU
         self._columns: list[StoredColumn] | None = None
         self._views: dict[NestedKey, Tensor] = {}  # the columns, found faster than in a TensorDict
-        self._block: RowBlock | None = None  # for scattered slots, and for one
+        self._single: SingleRow | None = None
         self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
         self._reader: RowReader | None = None
         self.row_check: TransitionCheck | None = None  #: Refuses new rows by raising; set by a ``Replay``.
@@ -362,7 +359,7 @@ class PackedStorage(ForkableStorage):
             self._forget_columns()
 
     def _forget_columns(self) -> None:
-        self._layout = self._rows = self._columns = self._storage = self._block = None
+        self._layout = self._rows = self._columns = self._storage = self._single = None
         self._views = {}
         self._generation = self._generations = self._columns_check = self._reader = None
         self._given = {}
@@ -377,10 +374,9 @@ class PackedStorage(ForkableStorage):
             snapshots.keep(places)
             if self._shared_writes is not None:
                 self._shared_writes.add()
-            block, least = self._block, self._least_generation
-            if block is not None and isinstance(places, np.ndarray):
-                highest = 1 + block.write(places, values, least)
-            elif block is not None and isinstance(places, slice) and block.write_one(places, values, least):
+            single = self._single
+            is_one = single is not None and type(places) is slice and places.stop - places.start == 1
+            if is_one and single.write(places.start, values, self._least_generation):
                 highest = places.stop
             else:
                 for column, value in zip(self._columns, values, strict=True):
@@ -463,7 +459,9 @@ class PackedStorage(ForkableStorage):
         self._generations = self._generation.numpy() if device.type == "cpu" else None
         self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
         self._views = {key if len(key) > 1 else key[0]: slots.get(key) for key in layout.columns}
-        self._block = RowBlock(layout, self._rows) if RowBlock.fits(layout, self._rows) else None
+        self._single = None
+        if SingleRow.fits(layout, self._rows):
+            self._single = SingleRow(layout, self._rows, [one.tensor for one in self._columns], self._generation)
         self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True
 
@@ -593,7 +591,7 @@ class PackedStorage(ForkableStorage):
         self.check_read()
         del state["snapshots"], state["_shared_writes"]
         # Views do not survive a copy as views: they are created again.
-        unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_block", "_layout", "_reader")
+        unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_single", "_layout", "_reader")
         return state | dict.fromkeys(unset) | {"_reached": 0, "_views": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

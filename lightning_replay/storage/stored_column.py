@@ -80,10 +80,10 @@ class RowReader:
             device: of all values; arrays are on the CPU.
         """
         values: list[Any] = [None] * len(self._kinds)
-        if isinstance(rows, TensorDictBase):
-            if rows.ndim != 1 or not _collect(rows, self._tree, values):
+        if type(rows) is dict or not isinstance(rows, TensorDictBase):
+            if not self._collect_named(rows, values):
                 return None
-        elif not self._collect_named(rows, values):
+        elif rows.ndim != 1 or not _collect(rows, self._tree, values):
             return None
         on_cpu = device.type == "cpu"
         for place, (dtype, shape, array_dtype) in enumerate(self._kinds):

@@ -13,6 +13,7 @@ from tensordict.utils import unravel_key
 from torch import Tensor
 
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, assemble_unchecked
+from lightning_replay.transforms.numba_kernels import mix_pairs
 
 _NOTHING: dict[str, Any] = {}
 _TERMINATED: Key = ("next", "terminated")
@@ -116,11 +117,9 @@ class PackedMixing:
         Raises:
             IndexError: an index that is no slot, of a user's sampler.
         """
-        from lightning_replay.transforms import numba_kernels
-
         mixed, coefficient = rows.new_empty(len(index), rows.shape[1]), coefficient.clone()
         stored, (_, start, length) = rows.numpy(), self._places[_TERMINATED]
-        is_mixed = numba_kernels.mix_pairs(
+        is_mixed = mix_pairs(
             stored.view(np.float32),
             stored.view(np.uint8),
             index.numpy(),

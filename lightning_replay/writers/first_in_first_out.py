@@ -82,12 +82,8 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             start = self._cursor  # which leaves no slot before it unwritten
         self._cursor = start
         at_once = storage.rows_at_once
-        if kept <= at_once:
-            self._put(storage, values, kept)
-        else:
-            for first in range(0, kept, at_once):
-                part = [value[first : first + at_once] for value in values]
-                self._put(storage, part, min(at_once, kept - first))
+        for first in range(0, kept, at_once):
+            self._put(storage, [value[first : first + at_once] for value in values])
         index = torch.arange(start, start + kept, device=storage.device)
         if start + kept > capacity:
             index %= capacity
@@ -95,20 +91,14 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             index = index[-storage.num_held :]
         return index
 
-    def _put(self, storage: PackedStorage, values: Sequence[Column], count: int) -> None:
+    def _put(self, storage: PackedStorage, values: Sequence[Column]) -> None:
         """Writes rows at the cursor, which moves behind them."""
-        capacity, start = storage.capacity, self._cursor
-        until_end = min(count, capacity - start)
+        capacity, start, stop = storage.capacity, self._cursor, self._cursor + len(values[0])
+        slots = torch.arange(start, stop, device="cpu") % capacity
         if isinstance(storage, FrameStorage):
-            slots = torch.arange(start, start + count, device="cpu") % capacity
             self._release_oldest(storage, values, slots)
-            storage.write(slots if until_end < count else slice(start, start + count), values)
-        elif until_end == count:
-            storage.write(slice(start, start + count), values)
-        else:
-            storage.write(slice(start, capacity), [value[:until_end] for value in values])
-            storage.write(slice(0, count - until_end), [value[until_end:] for value in values])
-        self._cursor = (start + count) % capacity
+        storage.write(slice(start, stop) if stop <= capacity else slots, values)
+        self._cursor = stop % capacity
 
     def _release_oldest(self, storage: FrameStorage, values: Sequence[Column], slots: Tensor) -> None:
         """Releases the oldest rows until the frames of new ones fit."""

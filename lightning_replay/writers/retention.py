@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eviction by surprise times on-policyness, and by the rules it is compared with.
-
-Longer than other files because candidates, feedback and saved state meet in the one class that a buffer calls.
-"""
+"""Eviction by surprise times on-policyness, and by the rules it is compared with."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay.storage import row_block, row_kernels
 from lightning_replay.tables import numba_kernels, numpy_kernels
 from lightning_replay.tables.arrays import EventArrays, HistoryArrays, groups_of
 from lightning_replay.tables.tables import Tables
@@ -116,21 +115,3 @@ def check_same(one: World, other: World) -> None:
 def test_slots_that_follow_one_another(slots) -> None:
     expected = slots == list(range(slots[0], slots[0] + len(slots)))
     assert [loops.is_run(np.array(slots)) for loops in (numba_kernels, numpy_kernels)] == [expected] * 2
-
-
-@given(
-    slots=st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True),
-    generations=st.lists(st.integers(0, 5), min_size=10, max_size=10),
-    least=st.integers(0, 4),
-)
-def test_rows_copied_out_of_a_block(slots, generations, least) -> None:
-    results = []
-    for copy in (row_kernels.copy_rows, row_block._copy_rows):
-        rows_kept = np.arange(30).reshape(10, 3)
-        rows_kept[:, 1] = generations
-        block = 100 + np.arange(24).reshape(8, 3)
-        assert copy(rows_kept, np.array(slots), block, 1, least) == max(slots)
-        results.append(rows_kept)
-    assert (results[0] == results[1]).all()
-    assert results[0][slots, 1].tolist() == [max(generations[slot], least) + 1 for slot in slots]
-    assert results[0][slots, 2].tolist() == [102 + 3 * place for place in range(len(slots))]

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed rows whose stacks of frames are kept frame by frame, each once.
-
-Longer than other files because it overrides each way of a row into a ``PackedStorage`` and out of it.
-"""
+"""Packed rows whose stacks of frames are kept frame by frame, each once."""
 
 from __future__ import annotations
 
