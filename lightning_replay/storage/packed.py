@@ -375,8 +375,12 @@ class PackedStorage(ForkableStorage):
             if self._shared_writes is not None:
                 self._shared_writes.add()
             single = self._single
-            is_one = single is not None and type(places) is slice and places.stop - places.start == 1
-            if is_one and single.write(places.start, values, self._least_generation):
+            if (
+                single is not None
+                and isinstance(places, slice)
+                and places.stop - places.start == 1
+                and single.write(places.start, values, self._least_generation)
+            ):
                 highest = places.stop
             else:
                 for column, value in zip(self._columns, values, strict=True):

@@ -62,13 +62,14 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         if stop <= capacity and type(storage) is PackedStorage:
             storage.write(slice(start, stop), columns)
             self._cursor = stop if stop < capacity else 0
-            index = storage.slots(start, stop)
+            index, kept = storage.slots(start, stop), slice(0, count)
         else:
             index = self._insert_around(storage, columns, count)
+            kept = slice(count - index.numel(), count)
         self._write_count += count
         for buffer in storage._attached_entities:
             buffer.mark_update(index)
-        return Insertion(index, slice(count - index.numel(), count))
+        return Insertion(index, kept)
 
     def _insert_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
         """Writes more transitions than fit before the end of the ring, or with frames; returns their slots."""
