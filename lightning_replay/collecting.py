@@ -170,7 +170,6 @@ class VectorSteps(VectorWrapper):
         return replay.extend_columns(self.columns | more)
 
     def _number(self, began: Iterable[int]) -> None:
-        """Numbers the episodes that begin in some environments."""
         for i in began:
             self._trajectory[i] = self.next_trajectory
             self.next_trajectory += 1
@@ -233,12 +232,10 @@ def _key(name: str, path: tuple[str, ...]) -> Key:
 
 
 def _arrays(value: Any) -> list[np.ndarray]:
-    """Returns the arrays of a value of a space."""
     return [value] if type(value) is np.ndarray else [np.asarray(part) for _, part in _leaves(value)]
 
 
 def _owned(value: Any) -> list[np.ndarray]:
-    """Returns copies of the arrays of a value of a space."""
     return [_owned_array(part) for part in _arrays(value)]
 
 

@@ -37,7 +37,6 @@ class _TorchRLWriter(WriterHooks):
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self.checks_rows = True  # it may write columns of its own into them
         self.keeps_order = isinstance(writer, RoundRobinWriter)
 
     def insert(self, data: TensorDictBase) -> Insertion:

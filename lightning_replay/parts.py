@@ -184,29 +184,28 @@ class WriterHooks(PartHooks):
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
-    checks_rows: bool = False  #: Whether :meth:`insert` checks all rows by the storage before it changes anything.
     may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
     keeps_tables: bool = False  #: Whether slots are held by :class:`~lightning_replay.tables.tables.Tables`.
     keeps_order: bool = False  #: Whether slots are in order of time, as those of a ring.
     needs_initial_surprise: bool = False  #: Whether it lacks a function for the surprise of new rows.
-    takes_values: bool = False  #: Whether its own class defines :meth:`insert_values`.
+    takes_columns: bool = False  #: Whether its own class defines :meth:`insert_columns`.
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
         raise NotImplementedError
 
-    def insert_values(self, storage: Any, values: Sequence[Tensor | np.ndarray], count: int) -> Insertion | None:
-        """Stores rows as :meth:`insert`, given as columns ``[N, ...]`` that the storage has read and checked.
+    def insert_columns(self, columns: Sequence[Tensor | np.ndarray], rows: Any) -> Insertion:
+        """Stores rows as :meth:`insert`, given as columns ``[N, ...]`` that a ``PackedStorage`` has read and checked.
 
-        ``None``, with nothing changed, where :meth:`insert` must store them, which may read more than their values.
-        Called where :attr:`takes_values`; a subclass that changes how rows are stored need not define it.
+        Called in place of it where :attr:`takes_columns`; a subclass that changes how rows are stored need not define
+        it.
 
         Args:
-            storage: the writer's, a :class:`~lightning_replay.storage.PackedStorage` that holds rows.
-            values: in the order of its ``row_columns``.
-            count: N, at least 1.
+            columns: in the order of the storage's ``row_columns``; N is at least 1.
+            rows: the same as they were given, a TensorDict ``[N]`` or columns by key;
+                :func:`~lightning_replay.storage.rows_of_columns.as_rows` returns a TensorDict.
         """
-        return None
+        raise NotImplementedError
 
     def insert_nothing(self) -> None:
         """Replaces a call of :meth:`insert` where transforms keep all rows back."""
@@ -362,7 +361,7 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
                 "returns their slots and which of the rows they are (lightning_replay.parts.Insertion). Override "
                 "insert; extend calls it"
             )
-        kind.takes_values = "insert_values" in vars(cls)  # a base class's may store rows in another way than cls
+        kind.takes_columns = "insert_columns" in vars(cls)  # a base class's may store rows in another way than cls
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""

@@ -33,7 +33,15 @@ from lightning_replay.episodes.links import with_real_ends
 from lightning_replay.episodes.n_step import refuse_formed
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
-from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySampler, ReplayTransform, SamplerHooks
+from lightning_replay.parts import (
+    BufferHooks,
+    Drawing,
+    Insertion,
+    ReplaySampler,
+    ReplayTransform,
+    SamplerHooks,
+    WriterHooks,
+)
 from lightning_replay.priority_updates import Feedback, given_feedback, given_priority, judged, td_error_of
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.table_sampler import without_tables
@@ -44,14 +52,12 @@ from lightning_replay.storage import forking
 from lightning_replay.storage.access import readable_rows
 from lightning_replay.storage.devices import as_tensor
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.storage.rows_of_columns import rows_of_columns
+from lightning_replay.storage.rows_of_columns import as_rows, rows_of_columns
 from lightning_replay.storage.transition_check import (
     Column,
     ContradictingFlags,
     TransitionCheck,
-    with_done,
-    with_one_shape,
-    without_padding,
+    normalized,
 )
 from lightning_replay.tables.tables import Tables
 from lightning_replay.training_replay import TrainingReplay
@@ -67,9 +73,8 @@ from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-# What rows may change although they are refused: what transforms keep back, and columns of a storage (whether new).
-_EntryState = tuple[list[tuple[ReplayTransform, Any]], bool | None]
-_UNCHANGED: _EntryState = ([], None)
+# What rows may change although they are refused: what transforms keep back, and whether they fix a storage's columns.
+_EntryState = tuple[list[tuple[ReplayTransform, Any]], bool]
 
 _ENDS = (("next", "truncated"), ("next", "done"))
 
@@ -221,78 +226,20 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 then, whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):  # what is kept of the rows is written to later
-                return self.extend(tensordicts, update_priority=update_priority)
-        try:
-            return self._extend_once(tensordicts, update_priority)
-        except ContradictingFlags:
-            rows = with_real_ends(tensordicts)
-            if rows is None:
-                raise
-        return self._extend_once(rows, update_priority)
-
-    def _extend_once(self, tensordicts: TensorDictBase, update_priority: bool | None) -> Tensor:
-        if self._is_direct and isinstance(tensordicts, TensorDictBase):
-            index = self._store_directly(tensordicts, PackedStorage.fitting_values)
-            if index is not None:
-                return index
         if not isinstance(tensordicts, TensorDictBase):
             raise TypeError(
                 f"extend takes a TensorDict of transitions; got {type(tensordicts).__name__}. Wrap columns [N, ...] as "
                 "TensorDict({'observation': ..., 'action': ..., 'next': {...}}, batch_size=[N]), and join several "
                 "TensorDicts with torch.stack or torch.cat"
             )
-        if 0 in tensordicts.shape:  # before a transform refuses it in its own words, or keeps it
-            raise wrong_shape(tensordicts)
-        packed = self._packed
-        tensordicts = self._normalized(tensordicts)
-        if self._prefetch_queue:
-            self._wait_for_draws()
-        with self._replay_lock, self._write_lock:
-            if self._refusal is not None:
-                self._check_usable()
-            if self.awaits_new_episodes:
-                self._end_saved_episodes()
-            has_transforms = self._has_transforms
-            may_change = has_transforms or not (packed is None or packed.has_columns)
-            before = self._entry_state() if may_change else _UNCHANGED
-            try:
-                if has_transforms and 0 not in tensordicts.shape:
-                    if before[0]:  # steps that do not reach the storage yet
-                        self._check_columns(tensordicts)
-                    if not len(self._storage):
-                        for one in self._transforms:
-                            refuse_formed(tensordicts, one.n_steps if isinstance(one, MultiStepTransform) else 1)
-                    tensordicts = self._transform.inv(tensordicts)
-                if tensordicts is None or 0 in tensordicts.shape:  # transforms keep all back, or all are padding
-                    self._writer_hooks.insert_nothing()
-                    return torch.zeros(0, dtype=torch.int64, device="cpu")
-                return self._store(tensordicts, update_priority is not False)
-            except BaseException:  # whatever a function raises that was given to writer, sampler or transform
-                self._undo_entry(before)
-                raise
-
-    def _normalized(self, rows: TensorDictBase) -> TensorDictBase:
-        """Returns rows without padding, with one shape of rewards and flags and with ``done``.
-
-        A ``PackedStorage`` with columns does without the first two: it reads rewards of either shape, and refuses a
-        mask that it does not store.
-        """
-        packed = self._packed
-        layout = None if packed is None else packed.layout
-        if packed is None or layout is None or packed.has_mask or rows.ndim != 1 or self._changes_rows:
-            rows = with_one_shape(without_padding(rows))
-        if layout is None or ("next", "done") in layout.columns:  # buffers saved early may be without
-            rows = with_done(rows)
-        return rows
+        return self._enter(tensordicts, update_priority is not False)
 
     def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
         """Stores transitions given column by column, with the result of :meth:`extend`.
 
         For a few rows, building and reading a TensorDict takes longer than storing them. None is built for rows on the
-        CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage` with a writer that takes values
-        (first in, first out; tables), unless a transform, a sampler that checks rows or a called condition reads them.
+        CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage`, unless a transform, a sampler
+        that checks rows, a called condition or a writer of your own reads them.
 
         Args:
             columns: arrays or tensors ``[N, ...]``, all with the same N, by key: a name, or for a nested column a tuple
@@ -314,46 +261,55 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             >>> replay.extend_columns(columns), replay.extend_columns(columns)
             (tensor([0]), tensor([1]))
         """
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                return self.extend_columns(columns)
-        if self._is_direct and isinstance(columns, Mapping):
-            try:
-                index = self._store_directly(columns, PackedStorage.fitting_columns)
-            except ContradictingFlags:
-                index = None  # extend decides
-            if index is not None:
-                return index
+        if type(self).extend is Replay.extend and (type(columns) is dict or isinstance(columns, Mapping)):
+            return self._enter(columns, True)
         return self.extend(rows_of_columns(columns))
 
-    def _store_directly(
-        self, rows: Any, read: Callable[[PackedStorage, Any], Sequence[Column] | None]
-    ) -> Tensor | None:
-        """Stores rows of which only the values matter; ``None`` where :meth:`_store` must do it, nothing is changed."""
+    def _enter(self, rows: Any, takes_priorities: bool) -> Tensor:
+        """Stores rows, a TensorDict or columns by key; see :meth:`extend`."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # what is kept of the rows is written to later
+                return self._enter(rows, takes_priorities)
         if self._prefetch_queue:
             self._wait_for_draws()
-        with self._replay_lock, self._write_lock:
-            if self._refusal is not None:
-                self._check_usable()
-            storage = self._packed
-            assert storage is not None
-            if self.awaits_new_episodes:
-                self._end_saved_episodes()
-            if self._has_transforms or (self._episodes is not None and self._episodes.links is None):
-                return None
-            if self._sampler_hooks.uses_priorities and storage.has_column(self.priority_key):
-                return None
-            values = read(storage, rows)
-            if values is None:
-                return None
-            inserted = self._writer_hooks.insert_values(storage, values, len(values[0]))
-            if inserted is None:
-                return None
-            self.last_insertion = inserted
-            self._sampler.extend(inserted.slots)
-            if self._episodes is not None:
-                self._episodes.warn()
-            return inserted.slots
+        try:
+            with self._replay_lock, self._write_lock:
+                if self._refusal is not None:
+                    self._check_usable()
+                if self.awaits_new_episodes:
+                    self._end_saved_episodes()
+                if self._packed is not None and not (self._has_transforms and self._changes_rows):
+                    columns = self._packed.read(rows)
+                    if columns is not None:  # rows like those stored, which need no preparation
+                        return self._store(rows, columns, takes_priorities)
+                return self._prepare_and_store(as_rows(rows), takes_priorities)
+        except ContradictingFlags:
+            ended = with_real_ends(as_rows(rows))
+            if ended is None:
+                raise
+        return self._enter(ended, takes_priorities)
+
+    def _prepare_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
+        """Stores rows, without padding and with all flags, as the transforms change them."""
+        if 0 in rows.shape:  # before a transform refuses it in its own words, or keeps it
+            raise wrong_shape(rows)
+        rows = normalized(rows)
+        before = self._entry_state()
+        try:
+            if self._has_transforms and 0 not in rows.shape:
+                if before[0]:  # steps that do not reach the storage yet
+                    self._check_columns(rows)
+                if not len(self._storage):
+                    for one in self._transforms:
+                        refuse_formed(rows, one.n_steps if isinstance(one, MultiStepTransform) else 1)
+                rows = self._transform.inv(rows)
+            if rows is None or 0 in rows.shape:  # transforms keep all back, or all are padding
+                self._writer_hooks.insert_nothing()
+                return torch.zeros(0, dtype=torch.int64, device="cpu")
+            return self._check_and_store(rows, takes_priorities)
+        except BaseException:  # whatever a function raises that was given to writer, sampler or transform
+            self._undo_entry(before)
+            raise
 
     def flush(self, trajectories: Iterable[int] | None = None) -> Tensor:
         """Flushes partial n-step transitions, formed before they are stored, when collecting or episodes break off.
@@ -371,51 +327,70 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 try:
                     formed = transform.flush(trajectories)
                     if formed is not None:
-                        slots.append(self._store(formed, takes_priorities=True))
+                        slots.append(self._check_and_store(formed, takes_priorities=True))
                 except BaseException:
                     self._undo_entry(before)
                     raise
         return torch.cat(slots)
 
     def _entry_state(self) -> _EntryState:
-        packed = self._packed
-        has_new_columns = None if packed is None or packed.has_columns else packed.layout is None
-        return [(one, one.pending) for one in self._own_transforms() if one.delays_rows], has_new_columns
+        is_first = self._packed is not None and not self._packed.has_columns
+        return [(one, one.pending) for one in self._own_transforms() if one.delays_rows], is_first
 
     def _undo_entry(self, before: _EntryState) -> None:
-        pending, has_new_columns = before
+        pending, is_first = before
         for transform, kept in pending:
             transform.pending = kept
-        if has_new_columns is not None:
-            self._storage.undo_entry(has_new_columns)
+        if is_first:
+            self._storage.undo_entry()
 
     def _check_columns(self, rows: TensorDictBase) -> None:
         columns = {key: value for key, value in rows.items(True, True) if isinstance(value, Tensor)}
         self._row_check({(key,) if isinstance(key, str) else key: value for key, value in columns.items()})
 
-    def _store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
-        """Stores rows that have passed the transforms; whatever may refuse them comes before the writer writes."""
+    def _check_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
+        """Stores rows that have passed the transforms and that the storage has not read yet."""
         if rows.ndim != 1 or rows.shape[0] == 0:
             raise wrong_shape(rows)
-        first_rows, sampler, writer = len(self._storage) == 0, self._sampler_hooks, self._writer_hooks
-        priority = rows.get(self.priority_key, None) if takes_priorities and sampler.uses_priorities else None
-        if priority is not None:
-            priority = given_priority(priority, rows.shape[0])
-            sampler.check_priority(priority)
-        sampler.check_rows(rows)
-        if self._episodes is not None:
-            self._episodes.check_rows(rows)
+        first_rows, columns = len(self._storage) == 0, None
         if self._packed is None:
             self._check_columns(rows)
-        elif not writer.checks_rows:
-            self._packed.checked_values(rows)
-        self.last_insertion = index, stored = writer.insert(rows)
+        elif isinstance(self._writer, WriterHooks):  # TorchRL's may add columns of their own
+            columns = self._packed.checked_values(rows)
+        index = self._store(rows, columns, takes_priorities)
+        if first_rows:
+            logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
+        return index
+
+    def _store(self, rows: Any, columns: Sequence[Column] | None, takes_priorities: bool) -> Tensor:
+        """Stores checked rows; whatever may refuse them comes before the writer writes.
+
+        Args:
+            rows: TensorDict ``[N]``, or columns by key where the storage has read these.
+            columns: what the storage read; ``None`` for TorchRL's storages and writers.
+            takes_priorities: whether a column ``priority_key`` sets priorities.
+        """
+        sampler, writer, priority = self._sampler_hooks, self._writer_hooks, None
+        if sampler.uses_priorities and takes_priorities:
+            if columns is None or self._storage.has_column(self.priority_key):
+                rows = as_rows(rows)
+                priority = rows.get(self.priority_key, None)
+            if priority is not None:
+                priority = given_priority(priority, rows.shape[0])
+                sampler.check_priority(priority)
+        if self._checks_rows:
+            sampler.check_rows(as_rows(rows))
+        if self._episodes is not None and self._episodes.links is None:
+            self._episodes.check_rows(as_rows(rows))
+        if columns is not None and writer.takes_columns:
+            inserted = writer.insert_columns(columns, rows)
+        else:
+            inserted = writer.insert(as_rows(rows))
+        self.last_insertion, index = inserted, inserted.slots
         if index.numel():
             self._sampler.extend(index)
             if priority is not None:
-                sampler.set_priorities(index, priority[stored], self._storage)
-        if first_rows:
-            logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
+                sampler.set_priorities(index, priority[inserted.rows], self._storage)
         if self._episodes is not None:
             self._episodes.warn()
         return index
@@ -851,13 +826,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._check_slices = SliceCheck()
         self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
-        # Parts that read nothing of new rows but the values that are stored.
-        self._is_direct = (
-            type(self).extend is Replay.extend
-            and type(self._storage) is PackedStorage
-            and self._writer_hooks.takes_values
-            and type(self._sampler_hooks).check_rows is SamplerHooks.check_rows
-        )
+        self._checks_rows = type(self._sampler_hooks).check_rows is not SamplerHooks.check_rows
         self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64, device="cpu"), slice(0, 0))
 
     def set_sampler(self, sampler: Sampler) -> Sampler:

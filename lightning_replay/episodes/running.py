@@ -134,7 +134,6 @@ class RunningObservations:
             self._names, self._block = None, []
 
     def forget(self, trajectory: int) -> None:
-        """Discards an episode that ended."""
         self._spill()
         self._last.pop(trajectory, None)
 

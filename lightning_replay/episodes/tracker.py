@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
@@ -59,31 +58,6 @@ def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_f
         )
 
 
-def episodes_of(data: TensorDictBase) -> tuple[np.ndarray, np.ndarray]:
-    """Returns running episode, int64 ``[N]``, and whether it ended, bool ``[N]``, of each row."""
-    rows = data.shape[0]
-    done = data.get(("next", "done"), None)
-    if not isinstance(done, Tensor) or done.dtype != torch.bool or done.numel() != rows:
-        raise ValueError(
-            f"histories of events need ('next', 'done'), bool [{rows}] or [{rows}, 1]; got {_described(done)}. Nothing "
-            "was stored. Store terminated, truncated and done with every transition"
-        )
-    trajectory = trajectory_of(data)
-    if trajectory is None:
-        return np.zeros(rows, dtype=np.int64), done.reshape(-1).cpu().numpy()
-    is_other = trajectory.is_floating_point() or trajectory.is_complex() or trajectory.dtype == torch.bool
-    if is_other or trajectory.numel() != rows:
-        raise (TypeError if is_other else ValueError)(
-            f"the column {trajectory_name(data)} names the episode of each row, int64 [{rows}]; got "
-            f"{_described(trajectory)}. Nothing was stored"
-        )
-    return trajectory.reshape(-1).cpu().numpy(), done.reshape(-1).cpu().numpy()
-
-
-def _described(column: Any) -> str:
-    return f"{column.dtype} {list(column.shape)}" if isinstance(column, Tensor) else "no such column"
-
-
 class EpisodeTracker:
     """Follows the episodes in a storage and turns drawn rows into n-step rows.
 
@@ -105,7 +79,6 @@ class EpisodeTracker:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the links."""
         return 0 if self.links is None else self.links.nbytes
 
     def check_rows(self, rows: TensorDictBase) -> None:
@@ -178,12 +151,10 @@ class EpisodeTracker:
         return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
 
     def cut(self, index: Tensor) -> None:
-        """Ends the episodes at these slots."""
         if self.links is not None:
             self.links.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
         if self.links is not None:
             self.links.break_episodes(trajectories)
 
@@ -193,7 +164,6 @@ class EpisodeTracker:
             self.links.release(index)
 
     def clear(self) -> None:
-        """Removes every episode."""
         self.links = None
 
     def state_dict(self) -> dict[str, Any]:

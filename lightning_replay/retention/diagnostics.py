@@ -22,75 +22,11 @@ MIN_ROWS = 100  # shares of fewer rows are chance
 UNKNOWN = -1
 
 
-class NewestRows:
-    """Terminal flags and surprise of the newest ``capacity`` offered rows, stored or refused, in a ring.
-
-    Args:
-        capacity: rows of a first-in-first-out buffer.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._is_terminal = np.full(capacity, UNKNOWN, dtype=np.int8)
-        self._surprise = np.full(capacity, np.nan, dtype=np.float32)
-        self._next = 0  # number of the next row
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the ring."""
-        return self._is_terminal.nbytes + self._surprise.nbytes
-
-    def add(self, first: int, is_terminal: np.ndarray | int, surprise: np.ndarray) -> None:
-        """Writes new rows.
-
-        Args:
-            first: number of the first row; the others follow.
-            is_terminal: whether each is a terminal step, ``[M]``, or ``UNKNOWN``.
-            surprise: of each, float32 ``[M]``, NaN where unknown.
-        """
-        count, capacity = len(surprise), len(self._is_terminal)
-        self._next = first + count
-        start = first % capacity
-        if start + count <= capacity:
-            self._is_terminal[start : start + count], self._surprise[start : start + count] = is_terminal, surprise
-            return
-        places = np.arange(first, first + count) % capacity  # of several rows in one place the last stays
-        self._is_terminal[places], self._surprise[places] = is_terminal, surprise
-
-    def update(self, number: np.ndarray, surprise: np.ndarray) -> None:
-        """Sets the surprise of rows by their numbers ``[n]``; of several for one row the last counts."""
-        recent = number >= self._next - len(self._surprise)
-        self._surprise[number[recent] % len(self._surprise)] = surprise[recent]
-
-    @property
-    def terminal_share(self) -> float:
-        """Share of terminal rows among those of known flags; NaN if none is known."""
-        return _ratio((self._is_terminal > 0).sum(), (self._is_terminal >= 0).sum())
-
-    @property
-    def mean_error(self) -> float:
-        """Mean of the known errors; NaN if none is known."""
-        return _mean_error(self._surprise)
-
-    def clear(self) -> None:
-        """Removes all rows; the next one has any number."""
-        self._is_terminal.fill(UNKNOWN)
-        self._surprise.fill(np.nan)
-        self._next = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the ring."""
-        is_terminal, surprise = torch.from_numpy(self._is_terminal.copy()), torch.from_numpy(self._surprise.copy())
-        return {"is_terminal": is_terminal, "surprise": surprise, "next": self._next}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._is_terminal[:] = state_dict["is_terminal"].cpu().numpy()
-        self._surprise[:] = state_dict["surprise"].cpu().numpy()
-        self._next = int(state_dict["next"])
-
-
 class Diagnostics:
     """Figures of hoarding: whether a buffer keeps old rows whose surprise training does not remove.
+
+    The kept rows are compared with the newest ``capacity`` offered ones, stored or refused, whose flags and surprise
+    lie in a ring: a row is at the place of its number modulo the capacity.
 
     Args:
         rows: the stored ones, with their latest surprise.
@@ -99,14 +35,15 @@ class Diagnostics:
 
     def __init__(self, rows: RetainedRows, rule: RetentionRule) -> None:
         self._rows, self._rule = rows, rule
-        self._newest = NewestRows(rows.capacity)
-        self._is_terminal = np.full(rows.capacity, UNKNOWN, dtype=np.int8)
+        self._is_terminal = np.full(rows.capacity, UNKNOWN, dtype=np.int8)  # by slot
+        self._newest_is_terminal = self._is_terminal.copy()  # these two by place in the ring
+        self._newest_surprise = np.full(rows.capacity, np.nan, dtype=np.float32)
+        self._next = 0  # number of the next row
         self._has_warned = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the flags of the slots and of the newest rows."""
-        return self._is_terminal.nbytes + self._newest.nbytes
+        return self._is_terminal.nbytes + self._newest_is_terminal.nbytes + self._newest_surprise.nbytes
 
     def add(
         self, ended: Column | None, surprise: torch.Tensor, first: int, slots: np.ndarray, rows: np.ndarray
@@ -121,19 +58,28 @@ class Diagnostics:
             rows: which of the new rows these are.
         """
         is_terminal = UNKNOWN if ended is None else as_array(ended != 0).reshape(-1)
-        self._newest.add(first, is_terminal, surprise.numpy())
+        self._add_newest(first, is_terminal, surprise.numpy())
         self._is_terminal[slots] = UNKNOWN if isinstance(is_terminal, int) else is_terminal[rows]
+
+    def _add_newest(self, first: int, is_terminal: np.ndarray | int, surprise: np.ndarray) -> None:
+        count, capacity = len(surprise), self._rows.capacity
+        self._next, start = first + count, first % capacity
+        # Of several rows in one place the last stays; a slice is written faster.
+        at = slice(start, start + count) if start + count <= capacity else np.arange(first, first + count) % capacity
+        self._newest_is_terminal[at], self._newest_surprise[at] = is_terminal, surprise
 
     def update(self, slots: np.ndarray, surprise: torch.Tensor) -> None:
         """Records feedback for stored rows; of several for one slot the last counts."""
-        self._newest.update(self._rows.order.arrival(slots), surprise.numpy())
+        number, capacity = self._rows.order.arrival(slots), self._rows.capacity
+        recent = number >= self._next - capacity
+        self._newest_surprise[number[recent] % capacity] = surprise.numpy()[recent]
 
     def restart(self) -> None:
         """Takes the stored rows as the newest; called after their arrivals were renumbered."""
         slots = self._rows.stored()
         slots = slots[np.argsort(self._rows.order.arrival(slots))]
-        self._newest.clear()
-        self._newest.add(0, self._is_terminal[slots], self._rows.surprise(slots))
+        self._clear_newest()
+        self._add_newest(0, self._is_terminal[slots], self._rows.surprise(slots))
 
     def stats(self, slots: np.ndarray, age_mean: float) -> dict[str, float]:
         """Returns the figures of ``RetentionWriter.stats`` that are known; warns once where they show hoarding.
@@ -143,31 +89,46 @@ class Diagnostics:
             age_mean: their mean age.
         """
         stats = {"age_over_capacity": age_mean / self._rows.capacity}
-        is_terminal = self._is_terminal[slots]
-        share = _ratio((is_terminal > 0).sum(), (is_terminal >= 0).sum())
-        newest = max(self._newest.terminal_share, 1 / self._rows.capacity)  # NaN stays; none counts as one
+        share, newest_share = _share(self._is_terminal[slots]), _share(self._newest_is_terminal)
+        newest = max(newest_share, 1 / self._rows.capacity)  # NaN stays; none counts as one
         stats |= {"terminal_share": share, "terminal_over_newest": share / newest}
-        stats["td_error_over_newest"] = _ratio(_mean_error(self._rows.surprise(slots)), self._newest.mean_error)
+        errors = _mean_error(self._rows.surprise(slots)), _mean_error(self._newest_surprise)
+        stats["td_error_over_newest"] = _ratio(*errors)
         if not self._has_warned and len(slots) >= MIN_ROWS and _hoards(stats):
             self._has_warned = True
-            _warn(stats, self._newest.terminal_share, self._rule)
+            _warn(stats, newest_share, self._rule)
         return {name: value for name, value in stats.items() if not math.isnan(value)}
 
     def clear(self) -> None:
-        """Removes all rows."""
-        self._newest.clear()
+        """Removes all rows; the next one has any number."""
+        self._clear_newest()
         self._is_terminal.fill(UNKNOWN)
+
+    def _clear_newest(self) -> None:
+        self._newest_is_terminal.fill(UNKNOWN)
+        self._newest_surprise.fill(np.nan)
+        self._next = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the newest rows, and which slots hold the end of an episode."""
-        return {"newest": self._newest.state_dict(), "is_terminal": torch.from_numpy(self._is_terminal.copy())}
+        flags, surprise = self._newest_is_terminal.copy(), self._newest_surprise.copy()
+        newest = {"is_terminal": torch.from_numpy(flags), "surprise": torch.from_numpy(surprise), "next": self._next}
+        return {"newest": newest, "is_terminal": torch.from_numpy(self._is_terminal.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
         """Restores what :meth:`state_dict` returned; ``None``, of earlier saves, leaves all unknown."""
         self.clear()
         if state_dict is not None:
-            self._newest.load_state_dict(state_dict["newest"])
+            newest = state_dict["newest"]
+            self._newest_is_terminal[:] = newest["is_terminal"].cpu().numpy()
+            self._newest_surprise[:] = newest["surprise"].cpu().numpy()
+            self._next = int(newest["next"])
             self._is_terminal[:] = state_dict["is_terminal"].cpu().numpy()
+
+
+def _share(is_terminal: np.ndarray) -> float:
+    """Returns the share of terminal rows among those of known flags; NaN if none is known."""
+    return _ratio((is_terminal > 0).sum(), (is_terminal >= 0).sum())
 
 
 def _hoards(stats: Mapping[str, float]) -> bool:

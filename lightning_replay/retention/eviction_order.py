@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,10 @@ ARRIVAL_BITS = 32
 ABSENT = np.iinfo(np.int64).max
 _ARRIVALS = (1 << ARRIVAL_BITS) - 1
 _SIGN = 0x7FFF_FFFF
-_FLOAT32, _INT32 = struct.Struct("f"), struct.Struct("i")
 
 
 class LeavingOrder:
-    """A flat tree of minima over ``capacity`` slots, which finds the slot that is evicted first; on the CPU, in NumPy.
+    """A flat tree of minima over ``capacity`` slots, which finds the slot that is evicted first; on the CPU.
 
     The key of a slot is one int64, its float32 priority in the upper half and its arrival in the lower, so that keys
     compare by priority and then by age. They are all different.
@@ -29,10 +27,10 @@ class LeavingOrder:
     Example:
         >>> order = LeavingOrder(4)
         >>> order.place(np.array([0, 1, 2]), np.array([2.0, 1.0, 1.0], dtype=np.float32), np.array([0, 1, 2]))
-        >>> order.first(), order.lowest(2)
-        (1, array([1, 2]))
-        >>> order.set(np.array([1]), np.array([9.0], dtype=np.float32)); order.first()
-        2
+        >>> order.lowest(2)
+        array([1, 2])
+        >>> order.set(np.array([1]), np.array([9.0], dtype=np.float32)); order.lowest(1)
+        array([2])
     """
 
     def __init__(self, capacity: int) -> None:
@@ -55,36 +53,18 @@ class LeavingOrder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and minima."""
         return self.nodes.nbytes
 
     def place(self, slots: np.ndarray, priority: np.ndarray, arrival: np.ndarray) -> None:
         """Adds rows in different ``slots`` with priorities float32 ``[n]``, not NaN, and arrivals below ``2**32``."""
         self._write(slots, key_of(priority, arrival))
 
-    def place_one(self, slot: int, key: int) -> None:
-        """:meth:`place` for a single row, by its key, in plain numbers."""
-        self._levels[0][slot] = key
-        for below, level in zip(self._levels[:-1], self._levels[1:], strict=True):
-            slot >>= SHIFT
-            start = slot << SHIFT
-            level[slot] = np.minimum.reduce(below[start : start + FAN_OUT])  # min() without its overhead
-
     def set(self, slots: np.ndarray, priority: np.ndarray) -> None:
         """Sets priorities of rows that keep their arrival; of several for one slot the last counts."""
         self._write(slots, key_of(priority, self.arrival(slots)))
 
     def remove(self, slots: np.ndarray) -> None:
-        """Takes slots out of the order."""
         self._write(slots, np.full(len(slots), ABSENT))
-
-    def first(self) -> int:
-        """Returns the slot that is evicted first; some slot when none is present."""
-        slot = int(self._levels[-1].argmin())
-        for level in reversed(self._levels[:-1]):
-            start = slot << SHIFT
-            slot = start + int(level[start : start + FAN_OUT].argmin())
-        return slot
 
     def lowest(self, count: int) -> np.ndarray:
         """Returns the ``count`` slots that are evicted first, in that order; fewer where fewer are present."""
@@ -96,10 +76,6 @@ class LeavingOrder:
             if level is not self._levels[0]:
                 slots = (slots[:, None] * FAN_OUT + np.arange(FAN_OUT)).reshape(-1)
         return slots[np.argsort(self._levels[0][slots])]
-
-    def key(self, slot: int) -> int:
-        """The key of one slot."""
-        return int(self._levels[0][slot])
 
     def keys(self, slots: np.ndarray | slice) -> np.ndarray:
         """Keys, int64 ``[n]``: slots of lower ones leave first."""
@@ -119,7 +95,6 @@ class LeavingOrder:
         self._write(np.arange(len(keys)), keys)
 
     def clear(self) -> None:
-        """Removes every slot."""
         self.nodes.fill(ABSENT)
 
     def _write(self, slots: np.ndarray, keys: np.ndarray) -> None:
@@ -139,12 +114,6 @@ def key_of(priority: np.ndarray, arrival: np.ndarray) -> np.ndarray:
     # As integers, the bits of positive floats ascend with the floats, and those of negative ones descend.
     bits ^= (bits >> 63) & _SIGN
     return (bits << ARRIVAL_BITS) | arrival
-
-
-def single_key(priority: float, arrival: int) -> int:
-    """Returns :func:`key_of` of a single row in plain numbers, ten times faster."""
-    bits = _INT32.unpack(_FLOAT32.pack(priority + 0.0))[0]
-    return (bits ^ ((bits >> 31) & _SIGN)) << ARRIVAL_BITS | arrival
 
 
 def priority_of(keys: np.ndarray) -> np.ndarray:

@@ -38,7 +38,6 @@ class Factors(NamedTuple):
         return cls(nothing, torch.ones(count, device="cpu"), nothing, is_known=False)
 
     def rows(self, kept: Tensor) -> Factors:
-        """Returns the factors of some rows."""
         return Factors(self.surprise[kept], self.on_policyness[kept], self.priority[kept], self.is_known)
 
     def twice(self) -> Factors:

@@ -4,16 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.retention.eviction import FIRST_ROW, NO_ROW, Candidates, Decisions, enters, evict_functions
-from lightning_replay.retention.eviction_order import LeavingOrder, single_key
+from lightning_replay.retention.eviction_order import ARRIVAL_BITS, LeavingOrder, key_of
 from lightning_replay.retention.feedback import Factors
+from lightning_replay.retention.numba_kernels import evict_lowest
 from lightning_replay.retention.rules import RetentionRule
+
+
+class Decisions(NamedTuple):
+    """Outcome for new rows, decided on one after the other."""
+
+    slots: np.ndarray  #: int64 ``[n]``, of the new rows that no later one evicted.
+    entered: np.ndarray  #: Which rows these are, int64 ``[n]`` ascending.
+    num_admitted: int  #: New rows that entered, also those that a later one evicted.
+    num_evicted: int  #: Rows that left for them.
 
 
 class RetainedRows:
@@ -22,7 +31,6 @@ class RetainedRows:
     def __init__(self, capacity: int, rule: RetentionRule, generator: torch.Generator) -> None:
         self.capacity = capacity
         self.order: LeavingOrder = LeavingOrder(capacity)
-        self._evict_lowest, self._replace_lowest = evict_functions()
         self._rule = rule
         self._generator = generator
         self._chances = PriorityTree(capacity) if rule.is_stochastic else None
@@ -37,7 +45,6 @@ class RetainedRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the priorities and their factors."""
         chances = 0 if self._chances is None else self._chances.nbytes
         return self.order.nbytes + chances + self._surprise.nbytes + self._on_policyness.nbytes + self._draws.nbytes
 
@@ -56,26 +63,22 @@ class RetainedRows:
 
     def offer(self, factors: Factors, first_arrival: int, always_admits: bool) -> Decisions:
         """Decides on new rows ``[M]``, one after the other; the arrivals are numbered from ``first_arrival`` on."""
-        if len(factors.priority) == 1 and self._chances is None and self._length == self.capacity and not self._holes:
-            return self._offer_single(factors, first_arrival, always_admits)
-        priority = self._first_priorities(factors)
-        new = Candidates(priority, first_arrival, always_admits, not factors.is_known, np.full(len(priority), -1))
-        fitting = min(len(priority), self.capacity - self._length + len(self._holes))
+        priority, count = self._first_priorities(factors), len(factors.priority)
+        slots = np.full(count, -1)  # of each new row
+        fitting = min(count, self.capacity - self._length + len(self._holes))
         if fitting:
-            if self._holes:
-                new.slots[:fitting] = [self._take_free() for _ in range(fitting)]
-            else:
-                new.slots[:fitting] = np.arange(self._length, self._length + fitting)
-                self._length += fitting
-            self._place(new.slots[:fitting], priority[:fitting], np.arange(first_arrival, first_arrival + fitting))
+            slots[:fitting] = [self._take_free() for _ in range(fitting)]
+            self._place(slots[:fitting], priority[:fitting], np.arange(first_arrival, first_arrival + fitting))
         evicted = 0
-        if fitting < len(priority):
-            evict = self._evict_lowest if self._chances is None else self._evict_drawn
-            evicted = evict(self.order, new, fitting)
-        entered = (new.slots >= 0).nonzero()[0]
-        slots = new.slots[entered]
+        if fitting < count and self._chances is not None:
+            evicted = self._evict_drawn(priority, slots, fitting, first_arrival)
+        elif fitting < count:
+            bits = (priority + np.float32(0.0)).view(np.int32)  # adding 0 turns -0.0 into 0.0
+            flags = always_admits, not factors.is_known
+            evicted = evict_lowest(bits, fitting, first_arrival, *flags, slots, self.order.nodes, self.order.starts)
+        entered = (slots >= 0).nonzero()[0]
+        slots = slots[entered]
         self._keep_factors(slots, factors, entered)
-        self._reset_draws(slots)
         return Decisions(slots, entered, fitting + evicted, evicted)
 
     def offer_one(
@@ -91,14 +94,15 @@ class RetainedRows:
             where it was refused.
         """
         priority = self._first_priorities(factors.rows(torch.tensor([row], device="cpu")))
-        key = single_key(float(priority[0]), arrival)
+        mine = int(key_of(priority, np.array([arrival]))[0]) >> ARRIVAL_BITS
         has_free = bool(self._holes) or self._length < self.capacity
         stored = self._length - len(self._holes)
         victims = np.zeros(0, dtype=np.int64) if has_free else self._victims(np.zeros(0, dtype=np.int64))
         while True:
-            highest = self.order.key(int(victims[-1])) if len(victims) else None
-            if highest is not None and not enters(key, highest, always_admits, not factors.is_known):
-                return None
+            if len(victims) and not always_admits:
+                other = int(self.order.keys(victims[-1:])[0]) >> ARRIVAL_BITS
+                if mine < other or (mine == other and factors.is_known):  # of equal ones the oldest leaves
+                    return None
             if len(victims) >= stored or fits(victims):
                 break
             victims = self._victims(victims)
@@ -110,7 +114,6 @@ class RetainedRows:
         self._holes += [int(victim) for victim in victims if victim != slot]
         self._place(np.array([slot]), priority, np.array([arrival]))
         self._keep_factors(np.array([slot]), factors, np.array([row]))
-        self._reset_draws(np.array([slot]))
         return slot, victims
 
     def _victims(self, before: np.ndarray) -> np.ndarray:
@@ -135,12 +138,10 @@ class RetainedRows:
         return self._length - 1
 
     def _keep_factors(self, slots: np.ndarray, factors: Factors, rows: np.ndarray) -> None:
+        """Keeps the factors of some rows that are new in these slots."""
         self._surprise[slots] = factors.surprise.numpy()[rows]
         if len(self._on_policyness):
             self._on_policyness[slots] = factors.on_policyness.numpy()[rows]
-
-    def _reset_draws(self, slots: np.ndarray) -> None:
-        """Sets the count of draws of new rows to 0."""
         if len(self._draws):
             self._draws[slots] = 0
 
@@ -164,32 +165,16 @@ class RetainedRows:
         slots = np.arange(self._length)
         return np.delete(slots, self._holes) if self._holes else slots
 
-    def _offer_single(self, factors: Factors, arrival: int, always_admits: bool) -> Decisions:
-        """:meth:`offer` of one row to full slots, in plain numbers: the fast path of one environment step."""
-        priority = factors.priority.item()
-        if not factors.is_known and priority != priority:
-            priority = self.default_priority
-        self._largest = max(self._largest, priority)
-        slot = self._replace_lowest(self.order, single_key(priority, arrival), always_admits, not factors.is_known)
-        if slot < 0:
-            return Decisions(NO_ROW, NO_ROW, 0, 0)
-        self._surprise[slot] = factors.surprise.item()
-        if len(self._on_policyness):
-            self._on_policyness[slot] = factors.on_policyness.item()
-        slots = np.array([slot])
-        self._reset_draws(slots)
-        return Decisions(slots, FIRST_ROW, 1, 1)
-
-    def _evict_drawn(self, order: LeavingOrder, new: Candidates, fitting: int) -> int:
-        """As :func:`~lightning_replay.retention.eviction.evict_lowest` with drawn victims; all new rows enter."""
+    def _evict_drawn(self, priority: np.ndarray, slots: np.ndarray, fitting: int, first_arrival: int) -> int:
+        """As ``evict_lowest`` with drawn victims; all new rows enter."""
         assert self._chances is not None
-        count = len(new.slots) - fitting
+        count = len(slots) - fitting
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device="cpu")
         for row, number in enumerate(uniform.split(1), fitting):
-            victim = int(self._chances.draw(number)[0]) if self._chances.has_mass() else order.first()
-            new.slots[new.slots == victim] = -1  # evicts an earlier new row, where it had the slot
-            new.slots[row] = victim
-            self._place(np.array([victim]), new.priority[row : row + 1], np.array([new.first_arrival + row]))
+            victim = int(self._chances.draw(number)[0] if self._chances.has_mass() else self.order.lowest(1)[0])
+            slots[slots == victim] = -1  # evicts an earlier new row, where it had the slot
+            slots[row] = victim
+            self._place(np.array([victim]), priority[row : row + 1], np.array([first_arrival + row]))
         return count
 
     def update(self, slots: np.ndarray, factors: Factors) -> None:
@@ -200,7 +185,9 @@ class RetainedRows:
         self._largest = max(self._largest, float(priority.max()))
         self.order.set(slots, priority)
         self._set_chances(slots, priority)
-        self._keep_factors(slots, factors, np.arange(len(slots)))
+        self._surprise[slots] = factors.surprise.numpy()
+        if len(self._on_policyness):
+            self._on_policyness[slots] = factors.on_policyness.numpy()
 
     def recompute(self) -> None:
         """Computes all priorities again by the rule; rows of unknown surprise get the largest of the others."""

@@ -56,17 +56,6 @@ def _set(slot, key, nodes, starts):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def replace_lowest(key, always_admits, ties_enter, nodes, starts):  # type: ignore[no-untyped-def]
-    """Puts one key in place of the lowest; returns the slot, -1 where the key does not enter."""
-    lowest, slot = _lowest(nodes, starts)
-    mine, other = key >> ARRIVAL_BITS, lowest >> ARRIVAL_BITS
-    if not (always_admits or mine > other or (ties_enter and mine == other)):
-        return -1
-    _set(slot, key, nodes, starts)
-    return slot
-
-
-@compiled
 def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, nodes, starts):  # type: ignore[no-untyped-def]
     """Gives slots to the rows from ``begin`` on that enter, one after the other; returns how many did.
 
@@ -74,7 +63,8 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
         bits: of their float32 priorities, int32 ``[M]``.
         begin: rows before it have a slot.
         first_arrival: of the first row; the others follow.
-        always_admits, ties_enter: see :func:`lightning_replay.retention.eviction.enters`.
+        always_admits: whether they enter whatever their priority.
+        ties_enter: whether they evict rows of equal priority.
         slots: int64 ``[M]``, -1 where a row has none; written.
         nodes, starts: of the order of eviction, see :class:`~lightning_replay.retention.eviction_order.LeavingOrder`.
     """

@@ -50,14 +50,12 @@ class FirstSlots(Occupancy):
         self.count: int = count
 
     def slots(self) -> Tensor:
-        """Returns the slots, int64 ``[count]``."""
         return torch.arange(self.count, device="cpu")
 
     def held(self, index: Tensor) -> None:
         """Returns ``None``: every slot below the length holds a row."""
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws slots, int64 ``[count]``."""
         return torch.randint(self.count, (count,), generator=generator, device=generator.device)
 
     def _slots_in_places(self, places: np.ndarray) -> Tensor:
@@ -86,19 +84,15 @@ class SlotSet(Occupancy):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both lists."""
         return self._order.nbytes + self._place.nbytes
 
     def slots(self) -> Tensor:
-        """Returns the set, int64 ``[count]``, ascending."""
         return self.state().sort().values
 
     def held(self, index: Tensor) -> Tensor:
-        """Returns whether each slot is in the set, bool."""
         return torch.from_numpy(self._place[index.cpu().numpy()] >= 0).to(index.device)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws slots of the set, int64 ``[count]`` on the CPU."""
         places = torch.randint(self.count, (count,), generator=generator, device=generator.device)
         return torch.from_numpy(self._order[places.cpu().numpy()])
 

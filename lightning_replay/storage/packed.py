@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transitions as packed rows of bytes: one gather per batch, every leaf a view of it.
-
-Longer than other files because rows are written, read, saved and restored through the same few arrays.
-"""
+"""Transitions as packed rows of bytes: one gather per batch, every leaf a view of it."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.storage import forking
 from lightning_replay.storage.devices import check_present, checked_device
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
-from lightning_replay.storage.row_block import RowBlock
+from lightning_replay.storage.row_block import SingleRow
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of, observation_keys
 from lightning_replay.storage.stored_column import GENERATION, INDEX, NOT_STORED, RowReader, StoredColumn
 from lightning_replay.storage.transition_check import MASKS, Column, ColumnsCheck, TransitionCheck
@@ -91,7 +88,7 @@ class PackedStorage(LazyTensorStorage):
         self._generations: np.ndarray | None = None  # the same on a CPU
         self._columns: list[StoredColumn] | None = None
         self._views: dict[NestedKey, Tensor] = {}  # the columns, found faster than in a TensorDict
-        self._block: RowBlock | None = None  # for scattered slots, and for one
+        self._single: SingleRow | None = None
         self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
         self._reader: RowReader | None = None
         self.row_check: TransitionCheck | None = None  #: Refuses new rows by raising; set by a ``Replay``.
@@ -337,14 +334,13 @@ class PackedStorage(LazyTensorStorage):
                 "columns as TensorDict({'observation': ...}, batch_size=[N]), call to_tensordict() of a class, or "
                 "use one of TorchRL's storages"
             )
-        if self._refusal is not None:
-            self.check_writable()
-        may_change, is_new = self._given_device is None, self._columns is None
+        self.check_writable()
+        has_columns = self.has_columns
         try:
-            if is_new:
+            if self._columns is None:
                 self._init(data)
             if self._given_device is None:
-                self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
+                self._given_device = next((leaf.device for leaf in data.values(True, True)), torch.device("cpu"))
             assert self._reader is not None
             values = self._reader.read(data, self._given_device)
             if values is None:
@@ -352,37 +348,25 @@ class PackedStorage(LazyTensorStorage):
             self._check(values)
             return values
         except BaseException:
-            if may_change:
-                self.undo_entry(is_new)
+            if not has_columns:
+                self.undo_entry()
             raise
 
-    def fitting_values(self, rows: TensorDictBase) -> Sequence[Column] | None:
-        """Returns :meth:`checked_values` of rows that follow others on the CPU, and changes nothing.
+    def read(self, rows: TensorDictBase | Mapping[Any, Any]) -> list[Column] | None:
+        """Returns :meth:`checked_values` of rows that follow others, also of columns by key; changes nothing.
 
-        ``None`` where :meth:`checked_values` must decide: no row is stored, or these have other columns or padding.
+        ``None`` where :meth:`checked_values` must decide: rows have fixed no columns yet, or these have other columns
+        or padding.
         """
-        reader, device = self._reader, self._given_device
-        if reader is None or device is None or not self._len or device.type != "cpu" or rows.ndim != 1:
+        if self._reader is None or self._given_device is None:
             return None
-        values = reader.read(rows, device)
-        if values is None or not len(values[0]) or (self._masks and self._has_padding(values)):
+        values = self._reader.read(rows, self._given_device)
+        if values is None or not len(values[0]):
             return None
-        self._check(values)
-        return values
-
-    def fitting_columns(self, columns: Mapping[Any, Any]) -> Sequence[Column] | None:
-        """Returns :meth:`fitting_values` of rows given as arrays and tensors ``[N, ...]`` by key."""
-        reader, device = self._reader, self._given_device
-        if reader is None or device is None or not self._len or device.type != "cpu":
-            return None
-        values = reader.read_columns(columns)
-        if values is None or (self._masks and self._has_padding(values)):
+        if self._masks and not all(bool(values[place].all()) for place in self._masks):
             return None
         self._check(values)
         return values
-
-    def _has_padding(self, values: Sequence[Column]) -> bool:
-        return not all(bool(values[place].all()) for place in self._masks)
 
     def _check(self, values: Sequence[Column]) -> None:
         if self._refusal is not None:
@@ -402,23 +386,18 @@ class PackedStorage(LazyTensorStorage):
         return self._given_device is not None  # set after the columns
 
     @property
-    def has_mask(self) -> bool:
-        """Whether rows must have a column that marks padding."""
-        return bool(self._masks)
-
-    @property
     def row_columns(self) -> Mapping[Key, tuple[torch.dtype, torch.Size]]:
         """Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`."""
         return self._given
 
-    def undo_entry(self, has_new_columns: bool) -> None:
-        """Discards the device of refused rows, and the columns if they had none before; see :attr:`has_columns`."""
+    def undo_entry(self) -> None:
+        """Discards the device of refused rows, and their columns unless rows were ever written."""
         self._given_device = None
-        if has_new_columns and not self._reached:
+        if not self._reached:
             self._forget_columns()
 
     def _forget_columns(self) -> None:
-        self._layout = self._rows = self._columns = self._storage = self._block = None
+        self._layout = self._rows = self._columns = self._storage = self._single = None
         self._views = {}
         self._generation = self._generations = self._columns_check = self._reader = None
         self._given = {}
@@ -428,12 +407,18 @@ class PackedStorage(LazyTensorStorage):
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
         assert self._columns is not None
         places = slots if type(slots) is slice or self._generations is None else slots.numpy()
-        with self.snapshots.lock:
-            self.begin_write(places)
-            block, least = self._block, self._least_generation
-            if block is not None and isinstance(places, np.ndarray):
-                highest = 1 + block.write(places, values, least)
-            elif block is not None and isinstance(places, slice) and block.write_one(places, values, least):
+        snapshots = self.snapshots
+        with snapshots.lock:
+            snapshots.keep(places)
+            if self._shared_writes is not None:
+                self._shared_writes.add()
+            single = self._single
+            if (
+                single is not None
+                and isinstance(places, slice)
+                and places.stop - places.start == 1
+                and single.write(places.start, values, self._least_generation)
+            ):
                 highest = places.stop
             else:
                 for column, value in zip(self._columns, values, strict=True):
@@ -446,7 +431,7 @@ class PackedStorage(LazyTensorStorage):
                 self._last_cursor = slots.stop - 1 if isinstance(slots, slice) else int(slots[-1])
                 if highest > self._len:
                     self._len = highest
-        self._bump_mutation_revision()
+        self._revision += 1
 
     def begin_write(self, slots: slice | Tensor | np.ndarray) -> None:
         """Prepares a change of rows in these slots; call it with the lock of the snapshots held."""
@@ -516,12 +501,13 @@ class PackedStorage(LazyTensorStorage):
         self._generations = self._generation.numpy() if device.type == "cpu" else None
         self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
         self._views = {key if len(key) > 1 else key[0]: slots.get(key) for key in layout.columns}
-        self._block = RowBlock(layout, self._rows) if RowBlock.fits(layout, self._rows) else None
+        self._single = None
+        if SingleRow.fits(layout, self._rows):
+            self._single = SingleRow(layout, self._rows, [one.tensor for one in self._columns], self._generation)
         self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True
 
     def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]]) -> None:
-        """Sets the columns that rows must have from now on."""
         assert self._columns is not None
         self._given = columns
         self._reader = RowReader(columns, {column.key for column in self._columns if column.array is not None})
@@ -631,7 +617,6 @@ class PackedStorage(LazyTensorStorage):
             write_state(path, state, of=type(self).__name__)
 
     def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
         load_state(path, self.load_state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -646,7 +631,7 @@ class PackedStorage(LazyTensorStorage):
         self.check_read()
         del state["snapshots"], state["_shared_writes"]
         # Views do not survive a copy as views: they are created again.
-        unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_block", "_layout", "_reader")
+        unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_single", "_layout", "_reader")
         return state | dict.fromkeys(unset) | {"_reached": 0, "_views": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

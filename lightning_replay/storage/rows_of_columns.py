@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_replay.storage.row_layout import Key, gather_branch, nest, shown
 
-__all__ = ["rows_of_columns"]
+__all__ = ["as_rows", "rows_of_columns"]
 
 _ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a tuple such as ('next', 'reward')"
+
+
+def as_rows(given: TensorDictBase | Mapping[Any, Any]) -> TensorDictBase:
+    """Returns a TensorDict itself, and the rows of columns by key."""
+    return given if isinstance(given, TensorDictBase) else rows_of_columns(given)
 
 
 def rows_of_columns(columns: Mapping[Any, Any]) -> TensorDict:

@@ -69,72 +69,66 @@ class RowReader:
         # A single name may be given as a tuple too, as in a TensorDict.
         self._place_of: dict[Any, int] = place_of | {key[0]: place for key, place in place_of.items() if len(key) == 1}
 
-    def read(self, rows: TensorDictBase, device: torch.device | None) -> list[Tensor | np.ndarray] | None:
+    def read(self, rows: TensorDictBase | Mapping[Any, Any], device: torch.device) -> list[Tensor | np.ndarray] | None:
         """Returns the values ``[N, ...]`` on ``device`` in the order of the columns; ``None`` where rows have others.
 
-        In rows, TensorDict ``[N]``, ``generation``, ``index`` and empty branches are ignored; rewards and flags may be
+        In a TensorDict ``[N]``, ``generation``, ``index`` and empty branches are ignored; rewards and flags may be
         ``[N]`` where ``[N, 1]`` is stored.
-        """
-        values: list[Any] = [None] * len(self._kinds)
-        if not _collect(rows, self._tree, values):
-            return None
-        takes_arrays = device is not None and device.type == "cpu"
-        for place, (dtype, shape, array_dtype) in enumerate(self._kinds):
-            value: Tensor = values[place]
-            if takes_arrays and array_dtype is not None and value.is_cpu:
-                array = value.detach().numpy() if value.requires_grad else value.numpy()
-                # The attributes of an array are cheaper to read than those of a tensor.
-                if array.shape[1:] != shape:
-                    if array.ndim != 1 or place not in self._may_be_flat:
-                        return None
-                    array = array[:, None]
-                if array.dtype is not array_dtype:
-                    return None
-                values[place] = array
-                continue
-            if value.shape[1:] != shape and value.ndim == 1 and place in self._may_be_flat:
-                values[place] = value = value[:, None]
-            if value.dtype != dtype or value.shape[1:] != shape or value.device != device:
-                return None
-            if value.requires_grad:
-                values[place] = value.detach()
-        return values
-
-    def read_columns(self, columns: Mapping[Any, Any]) -> list[np.ndarray] | None:
-        """Returns arrays ``[N, ...]`` in the order of the columns; ``None`` where :meth:`read` must decide.
 
         Args:
-            columns: arrays and tensors on the CPU by key, a name or a tuple of names.
+            rows: a TensorDict, or arrays and tensors by key, a name or a tuple of names.
+            device: of all values; arrays are on the CPU.
         """
-        if len(columns) != len(self._kinds):
-            return None
         values: list[Any] = [None] * len(self._kinds)
-        count = 0
+        if type(rows) is dict or not isinstance(rows, TensorDictBase):
+            if not self._collect_named(rows, values):
+                return None
+        elif rows.ndim != 1 or not _collect(rows, self._tree, values):
+            return None
+        on_cpu = device.type == "cpu"
+        for place, (dtype, shape, array_dtype) in enumerate(self._kinds):
+            value = values[place]
+            if on_cpu and array_dtype is not None:  # the attributes of an array are cheaper to read than a tensor's
+                if type(value) is not np.ndarray:
+                    if not value.is_cpu:
+                        return None
+                    value = value.detach().numpy() if value.requires_grad else value.numpy()
+                if value.shape[1:] != shape:
+                    if value.ndim != 1 or place not in self._may_be_flat:
+                        return None
+                    value = value[:, None]
+                if value.dtype is not array_dtype and value.dtype != array_dtype:  # equal where it was unpickled
+                    return None
+            else:
+                if type(value) is np.ndarray:
+                    return None
+                if value.shape[1:] != shape and value.ndim == 1 and place in self._may_be_flat:
+                    value = value[:, None]
+                if value.dtype != dtype or value.shape[1:] != shape or value.device != device:
+                    return None
+                if value.requires_grad:
+                    value = value.detach()
+            values[place] = value
+        return values
+
+    def _collect_named(self, columns: Mapping[Any, Any], values: list[Any]) -> bool:
+        """Fills ``values`` from columns by key; returns whether their keys fit, and all have one length."""
+        if len(columns) != len(values):
+            return False
+        count = None
         for key, value in columns.items():
             place = self._place_of.get(key)
             if place is None or values[place] is not None:
-                return None
-            if type(value) is not np.ndarray:
-                if not isinstance(value, Tensor) or not value.is_cpu or value.requires_grad:
-                    return None
-                if value.dtype in _WITHOUT_NUMPY or value.layout != torch.strided:
-                    return None
-                value = value.numpy()
-            _, shape, dtype = self._kinds[place]
-            given = value.shape
-            if not given:
-                return None
-            if given[1:] != shape:
-                if len(given) != 1 or place not in self._may_be_flat:
-                    return None
-                value = value[:, None]
-            if value.dtype is not dtype and (dtype is None or value.dtype != dtype):  # equal where it was unpickled
-                return None
-            count = count or given[0]
-            if given[0] != count or not count:
-                return None
+                return False
+            if type(value) is not np.ndarray and not isinstance(value, Tensor):
+                return False
+            length = value.shape[:1]  # none where it has no dimension
+            if length != count:
+                if count is not None or not length:
+                    return False
+                count = length
             values[place] = value
-        return values
+        return True
 
 
 def _places(tree: dict[str, Any], place_of: Mapping[Key, int]) -> list[tuple[str, Any]]:

@@ -19,10 +19,12 @@ from lightning_replay.storage.row_layout import Key, shown
 __all__ = [
     "MASKS",
     "ONE_EACH",
+    "TRAJECTORIES",
     "Column",
     "ColumnsCheck",
     "ContradictingFlags",
     "TransitionCheck",
+    "check_trajectory",
     "contradicts",
     "normalized",
     "with_done",
@@ -33,7 +35,8 @@ __all__ = [
 Column = Tensor | np.ndarray
 
 _DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
-_TRAJECTORY = (("trajectory",), ("collector", "traj_ids"))
+#: Columns that name the episode of each row; the first that is there counts.
+TRAJECTORIES: tuple[Key, ...] = (("trajectory",), ("collector", "traj_ids"))
 
 #: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
 ONE_EACH: tuple[Key, ...] = (
@@ -126,18 +129,9 @@ class TransitionCheck:
 
     def of(self, columns: Mapping[Key, Column]) -> ColumnsCheck:
         """Returns the check of further rows with columns of these names, dtypes and shapes; refuses ``trajectory``."""
-        for key in (key for key in _TRAJECTORY if key in columns):
+        for key in (key for key in TRAJECTORIES if key in columns):
             given = as_tensor(columns[key])
-            if given.numel() != len(given):
-                raise ValueError(
-                    f"the column {shown(key)} has shape {list(given.shape)}; it names the episode of each row and "
-                    "must be [N] or [N, 1]. Nothing was stored"
-                )
-            if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-                raise TypeError(
-                    f"the column {shown(key)} is {columns[key].dtype}; it names the episode of each row and must be "
-                    "of an integer dtype, as int64. Nothing was stored"
-                )
+            check_trajectory(key, given.dtype, given.shape[1:])
         place_of = {key: place for place, key in enumerate(columns)}
         flags = [key for key in (_DONE, _TERMINATED, _TRUNCATED) if key in columns]
         shapes = {(str(columns[key].dtype).endswith("bool"), columns[key].shape[1:]) for key in flags}
@@ -149,6 +143,20 @@ class TransitionCheck:
             [place_of[key] for key in flags] if _DONE in columns and are_alike else [],
             [(place_of[key], place_of[other]) for key, other in _in_pairs(arrays, columns)],
             [place_of[key] for key in finite if key not in arrays],
+        )
+
+
+def check_trajectory(key: Key, dtype: torch.dtype, shape: torch.Size) -> None:
+    """Refuses a column that names the episode of each row and is not one whole number ``[N]`` or ``[N, 1]``."""
+    if shape.numel() != 1:
+        raise ValueError(
+            f"the column {shown(key)} has the shape {list(shape)} for each row; it names the episode of each row "
+            "and must be [N] or [N, 1]. Nothing was stored"
+        )
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise TypeError(
+            f"the column {shown(key)} is {dtype}; it names the episode of each row and must be of an integer dtype, as "
+            "int64. Nothing was stored"
         )
 
 

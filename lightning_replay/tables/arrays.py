@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -63,8 +64,14 @@ def groups_of(trajectory: np.ndarray | None, done: np.ndarray) -> EpisodeGroups:
     count = len(done)
     if trajectory is None or len(trajectory) == 1 or (trajectory == trajectory[0]).all():
         only = _UNNAMED if trajectory is None else trajectory[:1]
-        return EpisodeGroups(only, np.arange(count), np.array((0, count)), done[-1:], done)
+        return EpisodeGroups(only, *_one_run(count), done[-1:], done)
     order = np.argsort(trajectory, kind="stable")
     named = trajectory[order]
     start = np.concatenate(([0], np.flatnonzero(named[1:] != named[:-1]) + 1, [count]))
     return EpisodeGroups(named[start[:-1]], order, start, done[order[start[1:] - 1]], done)
+
+
+@functools.lru_cache(maxsize=16)
+def _one_run(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns order and start of the rows of one episode, which are not written."""
+    return np.arange(count), np.array((0, count))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of mixup: over nested batches leaf by leaf, over packed rows block by block."""
+"""The arithmetic of mixup: over nested batches leaf by leaf, over packed rows on a CPU block by block."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tensordict.utils import unravel_key
 from torch import Tensor
 
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, assemble_unchecked
+from lightning_replay.transforms.numba_kernels import mix_pairs
 
 _NOTHING: dict[str, Any] = {}
 _TERMINATED: Key = ("next", "terminated")
@@ -69,13 +70,9 @@ class _Place(NamedTuple):
     start: int
     length: int
 
-    def of(self, pairs: Tensor) -> Tensor:
-        """Returns them as a view ``[B, 2, length]`` of pairs, int64 ``[B, 2, words]``."""
-        return pairs.view(self.dtype).narrow(2, self.start, self.length)
-
 
 class PackedMixing:
-    """Mixes pairs of packed rows of one layout; columns that lie side by side in a row are mixed as one block.
+    """Mixes pairs of packed rows of one layout in a compiled loop; columns side by side in a row are one block.
 
     Args:
         layout: of the rows.
@@ -84,21 +81,12 @@ class PackedMixing:
 
     def __init__(self, layout: RowLayout, keys: set[Key]) -> None:
         self.layout = layout
-        self.missing: set[Key] = {key for key in keys if not any(_is_under(column, key) for column in layout.columns)}
-        self.unmixable: dict[Key, torch.dtype] = {
-            column: dtype
-            for column, (dtype, _) in layout.columns.items()
-            if any(_is_under(column, key) for key in keys) and not can_be_mixed(column, dtype, keys)
-        }
+        under = {column: any(_is_under(column, key) for key in keys) for column in layout.columns}
         row = layout.leaves(
             torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64, device="cpu"), torch.Size([1])
         )
         self._places = {key: _Place(leaf.dtype, int(leaf.storage_offset()), leaf.numel()) for key, leaf in row.items()}
-        mixed = [
-            place
-            for column, place in self._places.items()
-            if place.dtype.is_floating_point and any(_is_under(column, key) for key in keys)
-        ]
+        mixed = [place for key, place in self._places.items() if under[key] and place.dtype.is_floating_point]
         self._blocks: list[_Place] = []
         for place in sorted(mixed, key=lambda place: (str(place.dtype), place.start)):
             last = self._blocks[-1] if self._blocks else None
@@ -106,9 +94,13 @@ class PackedMixing:
                 place = _Place(last.dtype, last.start, last.length + place.length)
                 self._blocks.pop()
             self._blocks.append(place)
-        # Where a return's discount is stored, pairs are compared by it too, which the compiled loop does not.
-        is_covered = _TERMINATED in self._places and ("discount",) not in self._places
-        self.is_compiled: bool = is_covered and {place.dtype for place in self._blocks} <= {torch.float32}
+        # What the loop does not do: refuse columns, compare the stored discounts of returns, mix other floats.
+        self.is_covered: bool = (
+            all(any(_is_under(column, key) for column in layout.columns) for key in keys)
+            and all(can_be_mixed(key, place.dtype, keys) for key, place in self._places.items() if under[key])
+            and (_TERMINATED in self._places and ("discount",) not in self._places)
+            and {place.dtype for place in self._blocks} <= {torch.float32}
+        )
         self._bounds = np.array([[place.start, place.start + place.length] for place in self._blocks], dtype=np.int64)
 
     def gather_mixed(self, rows: Tensor, index: Tensor, coefficient: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,11 +117,9 @@ class PackedMixing:
         Raises:
             IndexError: an index that is no slot, of a user's sampler.
         """
-        from lightning_replay.transforms import numba_kernels
-
         mixed, coefficient = rows.new_empty(len(index), rows.shape[1]), coefficient.clone()
         stored, (_, start, length) = rows.numpy(), self._places[_TERMINATED]
-        is_mixed = numba_kernels.mix_pairs(
+        is_mixed = mix_pairs(
             stored.view(np.float32),
             stored.view(np.uint8),
             index.numpy(),
@@ -145,23 +135,6 @@ class PackedMixing:
                 f"{len(rows) - 1}; nothing was mixed. Let the sampler draw slots below len(storage)"
             )
         return mixed, coefficient
-
-    def column(self, pairs: Tensor, key: Key) -> Tensor | None:
-        """Returns a column of pairs, int64 ``[B, 2, words]``, as a view ``[B, 2, elements]``; ``None`` without it."""
-        place = self._places.get(key)
-        return None if place is None else place.of(pairs)
-
-    def mix(self, pairs: Tensor, coefficient: Tensor, untouched: Tensor | None) -> Tensor:
-        """Mixes pairs, int64 ``[B, 2, words]``, into rows ``[B, words]``, in the memory of the first of each."""
-        for place in self._blocks:
-            first, second = place.of(pairs).unbind(1)
-            weight = coefficient.to(place.dtype).unsqueeze(1)
-            # As in Mixing: a weight of 1 returns the first exactly, except where a partner is NaN or infinite.
-            if untouched is None:
-                torch.lerp(second, first, weight, out=first)
-            else:
-                first.copy_(torch.where(untouched.unsqueeze(1), first, torch.lerp(second, first, weight)))
-        return pairs.select(1, 0)
 
 
 def _is_under(column: Key, key: Key) -> bool:

@@ -128,7 +128,6 @@ class NStepTransitions(ReplayTransform):
         return self._form(steps, torch.ones_like(ended), slots, steps_used, ended)
 
     def clear(self) -> None:
-        """Discards the waiting steps and the known columns."""
         self._waiting = self._columns = None
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -178,5 +177,4 @@ class NStepTransitions(ReplayTransform):
 
 
 def _columns_of(steps: TensorDictBase) -> frozenset[_Column]:
-    """Returns name, dtype and shape per row of every column."""
     return frozenset((str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in steps.items(True, True))

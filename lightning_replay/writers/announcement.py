@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torchrl.data.replay_buffers import Storage, Writer
 from lightning_replay.episodes.links import missing_steps, trajectory_of
 from lightning_replay.parts import BufferHooks, Insertion
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.rows_of_columns import as_rows
 from lightning_replay.storage.transition_check import Column
 
 
@@ -35,16 +37,17 @@ def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
     return [value[index.to(value.device) if isinstance(value, Tensor) else rows] for value in values]
 
 
-def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorDictBase) -> None:
+def announce(storage: Storage, index: Tensor, entered: np.ndarray, rows: Any, count: int) -> None:
     """Informs the buffers of a storage of rows just written, and of missing steps, over which no return may go.
 
     Args:
         storage: of the rows.
         index: int64 ``[n]``, their slots.
         entered: int64 ``[n]`` ascending, their places among the rows that were given.
-        data: the rows that were given, TensorDict ``[N]``, in time order within each trajectory.
+        rows: the rows that were given, TensorDict ``[N]`` or columns by key, in time order within each trajectory.
+        count: N.
     """
-    missing = missing_steps(trajectory_of(data), entered, data.shape[0]) if len(entered) < data.shape[0] else None
+    missing = missing_steps(trajectory_of(as_rows(rows)), entered, count) if len(entered) < count else None
     for buffer in storage._attached_entities:
         hooks = buffer if isinstance(buffer, BufferHooks) else None  # TorchRL's buffers follow no episodes
         if missing is not None and hooks is not None:
@@ -81,5 +84,5 @@ def write_rows(storage: Storage, data: TensorDictBase, slots: Tensor, rows: Tens
         raise ValueError("rows is not ascending; give rows in the order of time, and their slots in the same order")
     if len(slots):
         storage.set(slots, data[rows])
-    announce(storage, slots, rows.numpy(), data)
+    announce(storage, slots, rows.numpy(), data, data.shape[0])
     return Insertion(slots, rows)

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing every step to the default table, and the steps that led to an event to the event's table as well.
-
-Longer than other files because rows enter as a TensorDict, which conditions may be called with, or as values alone.
-"""
+"""Writing every step to the default table, and the steps that led to an event to the event's table as well."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +12,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.episodes.links import (
-    TRAJECTORY_KEYS,
-    comparable,
-    observation_pairs,
-    trajectory_name,
-    trajectory_of,
-)
+from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
 from lightning_replay.episodes.running import Breaks, ObservationPair, RunningObservations
-from lightning_replay.episodes.tracker import episodes_of
 from lightning_replay.events.conditions.comparisons import ConditionBlock
 from lightning_replay.events.conditions.condition import (
     Condition,
@@ -36,10 +26,10 @@ from lightning_replay.events.conditions.condition import (
 from lightning_replay.events.event_table import EventTable
 from lightning_replay.parts import Insertion
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.row_layout import Key, observation_keys
+from lightning_replay.storage.rows_of_columns import as_rows
 from lightning_replay.storage.stored_column import as_array
-from lightning_replay.storage.transition_check import Column
+from lightning_replay.storage.transition_check import TRAJECTORIES, Column, check_trajectory
 from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, groups_of
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
 from lightning_replay.tables.histories import Histories
@@ -135,121 +125,104 @@ class EventTableWriter(TableWriter):
             ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
                 does not return one bool per row, or too many running episodes. Nothing is stored then.
         """
-        # The first rows fix the columns, and are refused before they do; later ones are read and checked first.
-        values = self._storage.checked_values(data) if self._storage.has_columns else None
-        trajectory, done = episodes_of(data) if values is None else self._episodes_of(values)
-        observations = self._observations(values or (), data if values is None else None)
+        return self.insert_columns(self._storage.checked_values(data), data).slots
+
+    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        if self._columns is not self._storage.row_columns:
+            self._read_columns(self._storage.row_columns)
+        trajectory, done = self._episodes_of(columns)
+        observations = self._observations(columns)
         whole = groups_of(trajectory, done)
         breaks = self._running.breaks(observations, whole)
         if breaks is not None:
             done, whole = breaks.done, groups_of(trajectory, breaks.done)
-        most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
-        parts = [slice(start, start + most) for start in range(0, len(done), most)]
-        episodes = [whole]
-        if len(parts) > 1:
-            episodes = [groups_of(None if trajectory is None else trajectory[rows], done[rows]) for rows in parts]
-        called = range(len(self._events)) if values is None else self._block.others
-        states = [state_of(self._events[number].condition) for number in called]
+        count, most = len(done), min(self._most_at_once, self._storage.rows_at_once)
+        parts = [slice(start, start + most) for start in range(0, count, most)] if count > most else []
+        episodes = [groups_of(None if trajectory is None else trajectory[part], done[part]) for part in parts] or [
+            whole
+        ]
+        called = self._block.others
+        states = [state_of(self._events[number].condition) for number in called] if called else ()
         try:  # all that may refuse the rows, before any is stored
             self._histories.check_room(episodes, self.forget_stale)
-            fired = self._test(data, values, called, breaks)
-            keys = None if self.tables.state_action_counts is None else state_action_keys(data)
-            if values is None:
-                values = self._storage.checked_values(data)
+            fired = self._test(columns, rows, breaks)
+            keys = None if self.tables.state_action_counts is None else state_action_keys(as_rows(rows))
         except BaseException:
             for number, state in zip(called, states, strict=True):
                 load_state_of(self._events[number].condition, state)
             raise
-        if breaks is not None:
-            self._end_broken(breaks)
-        if len(parts) == 1:
-            index = self._write(values, fired, episodes[0], keys)
+        if breaks is not None:  # nothing can refuse the rows any more
+            for name in breaks.starts:
+                self._histories.forget(name)
+        if not parts:
+            index = self._write(columns, fired, whole, keys)
+            kept = slice(0, count)
         else:
-            for rows, groups in zip(parts, episodes, strict=True):
-                now = np.ascontiguousarray(fired[:, rows])
-                self._write([value[rows] for value in values], now, groups, keys and keys[rows])
-            index = torch.from_numpy(self.tables.slots_of(0)[-len(done) :]).to(self._storage.device)
+            for part, groups in zip(parts, episodes, strict=True):
+                now = np.ascontiguousarray(fired[:, part])
+                self._write([column[part] for column in columns], now, groups, keys and keys[part])
+            index = torch.from_numpy(self.tables.slots_of(0)[-count:]).to(self._storage.device)
+            kept = slice(count - len(index), count)
         self._running.follow(observations, whole, 0 if breaks is None else len(breaks.begins))
         self._count(fired)  # may warn, and a warning may be made an error
-        return index
+        return Insertion(index, kept)
 
-    def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion | None:
-        """Writes rows as :meth:`extend`; ``None`` where a condition or a count reads more, or not all fit at once."""
-        if self._columns is not storage.row_columns:
-            self._read_columns(storage.row_columns)
-        if self._block.others or self._counts_state_actions or count > self._most_at_once:
-            return None
-        trajectory, done = self._episodes_of(values)
-        observations = self._observations(values)
-        episodes = groups_of(trajectory, done)
-        breaks = self._running.breaks(observations, episodes)
-        if breaks is not None:
-            episodes = groups_of(trajectory, breaks.done)
-        self._histories.check_room([episodes], self.forget_stale)
-        fired = self._block(values)
-        if breaks is not None:
-            self._end_broken(breaks)
-        index = self._write(values, fired, episodes, None)
-        self._running.follow(observations, episodes, 0 if breaks is None else len(breaks.begins))
-        self._count(fired)
-        return Insertion(index, slice(0, count))
-
-    def _episodes_of(self, values: Sequence[Column]) -> tuple[np.ndarray | None, np.ndarray]:
+    def _episodes_of(self, columns: Sequence[Column]) -> tuple[np.ndarray | None, np.ndarray]:
         """Returns running episode, int64 ``[N]`` or ``None``, and whether it ended, bool ``[N]``, of each row."""
-        if self._columns is not self._storage.row_columns:
-            self._read_columns(self._storage.row_columns)
-        done = np.ascontiguousarray(as_array(values[self._done_at]).reshape(-1))
+        done = np.ascontiguousarray(as_array(columns[self._done_at]).reshape(-1))
         if self._trajectory_at is None:
             return None, done
-        trajectory = as_array(values[self._trajectory_at]).reshape(-1)
+        trajectory = as_array(columns[self._trajectory_at]).reshape(-1)
         return np.ascontiguousarray(trajectory, dtype=np.int64), done
 
-    def _observations(self, values: Sequence[Column], rows: TensorDictBase | None = None) -> list[ObservationPair]:
-        """Returns the observations before and after the step of each row, of its values or, if given, of ``rows``."""
-        if not self._check_continuity:
-            return []
-        pairs = [(values[i], values[j]) for i, j in self._observed_at] if rows is None else observation_pairs(rows)
+    def _observations(self, columns: Sequence[Column]) -> list[ObservationPair]:
+        """Returns the observations before and after the step of each row, ``[N, numbers]`` on the CPU."""
+        pairs = [(columns[own], columns[following]) for own, following in self._observed_at]
+        if self._are_vectors and type(pairs[0][0]) is np.ndarray:
+            return pairs
         return [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in pairs]
 
-    def _end_broken(self, breaks: Breaks) -> None:
-        """Discards the histories of episodes that new rows do not continue, once nothing can refuse these rows."""
-        for name in breaks.starts:
-            self._histories.forget(name)
-
     def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
+        """Finds the columns that histories need; raises where they are missing or no flags and numbers of episodes."""
         places = {key: place for place, key in enumerate(columns)}
+        dtype, shape = columns.get(("next", "done"), (None, torch.Size()))
+        if dtype != torch.bool or shape.numel() != 1:
+            given = "no such column" if dtype is None else f"{dtype} {list(shape)} for each row"
+            raise ValueError(
+                f"histories of events need ('next', 'done'), bool [N] or [N, 1]; got {given}. Nothing was stored. "
+                "Store terminated, truncated and done with every transition"
+            )
+        trajectory = next((key for key in TRAJECTORIES if key in places), None)
+        if trajectory is not None:
+            check_trajectory(trajectory, *columns[trajectory])
         self._done_at = places["next", "done"]
-        self._trajectory_at = next((places[key] for key in map(_full, TRAJECTORY_KEYS) if key in places), None)
-        self._observed_at = [(places[key], places["next", *key]) for key in observation_keys(columns)]
+        self._trajectory_at = None if trajectory is None else places[trajectory]
+        observed = observation_keys(columns) if self._check_continuity else []
+        self._observed_at = [(places[key], places["next", *key]) for key in observed]
+        shapes = [columns[key][1] for key in observed]
+        self._are_vectors = bool(shapes) and all(len(one) == 1 and one[0] <= MOST_NUMBERS for one in shapes)
         self._block = ConditionBlock([event.condition for event in self._events], columns)
         self._columns = columns
 
-    def _test(
-        self, data: TensorDictBase, values: Sequence[Column] | None, called: Iterable[int], breaks: Breaks | None
-    ) -> np.ndarray:
+    def _test(self, columns: Sequence[Column], given: Any, breaks: Breaks | None) -> np.ndarray:
         """Returns which events happened in each row, bool ``[V, N]``.
 
         Args:
-            data: the rows, TensorDict ``[N]``.
-            values: their columns; ``None`` for the first rows.
-            called: events whose conditions are called with the rows; those of the others are compiled.
+            columns: of the rows ``[N]``, for compiled conditions.
+            given: the rows, with which other conditions are called.
             breaks: where episodes begin that conditions would take for the one before.
         """
-        if values is None:
-            happened = np.empty((len(self._events), data.shape[0]), dtype=np.bool_)
-        else:
-            happened = self._block(values)
-        is_named = trajectory_of(data) is not None
-        for number in called:
-            condition = self._events[number].condition
+        happened = self._block(columns)
+        for number in self._block.others:
+            rows, condition = as_rows(given), self._events[number].condition
             try:
                 if breaks is None or not isinstance(condition, Condition):
-                    happened[number] = holds(condition, data).cpu().numpy()
+                    happened[number] = holds(condition, rows).cpu().numpy()
                     continue
-                for rows, name in breaks.parts():
+                for part, name in breaks.parts():
                     if name is not None:
-                        condition.end_episodes([name if is_named else None])
-                    happened[number, rows] = holds(condition, data[rows]).cpu().numpy()
+                        condition.end_episodes([name if self._trajectory_at is not None else None])
+                    happened[number, part] = holds(condition, rows[part]).cpu().numpy()
             except ConditionError as error:
                 name_of_table = self._event_tables[self._event_arrays.table[number]].name
                 raise ConditionError(f"event table {name_of_table!r}: {error}. Nothing was stored") from error
@@ -331,7 +304,6 @@ class EventTableWriter(TableWriter):
         return self._histories.forgotten
 
     def forget_oldest(self) -> bool:
-        """Releases the oldest episode history; returns False if there is none."""
         name = self._histories.forget_oldest()
         if name is not None:
             self._running.forget(name)
@@ -390,10 +362,6 @@ class EventTableWriter(TableWriter):
         self._unmet_at = int(self._unmet_after.min())
         for event, state in zip(self._events, state_dict["conditions"], strict=True):
             load_state_of(event.condition, dict(state))
-
-
-def _full(key: str | Sequence[str]) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:

@@ -29,7 +29,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     of frames, the oldest transitions leave until new ones fit. Needs no feedback.
     """
 
-    checks_rows = True
     keeps_order = True
     _cursor: int
     _write_count: int
@@ -49,29 +48,30 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         storage = self._storage
         if not isinstance(storage, PackedStorage):
             return super().extend(data.copy())  # TorchRL's writes an index into what it is given
-        values, count = storage.checked_values(data), data.shape[0]
-        kept = self.insert_values(storage, values, count).slots
+        kept, count = self.insert_columns(storage.checked_values(data), data).slots, data.shape[0]
         return kept if len(kept) == count else torch.cat((kept.new_full((count - len(kept),), -1), kept))
 
-    def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion:
-        """Writes the values of ``count`` transitions that the storage has checked; see :meth:`extend`.
+    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        """Writes columns of transitions that the storage has checked; see :meth:`extend`.
 
-        Of more than fit, the last ones are stored: ``min(count, capacity)``, or fewer where not even their frames fit.
+        Of more than fit, the last ones are stored: ``min(N, capacity)``, or fewer where not even their frames fit.
         """
+        storage, count = self._storage, len(columns[0])
         capacity, start = storage.capacity, self._cursor
         stop = start + count
         if stop <= capacity and type(storage) is PackedStorage:
-            storage.write(slice(start, stop), values)
+            storage.write(slice(start, stop), columns)
             self._cursor = stop if stop < capacity else 0
-            index = storage.slots(start, stop)
+            index, kept = storage.slots(start, stop), slice(0, count)
         else:
-            index = self._extend_around(storage, values, count)
+            index = self._insert_around(storage, columns, count)
+            kept = slice(count - index.numel(), count)
         self._write_count += count
         for buffer in storage._attached_entities:
             buffer.mark_update(index)
-        return Insertion(index, slice(count - index.numel(), count))
+        return Insertion(index, kept)
 
-    def _extend_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
+    def _insert_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
         """Writes more transitions than fit before the end of the ring, or with frames; returns their slots."""
         capacity = storage.capacity
         kept = min(count, capacity)
@@ -83,12 +83,8 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             start = self._cursor  # which leaves no slot before it unwritten
         self._cursor = start
         at_once = storage.rows_at_once
-        if kept <= at_once:
-            self._put(storage, values, kept)
-        else:
-            for first in range(0, kept, at_once):
-                part = [value[first : first + at_once] for value in values]
-                self._put(storage, part, min(at_once, kept - first))
+        for first in range(0, kept, at_once):
+            self._put(storage, [value[first : first + at_once] for value in values])
         index = torch.arange(start, start + kept, device=storage.device)
         if start + kept > capacity:
             index %= capacity
@@ -96,20 +92,14 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             index = index[-storage.num_held :]
         return index
 
-    def _put(self, storage: PackedStorage, values: Sequence[Column], count: int) -> None:
+    def _put(self, storage: PackedStorage, values: Sequence[Column]) -> None:
         """Writes rows at the cursor, which moves behind them."""
-        capacity, start = storage.capacity, self._cursor
-        until_end = min(count, capacity - start)
+        capacity, start, stop = storage.capacity, self._cursor, self._cursor + len(values[0])
+        slots = torch.arange(start, stop, device="cpu") % capacity
         if isinstance(storage, FrameStorage):
-            slots = torch.arange(start, start + count, device="cpu") % capacity
             self._release_oldest(storage, values, slots)
-            storage.write(slots if until_end < count else slice(start, start + count), values)
-        elif until_end == count:
-            storage.write(slice(start, start + count), values)
-        else:
-            storage.write(slice(start, capacity), [value[:until_end] for value in values])
-            storage.write(slice(0, count - until_end), [value[until_end:] for value in values])
-        self._cursor = (start + count) % capacity
+        storage.write(slice(start, stop) if stop <= capacity else slots, values)
+        self._cursor = stop % capacity
 
     def _release_oldest(self, storage: FrameStorage, values: Sequence[Column], slots: Tensor) -> None:
         """Releases the oldest rows until the frames of new ones fit."""
@@ -125,7 +115,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 storage.release(others[self.age_of(others).argmax()])
 
     def add(self, data: TensorDictBase) -> Tensor | int:
-        """Writes one transition of batch size ``[]``; see :meth:`extend`."""
         if not isinstance(self._storage, PackedStorage):
             return super().add(data.copy())
         return int(self.extend(data.unsqueeze(0)))
@@ -135,7 +124,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return (self._cursor - 1 - index) % self._storage.max_size
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches the storage; called by the buffer."""
         super().register_storage(storage)
         self._cursor %= storage.max_size  # of a state that was loaded before
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eviction by surprise times on-policyness, and by the rules it is compared with.
-
-Longer than other files because candidates, feedback and saved state meet in the one class that a buffer calls.
-"""
+"""Eviction by surprise times on-policyness, and by the rules it is compared with."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorD
 
 from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.retention.diagnostics import Diagnostics
-from lightning_replay.retention.eviction import Decisions
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS
 from lightning_replay.retention.feedback import Factors, first_surprise, read_factors
-from lightning_replay.retention.index import RetainedRows
+from lightning_replay.retention.index import Decisions, RetainedRows
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnPolicyness
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import seeded_generator
 from lightning_replay.storage.frames.storage import FrameStorage
+from lightning_replay.storage.rows_of_columns import as_rows
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.validation import check_callable, check_kind, checked_flag
 from lightning_replay.writers.announcement import announce, chosen, packed_storage
@@ -76,7 +73,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         [[0], [1], [], [1]]
     """
 
-    checks_rows = True
     may_refuse = True
     _write_count: int
 
@@ -115,7 +111,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the retention priorities."""
         return 0 if self._storage is None else self._rows.nbytes + self._diagnostics.nbytes
 
     def register_storage(self, storage: Storage) -> None:
@@ -145,9 +140,16 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         Raises:
             ValueError: rows that do not fit the first ones, or surprise that is no priority. Nothing is stored then.
         """
-        count = data.shape[0]
-        values = self._storage.checked_values(data)
-        factors, ended = self._first_factors(data), self._terminal_flags(values)
+        return self.insert_columns(self._storage.checked_values(data), data)
+
+    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        values, count = columns, len(columns[0])
+        if self.initial_surprise is None and type(self.rule).first_priority is RetentionRule.first_priority:
+            factors = Factors.unknown(count)
+        else:
+            rows = as_rows(rows)
+            factors = self._first_factors(rows)
+        ended = self._terminal_flags(values)
         if self._offered + count >= 1 << ARRIVAL_BITS:
             self._renumber()
         were_stored = self._rows.occupancy()
@@ -169,7 +171,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._evicted += decisions.num_evicted
         self.entered: Tensor = torch.from_numpy(decisions.entered)
         index = torch.from_numpy(decisions.slots).to(self._storage.device)
-        announce(self._storage, index, decisions.entered, data)
+        announce(self._storage, index, decisions.entered, rows, count)
         return Insertion(index, self.entered)
 
     @property
@@ -302,7 +304,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             self._rows.recompute()
 
     def reseed(self, seed: int) -> None:
-        """Restarts the draws of stochastic rules from ``seed``."""
         self._generator.manual_seed(seed)
 
     def age_of(self, index: Tensor) -> Tensor:

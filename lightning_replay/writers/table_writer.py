@@ -31,7 +31,7 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         tables: where the slots are kept.
     """
 
-    checks_rows = keeps_tables = True
+    keeps_tables = True
     tables: Tables
     _is_on_cpu: bool
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lightning_replay.parts import Insertion
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.stored_column import as_array
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.tables import Tables
@@ -65,59 +64,36 @@ class TaskTableWriter(TableWriter):
             ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
                 before. Nothing is stored then.
         """
-        inserted = self._insert_all(data) if self._storage.has_columns else None
-        if inserted is not None:
-            return inserted
-        task = self._tasks_of(data)
+        return self.insert_columns(self._storage.checked_values(data), data)
+
+    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        task, storage = self._tasks_of(columns), self._storage
+        count, at_once = len(task), storage.rows_at_once
         table = np.zeros_like(task) if self._shares_one_table else task
-        values = self._storage.checked_values(data)
-        entered = self._kept(table)
-        table, values = table[entered], chosen(values, entered)
-        count, at_once = len(table), self._storage.rows_at_once
-        if count <= at_once:
-            slots = self.tables.append_new_to_each(table)
-            self.write(slots, values)
-        else:
-            slots = np.empty(count, dtype=np.int64)
-            for start in range(0, count, at_once):
-                part = slice(start, min(start + at_once, count))
+        slots = self.tables.try_append_new(table) if count <= at_once else None
+        if slots is not None:
+            index = self.write(slots, columns)
+            inserted = Insertion(index, slice(0, count))
+            for buffer in storage._attached_entities:
+                buffer.mark_update(index)
+        else:  # more rows than fit a table, or more frames than are free
+            kept = self._kept(table)
+            table, columns = table[kept], chosen(columns, kept)
+            slots = np.empty(len(table), dtype=np.int64)
+            for start in range(0, len(table), at_once):
+                part = slice(start, start + at_once)
                 slots[part] = self.tables.append_new_to_each(table[part])
-                self.write(slots[part], [value[part] for value in values])
+                self.write(slots[part], [column[part] for column in columns])
             # Of rows written part by part, those that did not leave to make room for later ones.
-            is_last = np.zeros(count, dtype=np.bool_)
-            is_last[count - 1 - np.unique(slots[::-1], return_index=True)[1]] = True
+            is_last = np.zeros(len(table), dtype=np.bool_)
+            is_last[len(table) - 1 - np.unique(slots[::-1], return_index=True)[1]] = True
             stayed = is_last & (self.tables.pool.references[slots] > 0)
-            slots, entered = slots[stayed], entered[stayed]
-        self._write_count += data.shape[0]
-        index = torch.from_numpy(slots).to(self._storage.device)
-        announce(self._storage, index, entered, data)
-        return Insertion(index, torch.from_numpy(entered))
-
-    def _insert_all(self, data: TensorDictBase) -> Insertion | None:
-        """Writes rows that fit the columns and, all of them, their tables; otherwise returns ``None``."""
-        count, column = data.shape[0], data.get("task", None)
-        if not isinstance(column, Tensor) or column.dtype != torch.int64 or column.numel() != count:
-            return None
-        return self.insert_values(self._storage, self._storage.checked_values(data), count)
-
-    def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion | None:
-        """Writes rows as :meth:`insert`; ``None`` where a task does not exist or not all rows fit at once."""
-        if self._columns is not storage.row_columns:
-            self._columns = storage.row_columns
-            self._task_at = list(self._columns).index(("task",))
-        task = np.ascontiguousarray(as_array(values[self._task_at]).reshape(-1))
-        if self._shares_one_table:
-            if task.min() < 0 or task.max() >= len(self.tasks):
-                return None
-            task = np.zeros_like(task)
-        slots = self.tables.try_append_new(task) if count <= storage.rows_at_once else None
-        if slots is None:
-            return None
-        index = self.write(slots, values)
+            slots, kept = slots[stayed], kept[stayed]
+            index = torch.from_numpy(slots).to(storage.device)
+            inserted = Insertion(index, torch.from_numpy(kept))
+            announce(storage, index, kept, rows, count)
         self._write_count += count
-        for buffer in storage._attached_entities:
-            buffer.mark_update(index)
-        return Insertion(index, slice(0, count))
+        return inserted
 
     def _kept(self, table: np.ndarray) -> np.ndarray:
         """Returns the rows that are written, int64 ascending: of more than a table's capacity, the last ones."""
@@ -127,22 +103,26 @@ class TaskTableWriter(TableWriter):
         kept = [np.flatnonzero(table == number)[-int(most) :] for number, most in enumerate(capacities)]
         return np.sort(np.concatenate(kept))
 
-    def _tasks_of(self, data: TensorDictBase) -> np.ndarray:
-        task = data.get("task", None)
-        if not isinstance(task, Tensor) or task.dtype != torch.int64 or task.numel() != data.shape[0]:
-            given = "no such column" if task is None else f"{getattr(task, 'dtype', type(task))} {list(task.shape)}"
-            raise ValueError(
-                f"the transitions need a column 'task', int64 [{data.shape[0]}], an index into {self.tasks}; got "
-                f"{given}. Nothing was stored"
-            )
-        numbers = task.reshape(-1).cpu().numpy()
-        if numbers.min() < 0 or numbers.max() >= len(self.tasks):
-            unknown = np.unique(numbers[(numbers < 0) | (numbers >= len(self.tasks))])
+    def _tasks_of(self, columns: Sequence[Column]) -> np.ndarray:
+        """Returns the task of each row, int64 ``[N]``; raises ``ValueError`` where there is none."""
+        stored = self._storage.row_columns
+        if self._columns is not stored:
+            dtype, shape = stored.get(("task",), (None, torch.Size()))
+            if dtype != torch.int64 or shape.numel() != 1:
+                given = "no such column" if dtype is None else f"{dtype} {list(shape)} for each row"
+                raise ValueError(
+                    f"the transitions need a column 'task', int64 [N], an index into {self.tasks}; got {given}. "
+                    "Nothing was stored"
+                )
+            self._columns, self._task_at = stored, list(stored).index(("task",))
+        task = np.ascontiguousarray(as_array(columns[self._task_at]).reshape(-1))
+        if task.min() < 0 or task.max() >= len(self.tasks):
+            unknown = np.unique(task[(task < 0) | (task >= len(self.tasks))])
             raise ValueError(
                 f"the column 'task' holds {unknown.tolist()}; tasks are numbered 0..{len(self.tasks) - 1}, "
                 f"{self.tasks}. Nothing was stored"
             )
-        return numbers
+        return task
 
 
 def check_tasks(tasks: Sequence[str]) -> None:

@@ -129,7 +129,7 @@ class CollidingMachine(StorageMachine):
 
 
 class CompiledMachine(StorageMachine):
-    """With numba."""
+    """With the search of a CPU."""
 
     search = NumbaSearch
 
@@ -138,12 +138,7 @@ CHECKS = settings(max_examples=40, stateful_step_count=20, deadline=None)
 StorageMachine.TestCase.settings = CollidingMachine.TestCase.settings = CompiledMachine.TestCase.settings = CHECKS
 TestTorch = StorageMachine.TestCase
 TestColliding = CollidingMachine.TestCase
-try:
-    import numba  # noqa: F401
-except ImportError:
-    pass
-else:
-    TestCompiled = CompiledMachine.TestCase
+TestCompiled = CompiledMachine.TestCase
 
 # Environments side by side: rows of several trajectories, shuffled together in pieces.
 BATCHES = st.lists(st.lists(EPISODES, min_size=1, max_size=3), min_size=1, max_size=5)

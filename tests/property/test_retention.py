@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections import Counter
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, Replay, load_replay, save_replay
-from lightning_replay.retention import eviction, eviction_order
+from lightning_replay.retention import eviction_order
 from lightning_replay.retention.eviction_order import LeavingOrder
+from lightning_replay.retention.numba_kernels import evict_lowest
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.writers import (
     OldestLeaves,
@@ -166,7 +165,7 @@ class RetentionMachine(RuleBasedStateMachine):
         assert self.replay.writer.age_of(slots).tolist() == ages
         order = self.replay.writer._rows.order
         assert order.lowest(count).tolist() == self.oracle.leaving()
-        assert order.first() == self.oracle.leaving()[0]
+        assert order.lowest(1).tolist() == self.oracle.leaving()[:1]
         stats = self.replay.stats()
         counted = [stats[name] for name in ("admitted", "refused", "evicted", "age_max")]
         assert counted == [self.oracle.admitted, self.oracle.refused, self.oracle.evicted, max(ages)]
@@ -220,7 +219,7 @@ def test_the_order_is_that_of_a_sorted_list(capacity: int, writes: list[tuple[in
         slot %= capacity
         held[slot] = (priority, arrival)
         order.place(np.array([slot]), np.array([priority], dtype=np.float32), np.array([arrival]))
-        assert order.first() == min(held, key=held.__getitem__)
+        assert order.lowest(1).tolist() == [min(held, key=held.__getitem__)]
     assert order.lowest(count).tolist() == sorted(held, key=held.__getitem__)[:count]
     slots = np.array(sorted(held))
     assert order.priority(slots).tolist() == [held[slot][0] for slot in slots]
@@ -233,7 +232,6 @@ def test_the_order_is_that_of_a_sorted_list(capacity: int, writes: list[tuple[in
 PRIORITIES = st.sampled_from([0.0, -0.0, 1.0, 1.5, 3.0, 1e-42, 3e38])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 @settings(max_examples=300)
 @given(
     capacity=st.sampled_from([1, 3, 64, 65, 300, 5000]),
@@ -242,63 +240,37 @@ PRIORITIES = st.sampled_from([0.0, -0.0, 1.0, 1.5, 3.0, 1e-42, 3e38])
     fitting=st.integers(0, 3),
     flags=st.tuples(st.booleans(), st.booleans()),
 )
-def test_compiled_decisions_are_those_of_numpy(
+def test_compiled_decisions_are_those_made_one_after_the_other(
     capacity: int, seed: int, new: list[float], fitting: int, flags: tuple[bool, bool]
 ) -> None:
     """The stored rows have few different priorities; 5000 slots are three levels."""
     fitting = min(fitting, len(new) - 1, capacity - 1)
+    always_admits, ties_enter = flags
     generator = np.random.default_rng(seed)
     priority = generator.choice([0.0, 1.0, 1.5, -2.0], capacity).astype(np.float32)
     arrival = generator.permutation(capacity)
-    candidates = np.array(new, dtype=np.float32)
-    outcomes = []
-    for evict in (eviction.evict_lowest, eviction._evict_compiled):
-        with patch.object(eviction_order, "WIDEST_TOP", 64):
-            order = LeavingOrder(capacity)
-        order.place(np.arange(capacity), priority, arrival)
-        slots = np.full(len(new), -1)
-        slots[:fitting] = np.arange(fitting)
-        order.place(slots[:fitting], candidates[:fitting], capacity + np.arange(fitting))
-        evicted = evict(order, eviction.Candidates(candidates, capacity, *flags, slots), fitting)
-        outcomes.append((evicted, slots.tolist(), order.nodes.tolist()))
-    assert outcomes[0] == outcomes[1]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
-@settings(max_examples=200)
-@given(
-    capacity=st.sampled_from([1, 65, 5000]),
-    seed=st.integers(0, 2**32 - 1),
-    new=st.lists(PRIORITIES, min_size=1, max_size=10),
-    flags=st.tuples(st.booleans(), st.booleans()),
-)
-def test_compiled_decisions_on_single_rows_are_those_of_numpy(
-    capacity: int, seed: int, new: list[float], flags: tuple[bool, bool]
-) -> None:
-    generator = np.random.default_rng(seed)
-    priority = generator.choice([0.0, 1.0, 1.5, -2.0], capacity).astype(np.float32)
-    outcomes = []
-    for replace in (eviction.replace_lowest, eviction._replace_compiled):
-        with patch.object(eviction_order, "WIDEST_TOP", 64):
-            order = LeavingOrder(capacity)
-        order.place(np.arange(capacity), priority, np.arange(capacity))
-        keys = [eviction_order.single_key(one, capacity + place) for place, one in enumerate(new)]
-        outcomes.append(([replace(order, key, *flags) for key in keys], order.nodes.tolist()))
-    assert outcomes[0] == outcomes[1]
-
-
-class NumpyRetentionMachine(RetentionMachine):
-    """The same where numba is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        numpy_functions = eviction.evict_lowest, eviction.replace_lowest
-        self.patch.setattr("lightning_replay.retention.index.evict_functions", lambda: numpy_functions)
-
-    def teardown(self) -> None:
-        self.patch.undo()
-
-
-NumpyRetentionMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
-TestNumpyRetention = NumpyRetentionMachine.TestCase
+    candidates = np.array(new, dtype=np.float32) + np.float32(0.0)
+    with patch.object(eviction_order, "WIDEST_TOP", 64):
+        order = LeavingOrder(capacity)
+    order.place(np.arange(capacity), priority, arrival)
+    slots = np.full(len(new), -1)
+    slots[:fitting] = np.arange(fitting)
+    order.place(slots[:fitting], candidates[:fitting], capacity + np.arange(fitting))
+    held = {slot: (float(priority[slot]), int(arrival[slot]), -1) for slot in range(capacity)}
+    held |= {row: (float(candidates[row]), capacity + row, row) for row in range(fitting)}
+    evicted = 0
+    for row in range(fitting, len(new)):
+        slot = min(held, key=held.__getitem__)
+        mine, lowest = float(candidates[row]), held[slot][0]
+        if always_admits or mine > lowest or (ties_enter and mine == lowest):
+            held[slot] = (mine, capacity + row, row)
+            evicted += 1
+    bits = candidates.view(np.int32)
+    assert evict_lowest(bits, fitting, capacity, *flags, slots, order.nodes, order.starts) == evicted
+    assert {row: slot for row, slot in enumerate(slots.tolist()) if slot >= 0} == {
+        row: slot for slot, (_, _, row) in held.items() if row >= 0
+    }
+    everything = np.arange(capacity)
+    assert order.priority(everything).tolist() == [held[slot][0] for slot in range(capacity)]
+    assert order.arrival(everything).tolist() == [held[slot][1] for slot in range(capacity)]
+    assert order.lowest(capacity).tolist() == sorted(held, key=held.__getitem__)

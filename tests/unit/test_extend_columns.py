@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 from torchrl.envs import Compose, RenameTransform
 
-import lightning_replay.replay as module
 from lightning_replay import PackedStorage, Replay, recipes
+from lightning_replay.storage import rows_of_columns
 from lightning_replay.transforms import NStepTransitions
 from tests.attack.states import difference
 from tests.transitions import numbered_steps
@@ -32,7 +32,7 @@ def no_rows(monkeypatch) -> None:
     def refuse(given: Any) -> TensorDict:
         raise AssertionError("a TensorDict was built")
 
-    monkeypatch.setattr(module, "rows_of_columns", refuse)
+    monkeypatch.setattr(rows_of_columns, "rows_of_columns", refuse)
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
@@ -40,7 +40,7 @@ def no_rows(monkeypatch) -> None:
 def test_no_tensordict_is_built_for_rows_that_follow_others(recipe, n_steps: int, monkeypatch) -> None:
     replay = recipe(10, 4, n_steps=n_steps, seed=0)
     replay.extend(numbered_steps(0, 3))
-    monkeypatch.setattr(module, "rows_of_columns", None)
+    monkeypatch.setattr(rows_of_columns, "rows_of_columns", None)
     assert replay.extend_columns(columns(3, 2)).tolist() == [3, 4]
     assert replay.extend_columns(columns(5, 12)).tolist() == [(5 + place) % 10 for place in range(2, 12)]
     expected = recipe(10, 4, n_steps=n_steps, seed=0)
@@ -51,10 +51,9 @@ def test_no_tensordict_is_built_for_rows_that_follow_others(recipe, n_steps: int
 
 @pytest.mark.parametrize("prepare", [
     lambda replay: replay.append_transform(Compose(RenameTransform(["action"], ["move"]))),
-    lambda replay: replay.empty(),
     lambda replay: replay.load_state_dict(copy.deepcopy(replay.state_dict())),
     lambda replay: replay.set_storage(LazyTensorStorage(10)),
-], ids=["transform", "emptied", "loaded", "storage of TorchRL"])  # fmt: skip
+], ids=["transform", "loaded", "storage of TorchRL"])  # fmt: skip
 def test_a_part_that_reads_rows_gets_them(prepare, no_rows) -> None:
     replay = recipes.uniform(10, 4, seed=0)
     replay.extend(numbered_steps(0, 3))
@@ -138,7 +137,7 @@ def test_rows_that_extend_refuses_are_refused_with_its_words(change) -> None:
     assert given[("next", "done")].item() is False
     messages = []
     before = replay.state_dict()
-    for store in (replay.extend_columns, lambda rows: replay.extend(module.rows_of_columns(rows))):
+    for store in (replay.extend_columns, lambda rows: replay.extend(rows_of_columns.rows_of_columns(rows))):
         with pytest.raises(ValueError) as raised:
             store(given)
         messages.append(str(raised.value))

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.storage.frames import frame_kernels
-from lightning_replay.storage.frames.outputs import BatchMemory
+from lightning_replay.storage.frames import numba_kernels as loops
 
 _WORDS = ((8, torch.int64, np.uint64), (4, torch.int32, np.uint32), (2, torch.int16, np.uint16))
 
@@ -43,12 +42,10 @@ class FrameIndex:
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The arguments that the loops take."""
         return self.hashes, self.heads, self.following
 
     @property
     def nbytes(self) -> int:
-        """Bytes of hashes and chains."""
         return sum(array.nbytes for array in self.arrays)
 
     def chain(self, key: int) -> list[int]:
@@ -61,7 +58,6 @@ class FrameIndex:
         return found
 
     def clear(self) -> None:
-        """Removes every frame."""
         self.heads.fill(0)
 
 
@@ -71,8 +67,6 @@ class TorchSearch:
     Args:
         pool: uint8 ``[F, bytes]``.
     """
-
-    loops: Any = frame_kernels
 
     def __init__(self, pool: Tensor) -> None:
         self._pool = pool
@@ -160,13 +154,9 @@ class NumbaSearch:
     """
 
     def __init__(self, pool: Tensor) -> None:
-        from lightning_replay.storage.frames import numba_kernels
-
-        self.loops: Any = numba_kernels
         self._dtype = next((dtype for size, _, dtype in _WORDS if pool.shape[1] % size == 0), np.uint8)
         self._pool = self._words(pool)
         self._frame_bytes = pool.shape[1]
-        self._memory = BatchMemory()
 
     def _words(self, frames: Tensor) -> np.ndarray:
         """Returns uint8 ``[..., bytes]`` as the widest words that divide them."""
@@ -178,23 +168,22 @@ class NumbaSearch:
 
     def hash_each(self, frames: Tensor) -> np.ndarray:
         """Returns hashes, int64 ``[M]``, of frames, uint8 ``[M, bytes]``."""
-        return self.loops.hash_each(self._words(frames))
+        return loops.hash_each(self._words(frames))
 
     def find(self, first: Tensor, second: Tensor, index: FrameIndex) -> Found:
         """Looks up the frames of two stacks, uint8 ``[N, k, ...]``."""
-        return Found(*self.loops.find(self._stack_words(first), self._stack_words(second), self._pool, *index.arrays))
+        return Found(*loops.find(self._stack_words(first), self._stack_words(second), self._pool, *index.arrays))
 
     def store(self, frames: np.ndarray, found: Found, first: Tensor, second: Tensor) -> None:
         """Copies the new frames of two stacks into the pool at ``frames``, int32 ``[new]``."""
-        self.loops.store(frames, found.sources, self._stack_words(first), self._stack_words(second), self._pool)
+        loops.store(frames, found.sources, self._stack_words(first), self._stack_words(second), self._pool)
 
     def gather(self, frames: Tensor, rows: Tensor) -> Tensor:
         """Returns the two stacks, uint8 ``[2 * N * k * bytes]``, of ``rows``, int64 ``[N]``, of int32 ``[M, 2 k]``."""
-        stacks = self._memory.tensor(rows.shape[0] * frames.shape[1] * self._frame_bytes)
-        self.loops.gather(rows.numpy(), frames.numpy(), self._pool, stacks.numpy().view(self._dtype))
+        stacks = torch.empty(rows.shape[0] * frames.shape[1] * self._frame_bytes, dtype=torch.uint8, device="cpu")
+        loops.gather(rows.numpy(), frames.numpy(), self._pool, stacks.numpy().view(self._dtype))
         return stacks
 
 
 def search_for(pool: Tensor) -> TorchSearch | NumbaSearch:
-    """Returns the compiled search on the CPU."""
     return NumbaSearch(pool) if pool.device.type == "cpu" else TorchSearch(pool)

@@ -1,24 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of a frame pool, compiled, and the search for equal frames; imported only where numba is installed."""
+"""The loops of a frame pool, compiled: counts of references, the hash index, and on a CPU the search for equal frames.
+
+Frame 0 is no frame: a chain ends with it, and nothing counts it.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numba import njit
 
 from lightning_replay.compiled import compiled
-from lightning_replay.storage.frames import frame_kernels
 
 _BLOCK = 64  # words compared at once
 
 
-hold: Callable[..., Any] = compiled(frame_kernels.hold)
-let_go: Callable[..., Any] = compiled(frame_kernels.let_go)
-enter: Callable[..., Any] = compiled(frame_kernels.enter)
-count_freed: Callable[..., Any] = compiled(frame_kernels.count_freed)
+@compiled
+def hold(frames, references):  # type: ignore[no-untyped-def]
+    """Adds a reference to each of ``frames``, int32 ``[M]``, several to one that is named several times."""
+    for place in range(frames.size):
+        if frames[place] > 0:
+            references[frames[place]] += 1
+
+
+@compiled
+def let_go(frames, references, free, num_free, hashes, heads, following):  # type: ignore[no-untyped-def]
+    """Removes a reference to each of ``frames``, int32 ``[M]``; those without any leave the index and become free.
+
+    Returns:
+        How many frames are free now.
+    """
+    mask = heads.size - 1
+    for place in range(frames.size):
+        frame = frames[place]
+        if frame == 0:
+            continue
+        references[frame] -= 1
+        if references[frame] > 0:
+            continue
+        bucket = hashes[frame] & mask
+        before, at = 0, heads[bucket]
+        while at != frame:
+            before, at = at, following[at]
+        if before == 0:
+            heads[bucket] = following[frame]
+        else:
+            following[before] = following[frame]
+        free[num_free] = frame
+        num_free += 1
+    return num_free
+
+
+@compiled
+def enter(frames, new_hashes, hashes, heads, following):  # type: ignore[no-untyped-def]
+    """Makes frames, int32 ``[M]``, findable by their hashes, int64 ``[M]``."""
+    mask = heads.size - 1
+    for place in range(frames.size):
+        frame = frames[place]
+        bucket = new_hashes[place] & mask
+        hashes[frame] = new_hashes[place]
+        following[frame] = heads[bucket]
+        heads[bucket] = frame
+
+
+@compiled
+def count_freed(held, given_up, references):  # type: ignore[no-untyped-def]
+    """Counts frames that would be free if ``held`` got a reference each and ``given_up`` lost one; changes nothing.
+
+    Args:
+        held: int32 ``[M]``, frames to which new rows refer; new ones are negative and not counted.
+        given_up: int32 ``[M]``, frames of rows that leave.
+        references: int32, of every frame.
+    """
+    freed = 0
+    for place in range(held.size):
+        if held[place] > 0:
+            references[held[place]] += 1
+    for place in range(given_up.size):
+        frame = given_up[place]
+        if frame > 0:
+            references[frame] -= 1
+            if references[frame] == 0:
+                freed += 1
+    for place in range(given_up.size):
+        if given_up[place] > 0:
+            references[given_up[place]] += 1
+    for place in range(held.size):
+        if held[place] > 0:
+            references[held[place]] -= 1
+    return freed
 
 
 @njit(inline="always")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_replay.memory import allocate_rows
 from lightning_replay.saving.snapshot import Snapshots
+from lightning_replay.storage.frames import numba_kernels as loops
 from lightning_replay.storage.frames.frame_index import Found, FrameIndex, search_for
 
 
@@ -91,7 +92,7 @@ class FramePool:
         """Returns how many frames lack for :meth:`replace` with the same arguments; 0 if they fit."""
         lacking = len(found.sources) - self.num_free
         if lacking > 0:
-            lacking -= self._search.loops.count_freed(found.frames.ravel(), given_up.ravel(), self.references)
+            lacking -= loops.count_freed(found.frames.ravel(), given_up.ravel(), self.references)
         return max(lacking, 0)
 
     def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
@@ -110,7 +111,7 @@ class FramePool:
                 f"{lacking} more frames are needed than the {self.capacity:,} the pool has room for; nothing was "
                 "written. Release rows first, or raise frame_capacity"
             )
-        loops, count = self._search.loops, len(found.sources)
+        count = len(found.sources)
         loops.hold(found.frames.ravel(), self.references)
         self.release(given_up)
         if not count:
@@ -129,9 +130,7 @@ class FramePool:
 
     def release(self, frames: np.ndarray) -> None:
         """Removes one reference to each of ``frames``, int32 of any shape; 0 is none."""
-        self.num_free = self._search.loops.let_go(
-            frames.ravel(), self.references, self._free, self.num_free, *self._index.arrays
-        )
+        self.num_free = loops.let_go(frames.ravel(), self.references, self._free, self.num_free, *self._index.arrays)
 
     def gather(self, frames: Tensor) -> Tensor:
         """Returns the frames of int32 ``[...]``, on the device, uint8 ``[..., *shape]``; one gather."""
@@ -143,7 +142,6 @@ class FramePool:
         return self._search.gather(frames, rows).view(2, rows.shape[0], frames.shape[1] // 2, *self.shape).unbind()
 
     def clear(self) -> None:
-        """Removes every frame."""
         self.references.fill(0)
         self._index.clear()
         self._free[:] = np.arange(self.capacity, 0, -1, dtype=np.int32)
@@ -171,4 +169,4 @@ class FramePool:
         for part in np.array_split(held, max(1, len(held) // 4096)):
             at = torch.from_numpy(part).to(self.frames.device)
             hashes = self._search.hash_each(self.frames.index_select(0, at))
-            self._search.loops.enter(part, hashes, *self._index.arrays)
+            loops.enter(part, hashes, *self._index.arrays)

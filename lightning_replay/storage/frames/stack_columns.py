@@ -49,16 +49,6 @@ class StackColumns(NamedTuple):
             )
         return [(key, *leaf) for key, leaf in leaves.items()]
 
-    def refuse_unequal(self, data: TensorDictBase, error: RuntimeError) -> None:
-        """Raises a ValueError where frames of these rows differ in shape, in place of the ``error`` of torch."""
-        for key in {self.image_key, self.next_key} & set(data.keys(True, True)):
-            shape = data.get_item_shape(key)
-            if -1 in shape:
-                raise ValueError(
-                    f"the frames of these rows differ in shape: {shown(key)} is {list(shape)}, -1 where they do; "
-                    "all frames need one shape. Nothing was stored; resize them"
-                ) from error
-
     def saved(self, state: Mapping[str, Any], frame_capacity: int) -> list[Leaf]:
         """Returns the columns of a saved storage, in the order in which rows were given.
 

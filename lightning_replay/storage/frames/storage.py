@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed rows whose stacks of frames are kept frame by frame, each once.
-
-Longer than other files because it overrides each way of a row into a ``PackedStorage`` and out of it.
-"""
+"""Packed rows whose stacks of frames are kept frame by frame, each once."""
 
 from __future__ import annotations
 
@@ -163,14 +160,9 @@ class FrameStorage(PackedStorage):
         super()._forget_columns()
         self._forget_pool()
 
-    def checked_values(self, data: TensorDictBase) -> list[Column]:
-        """See :class:`~lightning_replay.storage.PackedStorage`; the stacks come last."""
+    def _check(self, values: Sequence[Column]) -> None:
         self._looked_up = None  # tensors that are given again may have other content
-        try:
-            return super().checked_values(data)
-        except RuntimeError as error:  # what torch raises of nested tensors and of lazy stacks of unequal tensors
-            self._stacks.refuse_unequal(data, error)
-            raise
+        super()._check(values)
 
     def room_for(self, data: TensorDictBase | Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
         """Returns whether the frames of rows ``[N]``, or of their values, fit; see :meth:`frames_missing`."""
@@ -406,7 +398,6 @@ class FrameStorage(PackedStorage):
 
 
 def _stacks_of(values: Sequence[Column]) -> tuple[Tensor, Tensor]:
-    """Returns the two stacks, the last columns, which are tensors."""
     first, second = values[-2:]
     assert isinstance(first, Tensor) and isinstance(second, Tensor)
     return first, second

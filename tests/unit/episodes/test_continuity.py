@@ -8,7 +8,6 @@ import pickle
 import warnings
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -247,24 +246,6 @@ def test_slices_of_a_column_of_numbers_that_begin_again_are_refused() -> None:
     for _ in range(20):
         runs = (replay.sample()["observation"][:, 0].view(-1, 4) >= 500).int()
         assert (runs == runs[:, :1]).all()
-
-
-def test_a_refused_row_of_another_run_changes_nothing() -> None:
-    """The run that it does not continue goes on with the next row that does."""
-
-    def condition(rows: TensorDict) -> torch.Tensor:
-        if (rows["observation"] > 400).any():
-            raise RuntimeError("out of range")
-        return rows["next", "reward"][:, 0] >= 5
-
-    table = EventTable("high", condition=condition, history_length=4, capacity=30, min_size=1)
-    replay = recipes.event_tables(50, 4, tables=[table], n_steps=2, seed=0)
-    replay.extend(first(0, 5))
-    with pytest.raises(ValueError, match="out of range"):
-        replay.extend(first(500, 5))
-    replay.extend(first(5, 1))
-    assert replay.table("high")["observation"][:, 0].tolist() == [2, 3, 4, 5]
-    assert np.array_equal(replay.successors(torch.arange(5)).numpy(), [1, 2, 3, 4, 5])
 
 
 def test_environments_side_by_side_break_off_one_by_one() -> None:

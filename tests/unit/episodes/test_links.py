@@ -138,11 +138,6 @@ def test_state_of_rows_without_ids() -> None:
     assert successors(again) == [1, 2, -1, -1]
 
 
-def test_a_capacity_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="capacity is 0"):
-        EpisodeLinks(0)
-
-
 def test_what_lies_after_the_return_is_ignored_even_nan() -> None:
     reward = torch.tensor([[1.0, float("nan")], [1.0, 2.0]])
     assert n_step_returns(reward, torch.tensor([1, 2]), discount=0.5).tolist() == [1.0, 2.0]

@@ -79,7 +79,7 @@ def test_rows_are_aligned_and_bytes_are_exact() -> None:
     storage = filled(numbered_steps(0, 4), capacity=100)
     #        observation 12 + action 8 + next observation 12 + reward 4 + 3 flags + generation 8 = 47 -> 64
     assert storage.row_bytes == 64
-    assert storage.nbytes == 6_400 == storage._rows.untyped_storage().nbytes()
+    assert storage.nbytes == 6_400 == storage.all_packed.untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_rows_are_aligned_and_bytes_are_exact() -> None:
 )
 def test_columns_that_change_are_refused_and_nothing_is_written(change, named) -> None:
     storage = filled(numbered_steps(0, 4))
-    before = storage._rows.clone()
+    before = storage.all_packed.clone()
     with pytest.raises(ValueError, match=f"nothing was written.*{named}"):
         storage.set(slice(4, 6), change(numbered_steps(4, 2)))
-    assert torch.equal(before, storage._rows)
+    assert torch.equal(before, storage.all_packed)
     assert len(storage) == 4
 
 
@@ -274,25 +274,6 @@ def test_branches_without_columns_hold_nothing_and_stop_nothing() -> None:
     storage.set(slice(0, 2), rows)
     storage.set(slice(2, 4), rows.exclude("empty"))
     assert len(storage) == 4 and "empty" not in storage.all_rows.keys()  # noqa: SIM118
-
-
-def test_a_loaded_storage_takes_rows_from_where_they_come() -> None:
-    """A storage on another device than its rows knows only after the first ones where they come from."""
-    storage, again = PackedStorage(4), PackedStorage(4)
-    storage.set(slice(0, 2), numbered_steps(0, 2))
-    again.load_state_dict(storage.state_dict())
-    rows = again.all_rows
-    again.load_state_dict(storage.state_dict())
-    assert again.all_rows is rows, "the same columns need no second allocation"
-    assert again._given_device is None
-    again.set(slice(2, 4), numbered_steps(2, 2))
-    assert again._given_device == torch.device("cpu")
-
-
-@pytest.mark.parametrize("capacity", [0, -3, 2.5, "many", True])
-def test_a_capacity_is_a_positive_whole_number(capacity) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"capacity is {capacity!r}; it must be a whole number"):
-        PackedStorage(capacity)
 
 
 @pytest.mark.parametrize("of_columns", ["contiguous", "strided", "without NumPy"])

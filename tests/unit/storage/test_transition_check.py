@@ -183,7 +183,7 @@ def test_recipes_pass_the_choice_on(recipe) -> None:
 def test_a_trajectory_of_several_numbers_is_refused_and_nothing_is_stored(name, key) -> None:
     replay = recipes.by_name(name)(capacity=8, batch_size=2)
     steps = numbered_steps(0, 4)
-    with pytest.raises(ValueError, match=r"has shape \[4, 2\]; .* must be \[N\] or \[N, 1\]"):
+    with pytest.raises(ValueError, match=r"has the shape \[2\] for each row; .* must be \[N\] or \[N, 1\]"):
         replay.extend(steps.clone().set(key, torch.zeros(4, 2, dtype=torch.int64)))
     assert len(replay.extend(steps)) == 4
 

@@ -15,7 +15,6 @@ from torchrl.data.postprocs import MultiStep
 from torchrl.envs import MultiStepTransform
 
 from lightning_replay.replay import Replay
-from lightning_replay.samplers import NeighborhoodMixupSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import NStepTransitions
 
@@ -120,32 +119,6 @@ def test_batches_pass_unchanged_and_bad_options_are_refused() -> None:
         NStepTransitions(0, 0.9)
     with pytest.raises(ValueError, match="discount is 1.1"):
         NStepTransitions(2, 1.1)
-
-
-def test_steps_that_were_refused_do_not_wait() -> None:
-    """4 of 6 steps are formed and stored; a batch of other columns changes nothing; the next one goes on."""
-    replay = Replay(storage=PackedStorage(20), transform=NStepTransitions(n_steps=3, discount=1.0), batch_size=2)
-    steps = episode([1.0] * 12, None)
-    replay.extend(steps[:6])
-    double = steps[6:9].clone()
-    double["observation"] = double["observation"].double()
-    with pytest.raises(ValueError, match="columns of the steps before"):
-        replay.extend(double)
-    assert replay.extend(steps[6:9]).tolist() == [4, 5, 6]
-    assert replay.storage.get(torch.arange(7))["next", "observation"].tolist() == list(range(3, 10))
-
-
-def test_steps_the_sampler_refuses_do_not_wait() -> None:
-    sampler = NeighborhoodMixupSampler(num_neighbors=1, feature_keys=["observation"])
-    replay = Replay(storage=PackedStorage(20), sampler=sampler, transform=NStepTransitions(2, 1.0), batch_size=2)
-    steps = episode([1.0] * 9, None)
-    steps["observation"] = steps["observation"].float().unsqueeze(1)
-    replay.extend(steps[:4])
-    bad = steps[4:8].clone()
-    bad["observation"][1] = float("nan")
-    with pytest.raises(ValueError, match="Nothing was stored"):
-        replay.extend(bad)
-    assert replay.extend(steps[4:8]).tolist() == [3, 4, 5, 6]
 
 
 def formed_by(name: str, steps: TensorDict) -> TensorDictBase:

@@ -94,9 +94,6 @@ def test_keys_and_kind_are_options_of_the_recipe() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"sigma": -1}, ValueError, "sigma is -1; it must be a finite number from 0 on"),
-        ({"sigma": float("nan")}, ValueError, "sigma is nan"),
-        ({"sigma": "much"}, TypeError, "sigma is 'much'; it must be a finite number"),
         ({"kind": "multiplied"}, ValueError, "kind is 'multiplied'; it must be one of 'additive', 'multiplicative'"),
         ({"keys": "action"}, TypeError, r"keys is 'action'; it must be a sequence of keys, as \['action'\]"),
     ],

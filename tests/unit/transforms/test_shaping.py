@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_replay import load_replay
 from lightning_replay.replay import Replay
-from lightning_replay.saving.spec import build, describe
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import ManhattanDistance, OneAt, PotentialShaping
 from tests.transitions import numbered_steps
@@ -86,17 +83,6 @@ def test_potentials() -> None:
     assert ManhattanDistance([2, 5, 8])(grid.double()).tolist() == [-8.0, -1.0, -9.0]
     assert OneAt([6, None], [None, 1], components=[0, -2])(grid).tolist() == [0.0, 0.0, 1.0]
     assert OneAt([2, 0, 9], [2, 5, 9])(grid.reshape(3, 3, 1)).tolist() == [0.0, 1.0, 0.0]
-
-
-def test_it_is_saved_with_the_buffer(tmp_path: Path) -> None:
-    potential = ManhattanDistance([1.0, 2.0, 3.0], scale=0.1)
-    replay = Replay(storage=PackedStorage(8), batch_size=4, transform=PotentialShaping(potential, 0.9), seed=0)
-    replay.extend(numbered_steps(0, 8))
-    replay.save(tmp_path / "saved")
-    again = load_replay(tmp_path / "saved")
-    assert torch.equal(again.sample()["next", "reward"], replay.sample()["next", "reward"])
-    gap = build(describe(OneAt([6.0, None], [6.0, None])))
-    assert gap(torch.tensor([[6.0, 1.0], [5.0, 1.0]])).tolist() == [1.0, 0.0]
 
 
 def test_a_terminal_state_may_have_any_potential_and_others_not() -> None:

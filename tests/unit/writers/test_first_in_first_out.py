@@ -35,14 +35,6 @@ def test_more_rows_than_slots_keep_the_last_ones() -> None:
     assert sorted(stored(replay)) == [7, 8, 9, 10]
 
 
-def test_single_transitions() -> None:
-    replay = Replay(storage=PackedStorage(3), batch_size=2)
-    for number in range(5):
-        replay.add(numbered_steps(number, 1)[0])
-    assert stored(replay) == [3, 4, 2]
-    assert replay.write_count == 5
-
-
 def test_torchrls_storages_leave_the_given_rows_alone() -> None:
     replay = Replay(storage=LazyTensorStorage(5), batch_size=2)
     steps = numbered_steps(0, 3)
@@ -69,6 +61,6 @@ def test_a_state_is_loaded_before_there_is_a_storage(tmp_path: Path) -> None:
     replay.writer.dumps(tmp_path)
     writer = FirstInFirstOutWriter()
     writer.loads(tmp_path)
-    assert (writer._cursor, writer._write_count) == (3, 8)
+    assert writer.state_dict() == {"cursor": 3, "write_count": 8}
     smaller = Replay(storage=PackedStorage(2), writer=writer, batch_size=2)
     assert smaller.extend(numbered_steps(0, 1)).tolist() == [1], "3 is beyond this ring"

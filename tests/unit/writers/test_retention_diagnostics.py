@@ -7,14 +7,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
+from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.retention import eviction_order
-from lightning_replay.retention.diagnostics import NewestRows
 from lightning_replay.retention.rules import RetentionRule
 from lightning_replay.writers import OldestLeaves, OnPolicynessOnly, RetentionWriter, SurpriseOnly
 from tests.transitions import numbered_steps
@@ -84,23 +82,6 @@ def test_feedback_counts_for_a_kept_row_and_while_it_is_among_the_newest(at_once
     assert figures(replay)["td_error_over_newest"] == pytest.approx((8.0 / 4) / (2.5 / 4))
     replay.extend(steps([0.25] * 3))  # refused: the newest are now 7 to 10
     assert figures(replay)["td_error_over_newest"] == pytest.approx((8.0 / 4) / (1.25 / 4))
-
-
-@pytest.mark.parametrize("sizes", [(5,), (2, 3), (3, 4), (2, 2, 3), (4, 1, 5, 12, 2), (1,) * 13])
-def test_a_row_has_the_place_of_its_number_in_the_ring(sizes: tuple[int, ...]) -> None:
-    """In blocks that end before the ring does, at its end and beyond, and that are longer than it."""
-    ring, capacity, count = NewestRows(5), 5, 0
-    for size in sizes:
-        numbers = np.arange(count, count + size)
-        ring.add(count, numbers % 2 == 0, numbers.astype(np.float32))
-        count += size
-    state, newest = ring.state_dict(), torch.arange(max(0, count - capacity), count)
-    assert state["next"] == count
-    assert state["surprise"][newest % capacity].tolist() == newest.tolist()
-    assert state["is_terminal"][newest % capacity].tolist() == (newest % 2 == 0).tolist()
-    for number in newest.tolist():  # feedback for a row reaches it, and no other
-        ring.update(np.array([number]), np.array([100.0 + number], dtype=np.float32))
-    assert ring.state_dict()["surprise"][newest % capacity].tolist() == (100.0 + newest).tolist()
 
 
 def test_errors_are_unknown_until_feedback_where_nothing_measures_new_rows() -> None:
@@ -213,30 +194,6 @@ def test_a_buffer_first_in_first_out_does_not_hoard() -> None:
     replay = buffer(100, rule=OldestLeaves())
     replay.extend(steps([1.0] * 1_000, ends=tuple(range(0, 900, 2))))
     assert figures(replay) == {"age_over_capacity": 0.495, "terminal_share": 0.0, "terminal_over_newest": 0.0}
-
-
-def test_a_resumed_buffer_has_the_same_figures(tmp_path: Path) -> None:
-    replay = eight_rows(3)
-    before = figures(replay)
-    save_replay(replay, tmp_path)
-    again = load_replay(tmp_path, trust=["tests"])
-    assert figures(again) == before
-    for each in (replay, again):
-        each.update_priority(torch.tensor([2, 3]), torch.tensor([1.0, 9.0]))
-        each.extend(steps([8.0, 0.1], ends=(0,)))
-    assert figures(again) == figures(replay) != before
-
-
-def test_of_saves_before_there_were_figures_what_comes_later_counts() -> None:
-    replay = load_replay(SAVES / "saves_3" / "retention", trust=["tests"])  # rows 0, 1, 2 and 4 of 6, in 4 slots
-    assert figures(replay) == {"age_over_capacity": (5 + 4 + 3 + 1) / 16}
-    replay.update_priority(torch.arange(4), torch.full((4,), 3.0))
-    # of the newest four rows the slots 2 and 3 hold two, and the other two were refused or evicted unseen
-    assert figures(replay)["td_error_over_newest"] == 1.0
-    replay.writer.initial_surprise = None
-    rows = numbered_steps(6, 1, done_every=7)
-    replay.extend(rows.set("action", rows["observation"][:, :2] / 16))
-    assert figures(replay)["terminal_share"] == 1.0, "of the one row of which it is known"
 
 
 def test_emptying_forgets_them() -> None:

@@ -37,8 +37,8 @@ def framed(frame_capacity: int, *, rule: RetentionRule | None = None, prioritize
 
 
 def held(replay: Replay) -> dict[int, float]:
-    slots = replay.writer._rows.stored()
-    rows = replay.storage.get(torch.from_numpy(slots))
+    slots = replay.storage.occupancy.slots()
+    rows = replay.storage.get(slots)
     return dict(zip(slots.tolist(), rows["surprise"].tolist(), strict=True))
 
 

@@ -62,12 +62,12 @@ def test_td_errors_reach_the_rows_that_stayed() -> None:
     rows = rows_of([1, 0, 1, 1, 1])
     rows["td_error"] = torch.arange(5.0)
     index = replay.extend(rows)
-    assert torch.from_numpy(replay.sampler._priority)[index].tolist() == [1, 2, 3, 4]
+    assert replay.sampler.priority_of(index).tolist() == [1, 2, 3, 4]
     assert replay.storage.get(index)["observation"][:, 0].tolist() == [1, 2, 3, 4]
     rows = rows_of([1, 1, 1, 0, 1])
     rows["td_error"] = torch.arange(5.0)
     index = replay.extend(rows)
-    assert torch.from_numpy(replay.sampler._priority)[index].tolist() == [1, 2, 3, 4]
+    assert replay.sampler.priority_of(index).tolist() == [1, 2, 3, 4]
 
 
 def test_baselines_keep_all_tasks_in_one_table() -> None:
@@ -88,21 +88,19 @@ def test_one_transition_at_a_time() -> None:
     ("column", "message"),
     [
         (None, "got no such column"),
-        (torch.zeros(4, dtype=torch.int32), r"int64 \[4\].*got torch.int32 \[4\]"),
-        (torch.zeros(4), r"got torch.float32 \[4\]"),
-        (torch.zeros(4, 2, dtype=torch.int64), r"got torch.int64 \[4, 2\]"),
+        (torch.zeros(4, dtype=torch.int32), r"int64 \[N\].*got torch.int32 \[\]"),
+        (torch.zeros(4, 2, dtype=torch.int64), r"got torch.int64 \[2\]"),
         (torch.tensor([0, 3, -1, 7]), r"holds \[-1, 3, 7\]; tasks are numbered 0..2, \['target', 'far', 'near'\]"),
     ],
 )
 def test_a_bad_task_column_is_refused_and_nothing_is_stored(column, message: str) -> None:
     replay = curriculum()
-    replay.extend(rows_of([0]))
     rows = numbered_steps(1, 4)
     if column is not None:
         rows["task"] = column
     with pytest.raises(ValueError, match=message + ".*Nothing was stored"):
         replay.extend(rows)
-    assert contents(replay) == {"target": [0], "far": [], "near": []}
+    assert len(replay) == 0 and replay.nbytes == curriculum().nbytes
 
 
 def test_a_task_column_of_one_number_a_row_is_taken() -> None:
