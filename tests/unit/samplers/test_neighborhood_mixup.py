@@ -185,7 +185,7 @@ def test_images_missing_keys_and_nan_are_refused_before_anything_is_stored() -> 
         replay.extend(random_steps(4).exclude("action"))
     steps = random_steps(4)
     steps["observation"][2, 1] = float("nan")
-    with pytest.raises(ValueError, match=r"rows \[2\] have NaN or infinite"):
+    with pytest.raises(ValueError, match=r"nan in rows \[2\] of 4"):
         replay.extend(steps)
     assert len(replay) == 0
     replay.extend(random_steps(4))
