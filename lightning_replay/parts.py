@@ -126,9 +126,9 @@ class SamplerHooks(PartHooks, EpisodeHooks):
             storage: of the rows.
         """
 
-    #: Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and
-    #: the length of the storage. Returns how many rows are late, or ``None``, nothing changed, where another way must
-    #: do it. Saves two thirds of an update of 256 rows; called where the sampler's own class defines it.
+    # Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and the
+    # length of the storage. Returns how many rows are late, or None, nothing changed, where another way must do it.
+    # Saves two thirds of an update of 256 rows; called where the sampler's own class defines it.
     set_held: Any = None
 
     def check_divisible(self) -> None:

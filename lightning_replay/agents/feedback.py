@@ -27,7 +27,7 @@ class UpdateBatches:
             batches.update_priority(batch, **outputs)
     """
 
-    def __init__(self, source: TrainingData, count: int, is_over: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, source: TrainingData, count: int, is_over: Callable[[], bool] | None = None) -> None:
         self._source = source
         self._count = count
         self._is_over = is_over  # whether the step ends with the update that was made last
@@ -45,7 +45,7 @@ class UpdateBatches:
         self._is_drawn = True
         for _ in range(self._count):
             yield self._source.draw()
-            if self._is_over():
+            if self._is_over is not None and self._is_over():
                 return
 
     def __getitem__(self, key: Any) -> NoReturn:

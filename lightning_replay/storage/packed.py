@@ -91,7 +91,7 @@ class PackedStorage(LazyTensorStorage):
         self._single: SingleRow | None = None
         self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
         self._reader: RowReader | None = None
-        self.row_check: TransitionCheck | None = None  #: Refuses new rows by raising; set by a ``Replay``.
+        self.row_check: TransitionCheck | None = None  # refuses new rows by raising; set by a Replay
         self._columns_check: ColumnsCheck | None = None
         self._is_torchrls = False  # whether only buffers of TorchRL read it, whose rows have "index"
         self._last_cursor: int | None = None  # the slot written last
@@ -296,8 +296,8 @@ class PackedStorage(LazyTensorStorage):
         Raises:
             IndexError: a slot below 0 or beyond the capacity; nothing is written.
             TypeError: no TensorDict; nothing is written.
-            ValueError: no slots; keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check`
-                refuses; nothing is written.
+            ValueError: no slots; keys, shapes, dtypes or device are not those of the first rows, or the check of the
+                ``Replay`` refuses; nothing is written.
             RuntimeError: see :meth:`check_writable`.
         """
         if isinstance(data, list):

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch.utils._device import _device_constructors
 from torchrl.data import TensorDictReplayBuffer
 
+import lightning_replay
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.samplers import ContinuousTransitionSampler, PrioritizedSampler
 from lightning_replay.transforms import NStepTransitions
@@ -122,7 +123,7 @@ def test_parts_in_torchrl_buffers_take_rows_after_those_of_inference_mode(sample
 
 def test_every_tensor_of_the_core_names_its_device() -> None:
     names = {constructor.__name__ for constructor in _device_constructors()}
-    package = Path(recipes.__file__).parents[1]
+    package = Path(lightning_replay.__file__).parent
     without = []
     for path in sorted(package.rglob("*.py")):
         if path.relative_to(package).parts[0] in ("lit", "agents", "sharded"):
