@@ -209,7 +209,9 @@ def _public(name: str) -> tuple[str, Any] | None:
     """Returns the class or function of this library with a name, and before it the public module that has it."""
     for path in PUBLIC:
         found = getattr(importlib.import_module(path), name, None)
-        if getattr(found, "__qualname__", None) == name and found.__module__.startswith("lightning_replay."):
+        if getattr(found, "__qualname__", None) == name and str(getattr(found, "__module__", None)).startswith(
+            "lightning_replay."
+        ):
             return path, found
     return None
 
