@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 import lightning_replay.envs  # noqa: F401  registers MinAtar-v0
 from lightning_replay import Replay, recipes
-from lightning_replay.analysis.inspection import Inspection, draw_inspection, inspect_buffers
+from lightning_replay.inspection.compare import Inspection, draw_inspection, inspect_buffers
 
 N_STEPS, DISCOUNT = 5, 0.99
 

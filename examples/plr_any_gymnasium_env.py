@@ -22,9 +22,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from lightning_replay.analysis.plotting import make_figure, save_figure
+from lightning_replay.inspection.plotting import make_figure, save_figure
 from lightning_replay.levels import LevelBuffer, LevelSelector, SequentialLevels, UniformLevels, scores, update_rollout
-from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper, make_level_vector
+from lightning_replay.levels.environments import LevelVectorWrapper, make_level_vector
 
 DISCOUNT, GAE_LAMBDA, ENVS, ROLLOUT = 0.95, 0.95, 32, 32
 TRAINING_LEVELS, HELD_OUT_LEVELS = range(500), range(10_000, 10_100)

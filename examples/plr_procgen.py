@@ -27,7 +27,7 @@ from plr_any_gymnasium_env import collect, improve, mean_return
 from torch import Tensor, nn
 
 from lightning_replay.levels import LevelBuffer, SequentialLevels, scores, update_rollout
-from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper
+from lightning_replay.levels.environments import LevelVectorWrapper
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".bench-procgen"

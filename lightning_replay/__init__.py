@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_replay import recipes
-    from lightning_replay.checkpoint.replay import SavedSize, save_replay, verify_replay
     from lightning_replay.loading import load_replay
     from lightning_replay.replay import Replay
+    from lightning_replay.saves import SavedSize, save_replay, verify_replay
     from lightning_replay.storage.packed import PackedStorage
     from lightning_replay.table_replay import CurriculumReplay, TableReplay
 
@@ -35,11 +35,11 @@ _MODULES = {
     "CurriculumReplay": "table_replay",
     "PackedStorage": "storage",
     "Replay": "replay",
-    "SavedSize": "checkpoint",
+    "SavedSize": "saves",
     "TableReplay": "table_replay",
     "load_replay": "loading",
-    "save_replay": "checkpoint",
-    "verify_replay": "checkpoint",
+    "save_replay": "saves",
+    "verify_replay": "saves",
 }
 
 

@@ -14,8 +14,8 @@ from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from torch import Tensor
 
+from lightning_replay.options import check_kind, checked_count
 from lightning_replay.training_replay import TrainingReplay
-from lightning_replay.validation import check_kind, checked_count
 
 __all__ = ["VectorSteps"]
 

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.declared import declared_sampler
-from lightning_replay.draw_parts import DividedRows, DrawPart, GroupTotals, PartDraw
-from lightning_replay.parts import SamplerHooks
-from lightning_replay.seeded import Seeded
-from lightning_replay.validation import check_kind, checked_count, checked_seed
+from lightning_replay.options import check_kind, checked_count, checked_seed
+from lightning_replay.parts import DividedRows, DrawPart, GroupTotals, PartDraw, SamplerHooks, declared_sampler
+from lightning_replay.state import Seeded
 
 __all__ = ["Divider", "Division", "DrawPart", "GroupTotals", "PartDraw", "SamplerOfPart"]
 
@@ -42,7 +40,7 @@ class Division:
 class Divider(Seeded):
     """Divides draws over S replays ("shards") such that each row has the probability it has in one replay of all rows.
 
-    Keep the last known :class:`~lightning_replay.draw_parts.GroupTotals` of each shard. :meth:`divide` draws points in
+    Keep the last known :class:`~lightning_replay.parts.GroupTotals` of each shard. :meth:`divide` draws points in
     the sum of their masses and returns those of each shard, whose :meth:`Replay.sample_part
     <lightning_replay.Replay.sample_part>` draws its rows; :meth:`weigh` makes the weights of the replies. Rows that a
     shard got or lost in between change how likely its other rows are, and the weights take that into account: row i of

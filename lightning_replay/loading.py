@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_replay.checkpoint.replay import MANIFEST, read_replay
+from lightning_replay.options import checked_flag
 from lightning_replay.replay import Replay
-from lightning_replay.saving.serialization import MALFORMED, DamagedFileError
+from lightning_replay.saves import MANIFEST, read_replay
+from lightning_replay.saving.files import MALFORMED, DamagedFileError
 from lightning_replay.saving.spec import NotRebuildableError, build
-from lightning_replay.storage.devices import MissingDeviceError
-from lightning_replay.validation import checked_flag
+from lightning_replay.storage.columns import MissingDeviceError
 
 
 def load_replay(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base classes of the samplers, writers and transforms of a :class:`~lightning_replay.Replay`.
+"""Base classes of the samplers, writers and transforms of a :class:`~lightning_replay.Replay`, and their state.
 
 Longer than other files because it is the reference of all that a part can declare.
 
 A part is one of TorchRL's and works in TorchRL's buffers too. The base classes here add what a ``Replay`` calls
 besides, every method with a default that does nothing, so that a part defines only what it needs. TorchRL's own parts
-get the defaults from :mod:`lightning_replay.declared`.
+get the defaults from :mod:`lightning_replay.parts`.
 
 The life of a row is described at :class:`~lightning_replay.Replay`. Of a sampler it calls ``check_rows``, which may
 refuse new rows, ``mark_update`` with the slots of stored rows, ``sample``, ``set_priorities``, and ``on_evict`` with
@@ -17,6 +17,7 @@ Shapes: N rows given, n rows stored, B rows of a batch; slots are int64.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +25,12 @@ import numpy as np
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import Module
-from torchrl.data.replay_buffers import Sampler, Writer
+from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Writer
 from torchrl.envs import Transform
 
-from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw, indivisible
-from lightning_replay.part_state import PartState
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
-from lightning_replay.seeded import Seeded
+from lightning_replay.state import PartState, Seeded
 
 __all__ = [
     "BufferHooks",
@@ -47,6 +46,131 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, eq=False)
+class GroupTotals:
+    """What the rows of one replay add up to, by group: the rows that are drawn from with a share of their own.
+
+    A uniform or prioritized sampler has one group, a sampler of tables one for each table.
+
+    Attributes:
+        names: of the groups, the same in all replays that a draw is divided over.
+        mass: float64 ``[G]``, the sum of what rows are drawn in proportion to; their number where all are alike.
+        rows: int64 ``[G]``, the number of rows.
+        smallest: float64 ``[G]``, the smallest positive term of ``mass``; infinity where there is none.
+        largest_priority: the largest priority given so far, before any exponent; not positive where there was none.
+    """
+
+    names: list[str]
+    mass: np.ndarray
+    rows: np.ndarray
+    smallest: np.ndarray
+    largest_priority: float = -1.0
+
+    @classmethod
+    def alike(cls, rows: int | np.ndarray, names: Sequence[str] = ("rows",)) -> GroupTotals:
+        """Returns the totals of groups in which each row is equally likely.
+
+        Args:
+            rows: of each group, int64 ``[G]``, or of the only one.
+            names: of the groups.
+
+        Example:
+            >>> GroupTotals.alike(3)
+            GroupTotals(names=['rows'], mass=array([3.]), rows=array([3]), smallest=array([1.]), largest_priority=-1.0)
+        """
+        count = np.array(rows, dtype=np.int64, ndmin=1)  # a copy
+        return cls([*names], count.astype(np.float64), count, np.where(count > 0, 1.0, np.inf))
+
+    @classmethod
+    def summed(cls, totals: Sequence[GroupTotals]) -> GroupTotals:
+        """Returns the totals of the rows of all these replays, at least one."""
+        return cls(
+            totals[0].names,
+            np.sum([one.mass for one in totals], axis=0),
+            np.sum([one.rows for one in totals], axis=0),
+            np.min([one.smallest for one in totals], axis=0),
+            max(one.largest_priority for one in totals),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DrawPart:
+    """The rows of a batch that one replay draws; made by :class:`~lightning_replay.divided_draws.Divider`.
+
+    Attributes:
+        groups: int64 ``[n]``, the group of each row, ascending.
+        points: float64 ``[n]`` in [0, 1), where in the mass of the group in this replay each row lies: row i is drawn
+            with its part of that mass, whatever has changed since the draw was divided.
+        shares: float64 ``[G]``, how likely a row of the batch is of each group.
+        fractions: float64 ``[G]``, the part of each group's mass that this replay had when the draw was divided.
+        rows: int64 ``[G]``, rows of each group in all replays at that time.
+    """
+
+    groups: np.ndarray
+    points: np.ndarray
+    shares: np.ndarray
+    fractions: np.ndarray
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+
+@dataclass(frozen=True, eq=False)
+class PartDraw:
+    """What a replay returns beside the rows of a :class:`DrawPart`, in the same order.
+
+    Attributes:
+        probability: float64 ``[n]``, of each row in a draw from its group in this replay.
+        totals: of the replay at the draw.
+        correction: float64 ``[n]``, what the sampler multiplies the weights of these rows by; ``None`` where nothing.
+    """
+
+    probability: np.ndarray
+    totals: GroupTotals
+    correction: np.ndarray | None = None
+
+
+class GroupRows(NamedTuple):
+    """How a batch is divided over groups."""
+
+    rows: np.ndarray  #: int64 ``[G]``, of each group, the batch size together.
+    shares: np.ndarray  #: float64 ``[G]``, how likely a row is of each group, given how the rows were chosen.
+
+
+@dataclass(frozen=True, eq=False)
+class DividedRows:
+    """How the rows of a batch were drawn, one replay after the other; a sampler makes their weights of it.
+
+    Attributes:
+        group: int64 ``[B]``.
+        probability: float64 ``[B]``, of each row in a draw from its group in all replays, as it was really drawn.
+        least: float64 ``[G]``, the smallest ``probability`` that a row of each group has; infinity where none can be
+            drawn.
+        rows: int64 ``[G]``, rows of each group in all replays.
+        shares: float64 ``[G]``, how likely a row of the batch is of each group.
+        names: of the groups.
+        correction: float64 ``[B]``, or ``None`` where there is none.
+    """
+
+    group: np.ndarray
+    probability: np.ndarray
+    least: np.ndarray
+    rows: np.ndarray
+    shares: np.ndarray
+    names: list[str]
+    correction: np.ndarray | None
+
+
+def indivisible(sampler: str) -> TypeError:
+    """Returns the error for a sampler, by its name, whose draws cannot be divided."""
+    return TypeError(
+        f"draws of {sampler} cannot be divided over several replays; use a sampler of lightning_replay.samplers, or "
+        "define group_totals(storage) and sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your "
+        "own, or keep all rows in one replay"
+    )
+
+
 class Insertion(NamedTuple):
     """The rows that a writer stored.
 
@@ -60,7 +184,7 @@ class Insertion(NamedTuple):
 
 
 class Drawing(PartState):
-    """Methods of a part that draws from a generator; see :class:`~lightning_replay.seeded.Seeded`."""
+    """Methods of a part that draws from a generator; see :class:`~lightning_replay.state.Seeded`."""
 
     def reseed(self, seed: int) -> None:
         """Restarts the part's generator; called by ``Replay.seed``."""
@@ -203,7 +327,7 @@ class WriterHooks(PartHooks):
         Args:
             columns: in the order of the storage's ``row_columns``; N is at least 1.
             rows: the same as they were given, a TensorDict ``[N]`` or columns by key;
-                :func:`~lightning_replay.storage.rows_of_columns.as_rows` returns a TensorDict.
+                :func:`~lightning_replay.storage.columns.as_rows` returns a TensorDict.
         """
         raise NotImplementedError
 
@@ -375,3 +499,49 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
         """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""
         index = self.extend(data.unsqueeze(0))
         return int(index) if index.numel() else -1
+
+
+class _TorchRLSampler(SamplerHooks):
+    """A sampler, TorchRL's or another, that is no :class:`SamplerHooks`."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self.uses_priorities = isinstance(sampler, PrioritizedSampler)
+        self.num_slots = getattr(sampler, "_max_capacity", None)
+
+    @property
+    def base_sampler(self) -> Sampler:
+        return self._sampler
+
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Any) -> None:
+        self._sampler.update_priority(slots, magnitudes, storage=storage)
+
+    def check_divisible(self) -> None:
+        raise indivisible(type(self._sampler).__name__)
+
+
+class _TorchRLWriter(WriterHooks):
+    """A writer, TorchRL's or another, that is no :class:`WriterHooks`."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self.keeps_order = isinstance(writer, RoundRobinWriter)
+
+    def insert(self, data: TensorDictBase) -> Insertion:
+        index, count = self._writer.extend(data), data.shape[0]
+        return Insertion(index, slice(count - index.numel(), count))
+
+    def age_of(self, index: Tensor) -> Tensor | None:
+        if not isinstance(self._writer, RoundRobinWriter):
+            return None
+        return (self._writer._cursor - 1 - index) % self._writer._storage.max_size
+
+
+def declared_sampler(sampler: Sampler) -> SamplerHooks:
+    """Returns a :class:`~lightning_replay.parts.ReplaySampler` itself, and an adapter for another sampler."""
+    return sampler if isinstance(sampler, SamplerHooks) else _TorchRLSampler(sampler)
+
+
+def declared_writer(writer: Writer) -> WriterHooks:
+    """Returns a :class:`~lightning_replay.parts.ReplayWriter` itself, and an adapter for another writer."""
+    return writer if isinstance(writer, WriterHooks) else _TorchRLWriter(writer)

@@ -24,44 +24,17 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
 from torchrl.envs import MultiStepTransform, Transform
 
-from lightning_replay.checkpoint.replay import read_replay, save_replay
-from lightning_replay.checkpoint.state import read_state, restore_state
-from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.divided_draws import DrawPart, PartDraw, SamplerOfPart
-from lightning_replay.draw_parts import GroupTotals
 from lightning_replay.episodes.links import with_real_ends
-from lightning_replay.episodes.n_step import refuse_formed
-from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
-from lightning_replay.episodes.tracker import EpisodeTracker
-from lightning_replay.parts import (
-    BufferHooks,
-    Drawing,
-    Insertion,
-    ReplaySampler,
-    ReplayTransform,
-    SamplerHooks,
-    WriterHooks,
+from lightning_replay.episodes.running import (
+    EpisodeTracker,
+    newest_running,
+    refuse_formed,
+    slots_by_age,
+    stored_trajectories,
 )
-from lightning_replay.priority_updates import Feedback, given_feedback, given_priority, judged, td_error_of
-from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
-from lightning_replay.samplers.table_sampler import without_tables
-from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saving.spec import recorded
-from lightning_replay.saving.state import refusing_other_states
-from lightning_replay.storage import forking
-from lightning_replay.storage.access import readable_rows
-from lightning_replay.storage.devices import as_tensor
-from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.storage.rows_of_columns import as_rows, rows_of_columns
-from lightning_replay.storage.transition_check import (
-    Column,
-    ContradictingFlags,
-    TransitionCheck,
-    normalized,
-)
-from lightning_replay.tables.tables import Tables
-from lightning_replay.training_replay import TrainingReplay
-from lightning_replay.validation import (
+from lightning_replay.feedback import Feedback, given_feedback, given_priority, judged, td_error_of
+from lightning_replay.options import (
     check_callable,
     checked_count,
     checked_flag,
@@ -69,6 +42,37 @@ from lightning_replay.validation import (
     checked_seed,
     did_you_mean,
 )
+from lightning_replay.parts import (
+    BufferHooks,
+    Drawing,
+    GroupTotals,
+    Insertion,
+    ReplaySampler,
+    ReplayTransform,
+    SamplerHooks,
+    WriterHooks,
+    declared_sampler,
+    declared_writer,
+)
+from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
+from lightning_replay.samplers.tables import without_tables
+from lightning_replay.samplers.uniform import UniformSampler
+from lightning_replay.saves import read_replay, read_state, restore_state, save_replay
+from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.states import refusing_other_states
+from lightning_replay.storage import packed as forking
+from lightning_replay.storage.columns import (
+    Column,
+    ContradictingFlags,
+    TransitionCheck,
+    as_rows,
+    as_tensor,
+    normalized,
+    rows_of_columns,
+)
+from lightning_replay.storage.packed import PackedStorage, readable_rows
+from lightning_replay.tables.tables import Tables
+from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -111,7 +115,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         priority_key: the column from which :meth:`update_tensordict_priority` reads TD errors.
         prefetch: batches drawn ahead in a thread. Their priorities are as old as they have waited.
         check_finite: refuse NaN and infinity in rewards and observations, see
-            :class:`~lightning_replay.storage.transition_check.TransitionCheck`. About 5 % of the time of an insert of
+            :class:`~lightning_replay.storage.columns.TransitionCheck`. About 5 % of the time of an insert of
             64 rows.
         check_continuity: returns over several steps go on to the next row only if that row starts with the observation
             that the row before ended with, bit for bit, see :class:`~lightning_replay.episodes.links.Continuity`. Turn

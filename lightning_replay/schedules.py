@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from numbers import Real
 from typing import Any
 
-from lightning_replay.saving.spec import recorded
-from lightning_replay.validation import (
+from lightning_replay.options import (
     LARGEST,
     check_option,
     checked_choice,
@@ -17,6 +16,7 @@ from lightning_replay.validation import (
     plain_number,
     range_of,
 )
+from lightning_replay.saving.spec import recorded
 
 CLOCKS = ("draws", "updates", "env_steps")
 
@@ -92,7 +92,7 @@ def checked_schedule(name: str, value: Any, lowest: float = 0.0, highest: float 
     """Returns a schedule of numbers in a range; a number becomes a constant one.
 
     Both ends of a :class:`Linear` schedule are checked, of a user's own schedule the value at reading 0; see
-    :mod:`lightning_replay.validation`.
+    :mod:`lightning_replay.options`.
 
     Example:
         >>> checked_schedule("importance_exponent", 0.4, highest=1.0)

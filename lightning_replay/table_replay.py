@@ -10,10 +10,9 @@ import torch
 from tensordict import TensorDictBase
 
 from lightning_replay.replay import Replay
-from lightning_replay.samplers.scheduled import ScheduledSampler
-from lightning_replay.samplers.table_sampler import tables_of
+from lightning_replay.samplers.tables import ScheduledSampler, tables_of
 from lightning_replay.saving.spec import recorded
-from lightning_replay.schedulers.scheduler import checked_probabilities
+from lightning_replay.schedulers import checked_probabilities
 from lightning_replay.tables.tables import Tables
 
 
@@ -81,7 +80,7 @@ class CurriculumReplay(TableReplay):
     """A buffer with a table for each task and a scheduler that chooses the task of each batch.
 
     Takes the arguments of :class:`~lightning_replay.replay.Replay`; its sampler is a
-    :class:`~lightning_replay.samplers.scheduled.ScheduledSampler`, alone or as ``first`` of a sampler of pairs.
+    :class:`~lightning_replay.samplers.tables.ScheduledSampler`, alone or as ``first`` of a sampler of pairs.
     """
 
     @property

@@ -7,12 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rllib_ext.__main__ import Interruption
     from rllib_ext.api import configure, replay_config
-    from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+    from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
     from rllib_ext.buffer.fill import fill
-    from rllib_ext.from_yaml import load_config
-    from rllib_ext.interruption import Interruption
-    from rllib_ext.levels.remote import level_buffer
+    from rllib_ext.config_file import load_config
+    from rllib_ext.levels.server import level_buffer
 
 __all__ = [
     "Interruption",
@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Interruption": "interruption",
-    "RecipeEpisodeReplayBuffer": "buffer.episode_buffer",
+    "Interruption": "__main__",
+    "RecipeEpisodeReplayBuffer": "buffer.buffer",
     "configure": "api",
     "fill": "buffer.fill",
-    "level_buffer": "levels.remote",
-    "load_config": "from_yaml",
+    "level_buffer": "levels.server",
+    "load_config": "config_file",
     "replay_config": "api",
 }
 

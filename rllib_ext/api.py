@@ -1,27 +1,154 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay methods as a ``replay_buffer_config``, and ``configure``, which prepares an algorithm for replay."""
+"""The replay methods as a ``replay_buffer_config``, and ``configure``, which prepares an algorithm for them."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from lightning_replay.levels.level_ids import checked_held_out
-from lightning_replay.validation import checked_flag
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.checks import check_algorithm, check_config, trial_buffer
-from rllib_ext.hooks import Hook, add_results, set_hooks
-from rllib_ext.levels.checks import check_evaluated
-from rllib_ext.preparation import prepare_levels, prepare_replay
-from rllib_ext.search_spaces import accepted, samples_of
+from lightning_replay.options import checked_flag
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.images import choose_module
+from rllib_ext.checks import (
+    check_algorithm,
+    check_buffer,
+    check_config,
+    check_cpus,
+    check_curriculum,
+    replay_options,
+    trial_buffer,
+    with_max_trajectories,
+)
+from rllib_ext.environments import (
+    accepted,
+    check_environment,
+    copy_results,
+    has_search_space,
+    sampled_configs,
+    samples_of,
+)
+from rllib_ext.hooks import Hook, add_results, install_levels, install_replay, set_hooks, sync_recreated
+from rllib_ext.learner.remote_blocks import flags_connector
+from rllib_ext.levels import evaluation, playing
+from rllib_ext.levels.checks import check_discount, check_evaluated, checked_levels
+from rllib_ext.rllib_compat import num_actors
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.options import without_shard_options
+from rllib_ext.sharded.routing import counting_shards, num_shards_in, push_episodes
+from rllib_ext.sharded.shard import without_shard_options
+from rllib_ext.tasks import assigned, begin_episode
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
+
+
+def prepare_replay(
+    config: AlgorithmConfig,
+    *,
+    restore: bool,
+    incremental: bool,
+    assign_tasks: bool,
+    require_cpus: bool,
+    check_environments: bool,
+) -> dict[str, Hook]:
+    """Checks and prepares a config for its replay buffer; returns the callbacks by event."""
+    samples = sampled_configs(config)
+    in_tune = samples[0] is not config
+    played: list[tuple[Any, Any]] = []  # most searches have one environment, which may be slow to make
+
+    def check(sample: AlgorithmConfig) -> None:
+        check_buffer(sample)
+        if require_cpus:
+            check_cpus(sample, in_tune=in_tune)
+        if check_environments and (sample.env, sample.env_config) not in played:
+            check_environment(sample, next(iter(sample.replay_buffer_config.get("tasks") or ()), None))
+            played.append((sample.env, sample.env_config))
+
+    samples = accepted(samples, check)
+    environments = max(map(num_actors, samples))
+    config.replay_buffer_config = with_max_trajectories(config.replay_buffer_config, environments)
+    if config._learner_connector is None:
+        config.learners(learner_connector=flags_connector)
+    choose_module(config, samples)
+    tasks = _tasks(samples)
+    assigns = assign_tasks and bool(tasks) and not config.is_multi_agent
+    hooks: dict[str, Hook] = {
+        "on_algorithm_init": Hook(install_replay, restore=restore, incremental=incremental, assign_tasks=assigns),
+        "on_environment_created": Hook(copy_results),
+    }
+    if any(num_shards_in(sample.replay_buffer_config) for sample in samples):
+        hooks["on_sample_end"] = Hook(push_episodes)
+        config.algo_class = counting_shards(config.algo_class)
+    if assigns:
+        replay = trial_buffer(**replay_options(samples[0])).replay
+        first = assigned(replay, samples[0])
+        check_curriculum(samples[0], replay, first)
+        hooks["on_episode_created"] = Hook(begin_episode, target=tasks[0], first=first)
+        hooks["on_env_runners_recreated"] = Hook(sync_recreated)
+    return hooks
+
+
+def prepare_levels(
+    config: AlgorithmConfig,
+    levels: LevelSelector | Mapping[str, Any],
+    held_out: Sequence[int],
+    *,
+    flush: bool,
+    generalization_gap: bool,
+    require_cpus: bool,
+    check_environments: bool,
+) -> dict[str, Hook]:
+    """Checks and prepares a config for levels; returns the callbacks by event."""
+    vars(config).pop("levels", None)  # of an earlier call
+    built_by_trials = isinstance(levels, Mapping) and has_search_space({**vars(config), "levels": levels})
+    if built_by_trials:
+        config.levels = levels
+    samples = sampled_configs(config)
+    in_tune = samples[0] is not config
+    sources: list[tuple[AlgorithmConfig, LevelSelector]] = []
+
+    def check(sample: AlgorithmConfig) -> None:
+        given = sample.levels if built_by_trials else levels
+        source = checked_levels(given, sample, held_out, flush=flush, check_environments=check_environments)
+        if require_cpus:
+            check_cpus(sample, in_tune=in_tune)
+        sources.append((sample, source))
+
+    accepted(samples, check)
+    check_discount(*sources[0])
+    hooks: dict[str, Hook] = {
+        "on_algorithm_init": Hook(
+            install_levels,
+            packed=None if built_by_trials else cloudpickle.dumps(sources[0][1]),
+            flush=flush,
+            held_out=held_out if in_tune else None,
+        ),
+        "on_environment_created": Hook(playing.wrap_environments),
+        "on_episode_created": Hook(playing.begin_episode, held_out=held_out),
+        "on_env_runners_recreated": Hook(sync_recreated),
+        "on_evaluate_start": Hook(evaluation.check_evaluation, held_out=held_out),
+    }
+    if generalization_gap:
+        hooks["on_episode_end"] = Hook(evaluation.note_return)
+        hooks["on_evaluate_end"] = Hook(evaluation.measure_gap)
+    return hooks
+
+
+def _tasks(samples: list[AlgorithmConfig]) -> list[str]:
+    """Returns the tasks of the curriculum, none for other buffers."""
+    found = [list(sample.replay_buffer_config.get("tasks") or ()) for sample in samples]
+    other = next((tasks for tasks in found if tasks != found[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"the search space has buffers of different tasks, such as {found[0]} and {other}; the environments are "
+            "prepared for one list. Search over each in a Tuner of its own"
+        )
+    return found[0]
+
 
 C = TypeVar("C", bound=AlgorithmConfig)
 _HELD_OUT = 100
@@ -43,7 +170,7 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
             parts by class path.
         options: the recipe's arguments (``capacity``, ``num_neighbors``, ...), or ``capacity``, ``device``,
             ``memmap``, ``seed`` and the parts; and ``layout``, ``num_learners``, ``modules``, ``info_keys`` and
-            ``progress`` of :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer`. A value may be a class
+            ``progress`` of :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`. A value may be a class
             path with arguments, ``{"class_path": "lightning_replay.schedules.Linear", "init_args": {...}}``; a table of
             ``"event_tables"`` a dict of :class:`~lightning_replay.events.EventTable`'s arguments, its condition the
             import path of a function or a class path. With ``"event_tables"``, ``max_trajectories`` is 128 and
@@ -114,7 +241,7 @@ def configure(
       are stored, DQN's Learners report surprise and action values of each row, and new rows get the surprise that the
       present networks compute for them.
     * Where frames are stored once and the observation is the stack, DQN gets a module that takes bytes,
-      :class:`~rllib_ext.buffer.image_module.ImageDQNModule`, unless the config names one.
+      :class:`~rllib_ext.buffer.images.ImageDQNModule`, unless the config names one.
     * With a curriculum and one agent, the attribute ``task`` of each environment is set to the task that the scheduler
       assigns, also on EnvRunners that were restarted; environments that evaluate play the first task.
 
@@ -123,13 +250,13 @@ def configure(
     * Each episode's level is chosen before its environment is reset, and set by ``reset(seed=level_id)`` or by the
       environment's method ``set_level(level_id)``. Infos and the episode's ``custom_data`` have it as ``level_id``.
     * Before a Learner learns from an episode's steps, its module values them, and the level buffer gets the values.
-    * :func:`rllib_ext.level_buffer` returns the buffer, see :class:`~rllib_ext.levels.remote.RemoteLevels`; results
+    * :func:`rllib_ext.level_buffer` returns the buffer, see :class:`~rllib_ext.levels.server.RemoteLevels`; results
       have figures under ``levels``.
     * Evaluation plays held-out levels only, and adds the gap to the returns on training levels, see
       :func:`~rllib_ext.levels.evaluation.measure_gap`.
 
     Both: ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
-    :class:`~rllib_ext.checkpoint.algorithm.CheckpointedAlgorithm`. Results get the clocks of
+    :class:`~rllib_ext.checkpoints.CheckpointedAlgorithm`. Results get the clocks of
     :func:`~rllib_ext.hooks.add_results`. The user's callbacks stay.
 
     The config may hold search spaces of Ray Tune: among its settings, the options of the replay buffer, and levels

@@ -16,13 +16,12 @@ from ray.rllib.algorithms.dqn import DQN
 from ray.rllib.algorithms.iql import IQL
 
 from lightning_replay.sharded.options import check_room, split_options
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.rllib_compat import algorithm_name, num_actors, settings_of_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.episode_routing import num_shards_in
-from rllib_ext.sharded.options import check_shard_layout, options_of_shard
-from rllib_ext.sharded.resources import counting_shards
+from rllib_ext.sharded.routing import counting_shards, num_shards_in
+from rllib_ext.sharded.shard import check_shard_layout, options_of_shard
 
 if TYPE_CHECKING:
     from lightning_replay.table_replay import CurriculumReplay

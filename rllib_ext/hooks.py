@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks that :func:`rllib_ext.configure` adds; light, because EnvRunners get them with the config."""
+"""The callbacks that :func:`rllib_ext.configure` adds, and the sharded replay that they connect."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune.result import TIMESTEPS_TOTAL
 
 from rllib_ext.rllib_compat import callbacks_on, complete_results, local_replay_buffer, num_actors, values
+from rllib_ext.sharded.routing import check_trial
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -52,13 +54,13 @@ def install_replay(
     Options and errors are those of :func:`rllib_ext.configure`; and ``ValueError`` for a layout that the Learners'
     connectors do not read, or environments without tasks.
     """
-    from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
-    from rllib_ext.checkpoint.replay import ReplayPart
+    from rllib_ext.checkpoints import CheckpointedAlgorithm, ReplayPart
     from rllib_ext.checks import check_buffer
-    from rllib_ext.learner.done_flags_connector import flags_connector
+    from rllib_ext.learner.remote_blocks import flags_connector
     from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
     from rllib_ext.sharded.checkpoint import ShardedReplayPart
-    from rllib_ext.sharded.installing import start_shards
+
+    pass  # MOVER
 
     config, buffer = algorithm.config, algorithm.local_replay_buffer
     values(algorithm.learner_group.foreach_learner(_log_gradient_steps))
@@ -95,7 +97,7 @@ def install_replay(
         if all(values(algorithm.learner_group.foreach_learner(report_signals))) and not is_sharded:
             buffer.set_initial_surprise(functools.partial(surprise_of_candidates, algorithm.learner_group))
     if assign_tasks:
-        from rllib_ext.episodes.task_assignment import TaskAssignment
+        from rllib_ext.tasks import TaskAssignment
 
         buffer.assignment = TaskAssignment(algorithm)
     complete_results(algorithm.metrics, buffer)
@@ -121,11 +123,11 @@ def install_levels(
     """
     from ray import cloudpickle
 
-    from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
-    from rllib_ext.levels.building import checked_levels
+    from rllib_ext.checkpoints import CheckpointedAlgorithm
+    from rllib_ext.levels.checks import checked_levels
     from rllib_ext.levels.playing import attach_player
-    from rllib_ext.levels.remote import LEVELS, RemoteLevels
     from rllib_ext.levels.scoring import ScoredOnly, add_scoring
+    from rllib_ext.levels.server import LEVELS, RemoteLevels
 
     config = algorithm.config
     values(algorithm.learner_group.foreach_learner(_log_gradient_steps))
@@ -168,7 +170,7 @@ def sync_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_eval
         buffer.assignment.send()
         return
     from rllib_ext.levels.playing import attach_player
-    from rllib_ext.levels.remote import LEVELS
+    from rllib_ext.levels.server import LEVELS
 
     levels = LEVELS.of(algorithm)
     if levels is not None:
@@ -191,7 +193,7 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
     Raises:
         RuntimeError: levels could not be chosen.
     """
-    from rllib_ext.levels.remote import LEVELS
+    from rllib_ext.levels.server import LEVELS
 
     levels = LEVELS.of(algorithm)
     if levels is not None:
@@ -213,3 +215,32 @@ def _log_gradient_steps(learner: Any) -> None:
         learner.metrics.log_value((ALL_MODULES, NUM_UPDATES_LIFETIME), 1, reduce="lifetime_sum")
 
     learner.apply_gradients = counted
+
+
+def start_shards(algorithm: Any, reads_flags: bool) -> None:
+    """Starts the shards of an algorithm that was just built, and ends them with it.
+
+    ``reads_flags`` is whether its Learners have the connector that fetches rows.
+    """
+    config, replay = algorithm.config, algorithm.local_replay_buffer
+    if not reads_flags:
+        raise ValueError(
+            "num_shards is given, and the config has Learner connectors of its own, which do not fetch rows from "
+            "shards. Leave the connectors out, or num_shards"
+        )
+    check_trial(config)
+    nodes: list[str] = []
+    if replay.shards.options.shard_placement == "pack":
+        nodes = list(dict.fromkeys(values(algorithm.learner_group.foreach_learner(_node))))
+    replay.start(algorithm, nodes)
+    cleanup = algorithm.cleanup
+
+    def cleanup_all() -> None:
+        cleanup()
+        replay.stop()
+
+    algorithm.cleanup = cleanup_all
+
+
+def _node(_: Any) -> str:
+    return str(ray.get_runtime_context().get_node_id())

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lightning_replay", "rllib_ext")
 UNDECLARED = ("tensordict", "torchrl")
 #: Names whose type pyright cannot know, because of a host.
-UNKNOWN = {"rllib_ext.buffer.image_module.ImageDQNModule"}  # derives from Ray's modules, whose torch may be missing
+UNKNOWN = {"rllib_ext.buffer.images.ImageDQNModule"}  # derives from Ray's modules, whose torch may be missing
 
 
 def declared_copies(folder: Path) -> None:

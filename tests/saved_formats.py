@@ -19,7 +19,8 @@ from lightning_replay.events import EventTable, reward_at_least, sustained
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.levels.scores import L1ValueLoss
 from lightning_replay.samplers import PrioritizedSampler
-from lightning_replay.saving import chunks, state
+from lightning_replay.saving import chunks
+from lightning_replay.saving import states as state
 from lightning_replay.writers import SurpriseOnly
 from tests.level_steps import segment
 from tests.transitions import numbered_steps
@@ -98,7 +99,7 @@ def rllib_buffer() -> Any:
 
 def empty_rllib_buffer() -> Any:
     """One built like :func:`rllib_buffer`."""
-    from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+    from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
     return RecipeEpisodeReplayBuffer("prioritized", capacity=16, seed=3)
 
@@ -111,7 +112,7 @@ def _steps(first: int, count: int) -> TensorDict:
 
 def write(folder: Path) -> None:
     """Saves all of them; what takes more than 900 bytes counts as large, and lies in chunks."""
-    from rllib_ext.buffer.files import WarmUp, write_buffer
+    from rllib_ext.checkpoints import WarmUp, write_buffer
 
     state.LARGE_BYTES, chunks.CHUNK_BYTES = 900, 4096
     prioritized().save(folder / "prioritized")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_replay.options import BELOW_ONE, check_callable, checked_number
 from lightning_replay.schedules import Schedule, checked_schedule
-from lightning_replay.validation import BELOW_ONE, check_callable, checked_number
 
 _ZERO = 1e-7  # share of the longest gradient below which a combination counts as zero
 

@@ -1,17 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces between agents and data modules."""
+"""What agents and data modules offer each other, and adapters for modules of users: the only place that probes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, Protocol, cast
 
+import lightning as L
 import torch
 from gymnasium.spaces import Space
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.replay import SIGNALS
 from lightning_replay.training_replay import TrainingReplay
+
+__all__ = [
+    "acting_agent",
+    "idle_schedulers",
+    "is_compiled",
+    "name_of",
+    "observes_batches",
+    "rollout_agent",
+    "scales_gradients",
+    "steps_of",
+    "surprise_agent",
+    "takes_update_batches",
+    "training_data",
+    "uses_no_step_hooks",
+]
 
 
 class ActingAgent(Protocol):
@@ -20,7 +40,7 @@ class ActingAgent(Protocol):
     device: torch.device
 
     def act(self, observation: Tensor, explore: bool) -> Any:
-        """Returns actions for observations ``[N, ...]``, see :class:`~lightning_replay.lit.policy.ActionReader`."""
+        """Returns actions for observations ``[N, ...]``, see :class:`~lightning_replay.lit.playing.ActionReader`."""
 
 
 class RolloutAgent(ActingAgent, Protocol):
@@ -43,8 +63,7 @@ class SurpriseAgent(Protocol):
 class TrainingData:
     """Source of the batches of an agent's training steps.
 
-    The data modules of :mod:`lightning_replay.lit` subclass it; :func:`~lightning_replay.agents.foreign.training_data`
-    adapts a user's own.
+    The data modules of :mod:`lightning_replay.lit` subclass it; :func:`training_data` adapts a user's own.
 
     Attributes:
         observation_space: of one environment; ``None`` before ``setup``.
@@ -74,3 +93,181 @@ class TrainingData:
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
         """Passes TD errors and other signals of a batch to the replay, which ignores those it does not use."""
         raise NotImplementedError
+
+
+class _UsersData(TrainingData):
+    """Adapter for a user's data module, with those attributes of :class:`TrainingData` that it has."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        for name in ("observation_space", "action_space", "replay"):
+            setattr(self, name, getattr(module, name, None))
+        self.takes_td_errors = hasattr(module, "update_priority")
+
+    @property
+    def discounting_parts(self) -> Mapping[str, Any]:
+        score = getattr(getattr(self._module, "levels", None), "score", None)
+        return {"return_normalization": getattr(self._module, "return_normalization", None), "levels.score": score}
+
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
+        self._module.update_priority(batch, td_error, **signals)
+
+
+def training_data(trainer: L.Trainer) -> TrainingData | None:
+    """Returns the trainer's data module, in an adapter if it is a user's own; ``None`` without a data module."""
+    module = getattr(trainer, "datamodule", None)
+    return module if module is None or isinstance(module, TrainingData) else _UsersData(module)
+
+
+def acting_agent(agent: L.LightningModule) -> ActingAgent:
+    """Returns the agent; raises ``TypeError`` if it has no method ``act``."""
+    if not callable(getattr(agent, "act", None)):
+        raise TypeError(
+            f"{type(agent).__name__} has no method act(observation, explore) -> action, which collection and "
+            "evaluation call with a batch of observations; add it, or use an agent of lightning_replay.agents."
+        )
+    return cast(ActingAgent, agent)
+
+
+def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
+    """Returns the agent; raises ``TypeError`` if it has no method ``act``, ``act_with_value`` or ``value``."""
+    if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
+        raise TypeError(
+            f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
+            "collected with; add both as in lightning_replay.agents.PPO, or use that."
+        )
+    acting_agent(agent)
+    return cast(RolloutAgent, agent)
+
+
+def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
+    """Returns the agent if it has a method ``initial_surprise``, else ``None``."""
+    return cast(SurpriseAgent, agent) if callable(getattr(agent, "initial_surprise", None)) else None
+
+
+def takes_update_batches(agent: L.LightningModule) -> bool:
+    """Returns whether ``training_step`` takes :class:`~lightning_replay.agents.interfaces.UpdateBatches`.
+
+    Declared by ``takes_update_batches = True`` in the agent's own class. It is not inherited, because a subclass may
+    log in each update, or take a single batch. Never of a compiled agent, which would draw in compiled code.
+    """
+    return bool(vars(type(agent)).get("takes_update_batches")) and not is_compiled(agent)
+
+
+def is_compiled(agent: L.LightningModule) -> bool:
+    """Returns whether the agent came from ``torch.compile``, by which Lightning compiles its ``training_step``."""
+    return getattr(agent, "_compiler_ctx", None) is not None
+
+
+def idle_schedulers(trainer: L.Trainer) -> list[str]:
+    """Returns the classes of those learning rate schedulers that neither the agent nor the trainer has stepped."""
+    steps_itself = not trainer.lightning_module.automatic_optimization
+    due = [config.scheduler for config in trainer.lr_scheduler_configs if config.frequency == 1]
+    return [type(one).__name__ for one in due if steps_itself and steps_of(one) == 0]
+
+
+def steps_of(scheduler: Any) -> int | None:
+    """Returns how often a learning rate scheduler was stepped; ``None`` of one that is not of torch."""
+    return getattr(scheduler, "last_epoch", None)
+
+
+def observes_batches(callback: L.Callback) -> bool:
+    """Returns whether a callback that is not of this library acts at every batch."""
+    if isinstance(callback, ModelCheckpoint):  # every trainer has one; it saves at epochs unless it is given steps
+        return bool(callback._every_n_train_steps)
+    is_called = any(is_overridden(hook, callback) for hook in ("on_train_batch_start", "on_train_batch_end"))
+    return is_called and not isinstance(callback, ProgressBar | Timer)
+
+
+def scales_gradients(trainer: L.Trainer) -> bool:
+    """Returns whether the trainer's precision scales gradients between steps."""
+    return getattr(trainer.precision_plugin, "scaler", None) is not None
+
+
+def uses_no_step_hooks(trainer: L.Trainer) -> bool:
+    """Returns whether neither a callback, the agent nor a profiler is called around the steps of optimizers."""
+    called = [*trainer.callbacks, trainer.lightning_module]  # type: ignore[attr-defined]  # set by its connectors
+    is_hooked = any(is_overridden("on_before_optimizer_step", instance) for instance in called)
+    return type(trainer.profiler) is PassThroughProfiler and not is_hooked  # type: ignore[attr-defined]
+
+
+def name_of(env: Any) -> str:
+    """Returns the id of an environment, or the name of a callable that builds one."""
+    return env if isinstance(env, str) else getattr(env, "__name__", repr(env))
+
+
+class UpdateBatches:
+    """Several batches for one ``training_step``; each is drawn, after due collection, when the loop reaches it.
+
+    Update the priorities inside the loop, because :class:`UpdatePriorities` runs only after the step.
+
+    Example::
+
+        for batch in batches:
+            outputs = self.update(batch)
+            batches.update_priority(batch, **outputs)
+    """
+
+    def __init__(self, source: TrainingData, count: int, is_over: Callable[[], bool] | None = None) -> None:
+        self._source = source
+        self._count = count
+        self._is_over = is_over  # whether the step ends with the update that was made last
+        self._is_drawn = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        if self._is_drawn:
+            raise RuntimeError(
+                "the batches of a training step are drawn as they are iterated over, once. If Lightning iterates over "
+                "them for the batch size, give it: self.log(name, value, batch_size=len(batch))"
+            )
+        self._is_drawn = True
+        for _ in range(self._count):
+            yield self._source.draw()
+            if self._is_over is not None and self._is_over():
+                return
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise TypeError(_several(f"[{key!r}]"))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(_several(f".{name}"), name=name, obj=self)
+
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor, **outputs: Any) -> None:
+        """Passes the TD errors of one batch to the replay, with the signals among the other outputs."""
+        self._source.update_priority(batch, td_error, **_signals_of(outputs))
+
+
+class UpdatePriorities(L.Callback):
+    """After each training step calls ``replay.update_priority`` with the step's ``td_error`` and other signals.
+
+    Return it from ``configure_callbacks`` of a LightningModule whose ``training_step`` returns ``{"td_error": ...}``,
+    detached, ``[B]``, and optionally ``surprise`` ``[B]``, ``action_values`` ``[B, A]`` and ``action`` ``[B]`` for a
+    replay that keeps transitions by their priority. Others ignore these.
+    """
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        source = training_data(trainer)
+        if not isinstance(batch, TensorDictBase) or source is None or not source.takes_td_errors:
+            return
+        if not isinstance(outputs, dict) or "td_error" not in outputs:
+            raise KeyError(
+                f"training_step of {type(pl_module).__name__} returned no 'td_error'; return "
+                "{'loss': ..., 'td_error': detached TD errors [B]} so that the priorities can be updated."
+            )
+        source.update_priority(batch, outputs["td_error"], **_signals_of(outputs))
+
+
+def _several(used: str) -> str:
+    return (
+        f"a training step has several batches, and {used} is of one; with updates_per_training_step above 1 iterate "
+        "over them (for batch in batches: ...), or leave the option at None, which gives such code single batches"
+    )
+
+
+def _signals_of(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: outputs[name] for name in SIGNALS if name in outputs}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proximal policy optimisation for discrete actions, one training step per rollout."""
+"""Proximal policy optimization for discrete actions, one training step per rollout, with generalized advantages."""
 
 from __future__ import annotations
 
@@ -13,16 +13,36 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torchrl.objectives import ClipPPOLoss
 
-from lightning_replay.agents.advantages import generalized_advantages
-from lightning_replay.agents.foreign import training_data
-from lightning_replay.agents.interfaces import TrainingData
+from lightning_replay.agents.agent import SizedAgent, drop_gradients
+from lightning_replay.agents.interfaces import TrainingData, training_data
 from lightning_replay.agents.networks import ActorCritic
-from lightning_replay.agents.sized_agent import SizedAgent, drop_gradients
 from lightning_replay.agents.spaces import SizeReader, flat_or_image_sizes
 from lightning_replay.levels.scores import discounts_of
-from lightning_replay.storage.row_layout import assemble_unchecked
+from lightning_replay.storage.rows import assemble_unchecked
 
 __all__ = ["PPO"]
+
+
+def generalized_advantages(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    discount: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Returns ``A = δ + γ λ (1 - done) A'`` with ``δ = r + γ (1 - terminated) V' - V``, all ``[N, T, 1]``.
+
+    Schulman et al. 2016, https://arxiv.org/abs/1506.02438.
+    """
+    differences = (reward + discount * terminated.logical_not() * next_value - value).unbind(1)
+    decays = (discount * gae_lambda * done.logical_not()).unbind(1)
+    advantages = [differences[-1]]
+    for difference, decay in zip(differences[-2::-1], decays[-2::-1], strict=True):
+        advantages.append(torch.addcmul(difference, decay, advantages[-1]))
+    return torch.stack(advantages[::-1], dim=1)
+
 
 _NUMBERS = ("loss", "policy_loss", "value_loss", "entropy_loss", "entropy", "clip_fraction", "kl_divergence")
 _COLUMNS = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")

@@ -12,13 +12,13 @@ from gymnasium.envs.registration import register, registry
 
 _ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Atari-v0": ("atari:atari", {}),
-    "MinAtar-v0": ("minatar:MinAtarGame", {}),
+    "MinAtar-v0": ("atari:MinAtarGame", {}),
     "HalfField-1v0": ("half_field:HalfField", {"keeper": False}),
     "HalfField-1v1": ("half_field:HalfField", {"keeper": True}),
-    "MultiRoom-N4-Random-v0": ("multi_room:MultiRooms", {}),
-    "ObstructedMazeGamut-Easy-v0": ("obstructed_mazes:ObstructedMazeGamut", {"num_mazes": 3}),
-    "ObstructedMazeGamut-Medium-v0": ("obstructed_mazes:ObstructedMazeGamut", {"num_mazes": 6}),
-    "ObstructedMazeGamut-Hard-v0": ("obstructed_mazes:ObstructedMazeGamut", {"num_mazes": 9}),
+    "MultiRoom-N4-Random-v0": ("grids:MultiRooms", {}),
+    "ObstructedMazeGamut-Easy-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 3}),
+    "ObstructedMazeGamut-Medium-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 6}),
+    "ObstructedMazeGamut-Hard-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 9}),
     "ThreeRooms-v0": ("grids:ThreeRooms", {}),
     "TwoRooms-v0": ("grids:TwoRooms", {}),
     "ObstacleCourse-v0": ("grids:ObstacleCourse", {}),

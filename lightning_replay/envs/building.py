@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a Gymnasium environment from an id or a callable, with errors that name what is missing."""
+"""Builds Gymnasium environments from ids or callables, checks what they return, and sets their tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from numbers import Real
 from typing import Any
 
 import gymnasium
@@ -11,9 +14,10 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 from gymnasium.spaces.utils import flatten_space
 from gymnasium.vector import VectorEnv
+from gymnasium.wrappers import TimeLimit
 
 import lightning_replay.envs  # noqa: F401  registers the library's own ids with Gymnasium
-from lightning_replay.extras import MissingExtraError, missing_extra_of
+from lightning_replay.options import MissingExtraError, check_kind, checked_choice, checked_entries, missing_extra_of
 
 
 class UnknownEnvironmentError(gymnasium.error.UnregisteredEnv):
@@ -85,3 +89,153 @@ def _unknown(env: object, error: BaseException) -> UnknownEnvironmentError:
         f"environment {env!r}: {reason}{'' if reason.endswith(('.', '?')) else '.'} Give a registered id, such as "
         "'CartPole-v1'; 'my_module:MyEnv-v0' imports the module that registers an id of your own"
     )
+
+
+Step = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+MAX_EPISODE_STEPS = 50_000  # of evaluation; an Atari game of 108,000 frames has 27,000
+
+
+def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
+    """Returns a reward unchanged if it is a number, or an array or a tensor without dimensions."""
+    if isinstance(reward, Real) or (getattr(reward, "ndim", None) == 0 and isinstance(reward.item(), Real)):
+        return reward
+    raise TypeError(
+        f"{env} returned the reward {reward!r}; it must be one number. Return float(...) from its step, or wrap it in "
+        "gymnasium.wrappers.TransformReward"
+    )
+
+
+def checked_step(returned: Any, env: gymnasium.Env[Any, Any]) -> Step:
+    """Returns the result of ``env.step`` unchanged."""
+    if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
+        raise _other_interface("step", returned, "(observation, reward, terminated, truncated, info)", env)
+    if not isinstance(returned[1], float):  # which NumPy's float64 is too; other numbers take longer to recognise
+        checked_reward(returned[1], env)
+    return returned
+
+
+def checked_reset(returned: Any, env: gymnasium.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the result of ``env.reset`` unchanged; raises ``TypeError`` if it is not ``(observation, info)``."""
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
+        raise _other_interface("reset", returned, "(observation, info)", env)
+    return returned
+
+
+class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Checks what the environment returns, and copies it where an episode ends.
+
+    A vector that resets in the same step keeps the last observation and its info while it resets the environment, which
+    may return the same array and the same dictionary at each step.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._shape = env.observation_space.shape if isinstance(env.observation_space, Box) else None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
+        self._check_shape(returned[0], "reset")
+        return returned
+
+    def step(self, action: Any) -> Step:
+        returned = checked_step(self.env.step(action), self.env)
+        self._check_shape(returned[0], "step")
+        if returned[2] or returned[3]:
+            observation, reward, terminated, truncated, info = returned
+            kept = observation.copy() if type(observation) is np.ndarray else deepcopy(observation)
+            return kept, reward, terminated, truncated, copied_info(info)
+        return returned
+
+    def _check_shape(self, observation: Any, method: str) -> None:
+        shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
+        if self._shape is not None and shape != self._shape:
+            raise ValueError(
+                f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
+                f"observation_space has the shape {list(self._shape)}. Return observations of the space, or correct it"
+            )
+
+
+class LimitedEpisodes(TimeLimit[Any, Any]):
+    """Truncates episodes of an evaluation that have not ended after ``max_episode_steps``, with a warning."""
+
+    def step(self, action: Any) -> Step:
+        observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
+        steps = (self._elapsed_steps or 0) + 1
+        self._elapsed_steps = steps  # type: ignore[assignment]  # Gymnasium sets None first and gives no type
+        if steps >= self._max_episode_steps and not (terminated or truncated):
+            warnings.warn(
+                f"an evaluation episode in {self.env} had not ended after {steps:,} steps; it counts up "
+                "to there. Limit episodes in the environment, as gymnasium.wrappers.TimeLimit does; where longer ones "
+                "are meant, raise max_episode_steps of Evaluate or level_returns",
+                stacklevel=2,
+            )
+            truncated = True
+        return observation, reward, terminated, truncated, info
+
+
+def checked_info_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Returns names of infos that become columns; refuses empty or repeated ones, and those of columns of all rows."""
+    for place, key in enumerate(checked_entries("info_keys", keys, "a sequence of names of infos")):
+        check_kind(f"info_keys[{place}]", key, str, "the name of an info")
+    taken = {"observation", "reward", "terminated", "truncated", "done"}
+    if not all(keys) or taken & {*keys} or len({*keys}) < len(keys):
+        raise ValueError(
+            f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(taken))} are columns already"
+        )
+    return tuple(keys)
+
+
+def copied_info(value: Any) -> Any:
+    """Returns an info with copies of its dictionaries and arrays; other objects stay, which may not be copyable."""
+    if isinstance(value, dict):
+        return {key: copied_info(part) for key, part in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
+    """Makes an environment and wraps it; at the top level of a module, so that another process can import it."""
+    return CheckedSteps(make())
+
+
+def _other_interface(method: str, returned: Any, accepted: str, env: gymnasium.Env[Any, Any]) -> TypeError:
+    given = f"a {type(returned).__name__}"
+    if isinstance(returned, tuple):
+        given = f"the types {', '.join(type(value).__name__ for value in returned)}"
+    return TypeError(
+        f"{method} of {env} returned {given}; Gymnasium's returns {accepted} with a dictionary as info. Return these, "
+        "or convert an environment of OpenAI's gym with the package shimmy"
+    )
+
+
+class TaskChoice:
+    """Base of environments with tasks; keeps the chosen task apart from that of the running episode.
+
+    A subclass names its tasks in :attr:`TASKS` and calls :meth:`_begin_task` in ``reset``. Through wrappers the task is
+    set with Gymnasium's ``set_wrapper_attr("task", name)``, in a vector with ``set_attr("task", [name, ...])``.
+
+    Attributes:
+        TASKS: names of the tasks, the target task first.
+    """
+
+    TASKS: tuple[str, ...] = ("target",)
+
+    def __init__(self, task: str | None = None) -> None:
+        self.task = self.TASKS[0] if task is None else task
+        self._running_task = self.TASKS.index(self.task)
+
+    @property
+    def task(self) -> str:
+        """Name of the task of the next episode; an unknown name raises ``ValueError``."""
+        return self._task
+
+    @task.setter
+    def task(self, name: str) -> None:
+        self._task = str(checked_choice("task", name, self.TASKS))
+
+    def _begin_task(self, options: Mapping[str, Any] | None) -> int:
+        """Returns the index of the task of a new episode; ``options["task"]``, if given, becomes :attr:`task`."""
+        if options and "task" in options:
+            self.task = options["task"]
+        self._running_task = self.TASKS.index(self.task)
+        return self._running_task

@@ -1,26 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grids of the event-table paper on MiniGrid: rooms joined by single gaps, one rewarded cell far from the start."""
+"""Grids on MiniGrid: rooms of the event-table paper, MultiRoom and ObstructedMazeGamut of the level-replay paper."""
 
 from __future__ import annotations
 
-from typing import Any
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from lightning_replay.envs.full_grid import AHEAD  # first: it names the extra if MiniGrid is missing
-from lightning_replay.validation import checked_choice, checked_count, checked_flag, checked_number
+from lightning_replay.options import (
+    check_option,
+    checked_choice,
+    checked_count,
+    checked_flag,
+    checked_number,
+    missing_extra,
+)
 
-from minigrid.core.grid import Grid  # isort: skip
-from minigrid.core.mission import MissionSpace  # isort: skip
-from minigrid.core.world_object import Goal, Lava, Wall  # isort: skip
-from minigrid.minigrid_env import MiniGridEnv  # isort: skip
+try:
+    from minigrid.core.constants import COLOR_NAMES, COLOR_TO_IDX, OBJECT_TO_IDX
+    from minigrid.core.grid import Grid
+    from minigrid.core.mission import MissionSpace
+    from minigrid.core.roomgrid import RoomGrid
+    from minigrid.core.world_object import Ball, Goal, Lava, Wall
+    from minigrid.envs import MultiRoomEnv
+    from minigrid.envs.obstructedmaze import ObstructedMazeEnv
+    from minigrid.envs.obstructedmaze_v1 import ObstructedMaze_Full_V1
+    from minigrid.minigrid_env import MiniGridEnv
+except ModuleNotFoundError as _error:
+    raise missing_extra("a grid environment", "MiniGrid", "grids") from _error
+
+_EMPTY = (OBJECT_TO_IDX["empty"], 0, 0)
+AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up; MiniGrid's numbering
+
+
+class FullGrid(MiniGridEnv):
+    """Mixin for the whole grid as observation, in place of MiniGrid's dictionary with the part ahead of the agent.
+
+    The same cells as in MiniGrid's ``FullyObsWrapper``. An action changes no cell but the one ahead, so a step encodes
+    only that one; a change from outside shows once the agent faces it.
+
+    Attributes:
+        difficulty: of the present level; also in every info.
+
+    Observation: uint8 ``[width, height, 3]``: kind, colour and state of each cell in MiniGrid's numbers; the agent is
+    red, with its direction.
+    """
+
+    metadata: dict[str, Any] = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
+    difficulty: int = 0
+    _encoding: np.ndarray
+    _encoded: Grid | None = None
+
+    def grid_space(self) -> spaces.Box:
+        """Returns the observation space for this grid's width and height."""
+        return spaces.Box(0, 255, (self.width, self.height, 3), np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, {"difficulty": self.difficulty}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Steps MiniGrid; an episode that reaches its goal in the last step is not truncated too."""
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, float(reward), terminated, truncated and not terminated, {"difficulty": self.difficulty}
+
+    def gen_obs(self) -> np.ndarray:
+        x, y = self.agent_pos
+        if self._encoded is None or self._encoded is not self.grid:
+            self._encoded, self._encoding = self.grid, self.grid.encode()
+        else:
+            ahead = x + AHEAD[self.agent_dir][0], y + AHEAD[self.agent_dir][1]
+            cell = self.grid.get(*ahead)
+            self._encoding[ahead] = _EMPTY if cell is None else cell.encode()
+        observation = self._encoding.copy()
+        observation[x, y] = (OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], self.agent_dir)
+        return observation
+
 
 LEFT, RIGHT, FORWARD = range(3)
 GOAL_REWARD = 1.0
 
 
-class RoomGrid(MiniGridEnv):
+class TabularGrid(MiniGridEnv):
     """A fixed grid: turn left, turn right or go forward to the goal; reward 1 there, else ``step_reward``.
 
     An episode terminates at the goal or on lava and is truncated after ``max_steps``.
@@ -121,7 +186,7 @@ class RoomGrid(MiniGridEnv):
         self.agent_dir = 0
 
 
-class ThreeRooms(RoomGrid):
+class ThreeRooms(TabularGrid):
     """Three rooms in a row; the shortest way takes 23 steps (the mechanism experiment of event tables)."""
 
     MAP: tuple[str, ...] = (
@@ -137,7 +202,7 @@ class ThreeRooms(RoomGrid):
     GOAL: tuple[int, int] = (15, 5)
 
 
-class TwoRooms(RoomGrid):
+class TwoRooms(TabularGrid):
     """Two rooms, the gap far from the straight way to the goal; the shortest way takes 21 steps."""
 
     MAP: tuple[str, ...] = (
@@ -153,7 +218,7 @@ class TwoRooms(RoomGrid):
     GOAL: tuple[int, int] = (11, 1)
 
 
-class ObstacleCourse(RoomGrid):
+class ObstacleCourse(TabularGrid):
     """Walls with gaps, lava beside the way and a last obstacle; the shortest way takes 25 steps.
 
     The paper does not print its map; this one is within the history of 50 steps that it used. ``GAPS`` are those of the
@@ -175,3 +240,158 @@ class ObstacleCourse(RoomGrid):
 
 def _mission() -> str:
     return "reach the goal"
+
+
+MOST_ROOMS = 4
+_GRID_SIZE, _ROOM_SIZE, _STEPS_PER_ROOM = 14, 5, 20
+
+
+class MultiRooms(FullGrid, MultiRoomEnv):
+    """Rooms of 4 or 5 cells a side, walls included, joined by closed doors; as ``MultiRoom-N4-Random-v0``.
+
+    A level is a seed: ``reset(seed=level_id)``; its ``difficulty`` is its number of rooms. Jiang et al. 2021,
+    https://arxiv.org/abs/2010.03934, train on 4000 levels and test on all others.
+
+    Args:
+        min_rooms: the fewest rooms of a level.
+        max_rooms: the most rooms of a level, at most 4.
+        max_steps: steps after which an episode is truncated; ``None`` for 20 times ``max_rooms``.
+        render_mode: ``None`` or ``"rgb_array"``.
+
+    Raises:
+        ValueError: numbers of rooms that are not 1 <= min_rooms <= max_rooms <= 4; no steps.
+
+    Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door
+    ahead), done. Pick up, drop and done do nothing here.
+
+    Observation: uint8 ``[14, 14, 3]``, the whole grid; see :class:`~lightning_replay.envs.grids.FullGrid`.
+
+    Reward: ``1 - 0.9 * steps / max_steps`` at the goal, which terminates the episode; else 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_rooms: int = 1,
+        max_rooms: int = MOST_ROOMS,
+        max_steps: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        if not 1 <= checked_count("min_rooms", min_rooms) <= checked_count("max_rooms", max_rooms) <= MOST_ROOMS:
+            raise ValueError(
+                f"min_rooms is {min_rooms} and max_rooms is {max_rooms}; 1 <= min_rooms <= max_rooms <= {MOST_ROOMS} "
+                "is accepted"
+            )
+        if max_steps is not None:
+            checked_count("max_steps", max_steps)
+        super().__init__(
+            minNumRooms=min_rooms,
+            maxNumRooms=max_rooms,
+            maxRoomSize=_ROOM_SIZE,
+            width=_GRID_SIZE,
+            height=_GRID_SIZE,
+            max_steps=_STEPS_PER_ROOM * max_rooms if max_steps is None else max_steps,
+            render_mode=render_mode,
+            highlight=False,
+        )
+        self.observation_space: spaces.Box = self.grid_space()
+
+    def _gen_grid(self, width: int, height: int) -> None:
+        super()._gen_grid(width, height)
+        self.difficulty: int = len(self.rooms)
+
+
+class Maze(NamedTuple):
+    """One of MiniGrid's obstructed mazes.
+
+    Its name is MiniGrid's: number of locked doors (``Dl``) or quarters (``Q``); ``h``: the key is hidden in a box;
+    ``b``: a ball obstructs the door.
+    """
+
+    name: str
+    quarters: int  # of the 3 x 3 rooms that have doors; 0 for two rooms with a door between them
+    agent_room: tuple[int, int]  # column and row of the room where the agent starts
+    is_key_in_box: bool
+    is_blocked: bool  # whether balls obstruct the locked doors
+    rooms_visited: int  # that the time limit is made for
+
+
+MAZES = (
+    Maze("1Dl", 0, (0, 0), False, False, 2),
+    Maze("1Dlh", 0, (0, 0), True, False, 2),
+    Maze("1Dlhb", 0, (0, 0), True, True, 2),
+    Maze("2Dl", 1, (2, 1), False, False, 4),
+    Maze("2Dlh", 1, (2, 1), True, False, 4),
+    Maze("2Dlhb", 1, (2, 1), True, True, 4),
+    Maze("1Q", 1, (1, 1), True, True, 5),
+    Maze("2Q", 2, (2, 1), True, True, 11),
+    Maze("Full", 4, (1, 1), True, True, 25),
+)
+_MAZE_ROOM_SIZE, _ROOMS = 7, 3
+
+
+class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
+    """Pick up the blue ball behind locked doors; as ``ObstructedMazeGamut-Easy-v0``, ``-Medium-v0`` and ``-Hard-v0``.
+
+    A level is a seed: ``reset(seed=level_id)`` plays maze ``level_id % num_mazes`` of :data:`MAZES`, whose number is
+    the level's ``difficulty``. All have 3 x 3 rooms of 7 cells a side, walls included; unused rooms are closed. Keys
+    are placed after all balls, as in MiniGrid's ``-v1`` mazes, because a ball that replaces the box with the key leaves
+    no solution. Jiang et al. 2021, https://arxiv.org/abs/2010.03934, train on 3000 easy and 6000 medium levels.
+
+    Args:
+        num_mazes: number of :data:`MAZES`, easiest first: 3 for easy, 6 for medium, 9 for hard.
+        render_mode: ``None`` or ``"rgb_array"``.
+
+    Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door or
+    the box ahead), done.
+
+    Observation: uint8 ``[19, 19, 3]``, the whole grid, without the object that the agent carries; see
+    :class:`~lightning_replay.envs.grids.FullGrid`.
+
+    Reward: ``1 - 0.9 * steps / max_steps`` for the ball, which terminates the episode; else 0. The time limit is
+    MiniGrid's, 4 x 49 steps for each room to visit: 392 steps in the first three mazes, 784, 980, 2156 and 4900.
+    """
+
+    def __init__(self, num_mazes: int, *, render_mode: str | None = None) -> None:
+        check_option("num_mazes", num_mazes, Integral, f"a whole number from 1 to {len(MAZES)}", 1, len(MAZES))
+        self.num_mazes = num_mazes
+        mission = MissionSpace(self._gen_mission, ordered_placeholders=[[COLOR_NAMES[0]]])
+        # skips ObstructedMazeEnv, whose rooms are 6 wide and only as many as one maze needs
+        RoomGrid.__init__(
+            self,
+            room_size=_MAZE_ROOM_SIZE,
+            num_rows=_ROOMS,
+            num_cols=_ROOMS,
+            mission_space=mission,
+            render_mode=render_mode,
+            highlight=False,
+        )
+        self._set_maze(0)
+        self.observation_space: spaces.Box = self.grid_space()
+
+    @property
+    def maze(self) -> Maze:
+        """Maze of the present level."""
+        return MAZES[self.difficulty]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode of the seed's maze; without a seed, of a random one."""
+        self._set_maze(int(self.np_random.integers(self.num_mazes)) if seed is None else seed % self.num_mazes)
+        return super().reset(seed=seed, options=options)
+
+    def _set_maze(self, difficulty: int) -> None:
+        self.difficulty = difficulty
+        _, self.num_quarters, self.agent_room, self.key_in_box, self.blocked, rooms_visited = self.maze
+        self.max_steps: int = 4 * rooms_visited * _MAZE_ROOM_SIZE**2
+
+    def _gen_grid(self, width: int, height: int) -> None:
+        if self.num_quarters:
+            super()._gen_grid(width, height)
+            return
+        ObstructedMazeEnv._gen_grid(self, width, height)
+        color = self.door_colors[0]
+        self.add_locked_door(0, 0, color=color, blocked=self.blocked)
+        self.add_key(0, 0, color=color, key_in_box=self.key_in_box)
+        self.obj: Ball = Ball(self.ball_to_find_color)
+        self.place_in_room(1, 0, self.obj)
+        self.place_agent(*self.agent_room)

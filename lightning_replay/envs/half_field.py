@@ -1,21 +1,294 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameterised-action soccer on half a field, with tasks that differ in the start's distance from the goal."""
+"""Parameterized-action soccer on half a field, after the RoboCup server, with tasks of growing distance to the goal."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from lightning_replay.envs import soccer
-from lightning_replay.envs.half_field_drawing import draw
-from lightning_replay.envs.half_field_keeper import Keeper
-from lightning_replay.envs.half_field_observation import observe
-from lightning_replay.envs.tasks import TaskChoice
-from lightning_replay.validation import checked_choice, checked_count, checked_flag, checked_number
+from lightning_replay.envs.building import TaskChoice
+from lightning_replay.options import checked_choice, checked_count, checked_flag, checked_number
+
+FIELD_LENGTH = 52.5  # of the half field, from the midline at x = 0 to the goal line
+FIELD_WIDTH = 68.0  # y runs from -34 to 34
+GOAL_WIDTH = 14.02
+PLAYER_DECAY = 0.4
+PLAYER_SPEED_MAX = 1.05
+PLAYER_ACCELERATION_MAX = 1.0
+DASH_RATE = 0.006  # power 100 accelerates by 0.6 metres per step and step
+TURN_INERTIA = 5.0  # a player at ``speed`` turns by turn / (1 + 5 speed)
+BALL_DECAY = 0.94
+BALL_SPEED_MAX = 2.7
+KICK_RATE = 0.027
+KICKABLE_MARGIN = 0.7
+TOUCHING_DISTANCE = 0.3 + 0.085  # the radii of player and ball
+KICKABLE_DISTANCE = TOUCHING_DISTANCE + KICKABLE_MARGIN
+
+HALF_WIDTH = FIELD_WIDTH / 2
+HALF_GOAL = GOAL_WIDTH / 2
+
+
+@dataclass(slots=True)
+class Body:
+    """A player or the ball: a position, a velocity, and how fast it moves and slows down."""
+
+    decay: float  # factor of the velocity after every step
+    speed_max: float  # largest way in one step, in metres
+    x: float = 0.0  # in metres, the goal's centre at (52.5, 0)
+    y: float = 0.0
+    velocity_x: float = 0.0  # metres per step left over from the last step
+    velocity_y: float = 0.0
+
+    def place(self, x: float, y: float) -> None:
+        """Places the body at rest."""
+        self.x, self.y, self.velocity_x, self.velocity_y = x, y, 0.0, 0.0
+
+    def move(self, acceleration_x: float, acceleration_y: float) -> None:
+        """Computes one step of the server: accelerate, cap the speed, move, slow down."""
+        velocity_x = self.velocity_x + acceleration_x
+        velocity_y = self.velocity_y + acceleration_y
+        speed = math.sqrt(velocity_x * velocity_x + velocity_y * velocity_y)
+        if speed > self.speed_max:
+            velocity_x *= self.speed_max / speed
+            velocity_y *= self.speed_max / speed
+        self.x += velocity_x
+        self.y += velocity_y
+        self.velocity_x = velocity_x * self.decay
+        self.velocity_y = velocity_y * self.decay
+
+    def stay_on_the_field(self) -> None:
+        """Stops the body at the lines of the half field."""
+        if not 0.0 <= self.x <= FIELD_LENGTH:
+            self.x = min(max(self.x, 0.0), FIELD_LENGTH)
+            self.velocity_x = 0.0
+        if not -HALF_WIDTH <= self.y <= HALF_WIDTH:
+            self.y = min(max(self.y, -HALF_WIDTH), HALF_WIDTH)
+            self.velocity_y = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Metres per step left over from the last step."""
+        return math.hypot(self.velocity_x, self.velocity_y)
+
+
+player = partial(Body, PLAYER_DECAY, PLAYER_SPEED_MAX)
+ball = partial(Body, BALL_DECAY, BALL_SPEED_MAX)
+
+
+def dash_acceleration(power: float) -> float:
+    """Returns the acceleration of a dash with ``power`` in [0, 100], the same in every direction."""
+    return min(DASH_RATE * power, PLAYER_ACCELERATION_MAX)
+
+
+def kick_acceleration(power: float, distance: float, angle: float) -> float:
+    """Returns the acceleration of the ball by a kick; 0 if the ball is out of reach.
+
+    The effective power is ``power * (1 - 0.25 |angle| / pi - 0.25 gap / 0.7)``, with the gap between player and ball.
+
+    Args:
+        power: in [0, 100].
+        distance: of the ball's centre from the player's, in metres.
+        angle: between the player's heading and the ball, in radians in [-π, π].
+    """
+    if distance > KICKABLE_DISTANCE:
+        return 0.0
+    gap = max(distance - TOUCHING_DISTANCE, 0.0)
+    return KICK_RATE * power * (1.0 - 0.25 * abs(angle) / math.pi - 0.25 * gap / KICKABLE_MARGIN)
+
+
+def first_exit(from_x: float, from_y: float, to_x: float, to_y: float) -> tuple[float, float] | None:
+    """Returns the point where a straight way from a point on the field first leaves it; ``None`` if it does not."""
+    if 0.0 <= to_x <= FIELD_LENGTH and -HALF_WIDTH <= to_y <= HALF_WIDTH:
+        return None
+    fraction = 1.0
+    for start, end, low, high in ((from_x, to_x, 0.0, FIELD_LENGTH), (from_y, to_y, -HALF_WIDTH, HALF_WIDTH)):
+        if not low <= end <= high:
+            fraction = min(fraction, ((high if end > high else low) - start) / (end - start))
+    x = from_x + fraction * (to_x - from_x)
+    y = from_y + fraction * (to_y - from_y)
+    return min(max(x, 0.0), FIELD_LENGTH), min(max(y, -HALF_WIDTH), HALF_WIDTH)
+
+
+def in_the_goal(x: float, y: float) -> bool:
+    """Whether a ball that left the field at this point went between the posts."""
+    return x >= FIELD_LENGTH - 1e-9 and abs(y) < HALF_GOAL
+
+
+CATCH_HALF_DEPTH = 0.5  # along x
+CATCH_HALF_WIDTH = 1.0  # along y, the way it dives
+LARGEST_ADVANCE = 3.0  # largest distance from the goal's centre, in metres
+DASH_POWER = 40.0  # its strongest dash; with the players' 100 it reaches nearly every shot, with 40 not the well placed
+
+
+class Keeper:
+    """Moves with the players' dynamics and always catches a ball whose way crosses its 1 x 2 m area.
+
+    It moves to the nearest point on the way of a shot on target, one that would cross the goal line between the posts
+    by its own speed; otherwise to the line from the goal's centre to the ball, a third of the way, at most 3 m.
+
+    Attributes:
+        body: its position and velocity.
+    """
+
+    def __init__(self) -> None:
+        self.body: Body = player()
+
+    def start(self, draw: float) -> None:
+        """Places the keeper one metre before the goal line, ``draw`` in [0, 1] between the posts."""
+        self.body.place(FIELD_LENGTH - 1.0, HALF_GOAL * (2.0 * draw - 1.0) / 2.0)
+
+    def act(self, ball: Body) -> None:
+        """Dashes towards the keeper's target position, no more than needed."""
+        body = self.body
+        x, y = _meeting_point(body, ball) or _standing_point(ball)
+        wish_x, wish_y = x - body.x - body.velocity_x, y - body.y - body.velocity_y
+        wish = math.sqrt(wish_x * wish_x + wish_y * wish_y)
+        scale = min(1.0, dash_acceleration(DASH_POWER) / wish) if wish > 0.0 else 0.0
+        body.move(scale * wish_x, scale * wish_y)
+        body.stay_on_the_field()
+
+    def catches(self, from_x: float, from_y: float, to_x: float, to_y: float) -> bool:
+        """Whether the ball's way of this step crosses the catch area."""
+        enter, leave = 0.0, 1.0
+        for start, end, centre, half in (
+            (from_x, to_x, self.body.x, CATCH_HALF_DEPTH),
+            (from_y, to_y, self.body.y, CATCH_HALF_WIDTH),
+        ):
+            way = end - start
+            low, high = centre - half - start, centre + half - start
+            if way == 0.0:
+                if not low <= 0.0 <= high:
+                    return False
+                continue
+            first, last = sorted((low / way, high / way))
+            enter, leave = max(enter, first), min(leave, last)
+        return enter <= leave
+
+
+def _standing_point(ball: Body) -> tuple[float, float]:
+    """Returns the keeper's point on the line from the goal's centre to the ball."""
+    to_x, to_y = ball.x - FIELD_LENGTH, ball.y
+    distance = math.sqrt(to_x * to_x + to_y * to_y)
+    advance = min(1.0 / 3.0, LARGEST_ADVANCE / distance) if distance > 0.0 else 0.0
+    return FIELD_LENGTH + advance * to_x, advance * to_y
+
+
+def _meeting_point(body: Body, ball: Body) -> tuple[float, float] | None:
+    """Returns the point of a shot's way nearest to the keeper; ``None`` if the ball is no shot on target."""
+    reach = 1.0 / (1.0 - ball.decay)  # metres until the ball rests, per unit of speed
+    way_x, way_y = reach * ball.velocity_x, reach * ball.velocity_y
+    gap = FIELD_LENGTH - ball.x
+    if not way_x > gap or abs(ball.y + way_y * gap / way_x) >= HALF_GOAL:
+        return None
+    along = ((body.x - ball.x) * way_x + (body.y - ball.y) * way_y) / (way_x * way_x + way_y * way_y)
+    along = min(max(along, 0.0), gap / way_x)
+    return ball.x + along * way_x, ball.y + along * way_y
+
+
+NEAR = 10.0  # metres within which the ball's distance is also given at a finer scale
+_DIAGONAL = math.hypot(FIELD_LENGTH, FIELD_WIDTH)
+_CENTRE, _LEFT, _RIGHT = ((FIELD_LENGTH, y) for y in (0.0, HALF_GOAL, -HALF_GOAL))
+_PLAYER_SPEED = PLAYER_SPEED_MAX * PLAYER_DECAY  # largest speed after a step
+_BALL_SPEED = BALL_SPEED_MAX * BALL_DECAY
+
+
+def observe(player: Body, heading: float, ball: Body, keeper: Body | None) -> np.ndarray:
+    """Returns the observation; *seen* is distance, angle / 180, sine and cosine of the angle relative to the heading.
+
+    Distances are scaled by the field's diagonal, speeds by the largest after a step.
+
+    Returns:
+        float32 ``[34]``, with a keeper ``[40]``: the player's position (0, 1), velocity (2, 3) and heading as sine and
+        cosine (4, 5); the ball's position (6, 7), velocity (8, 9) and velocity relative to the heading (10, 11); the
+        ball seen from the player (12 to 15), its distance up to 10 m (16), whether it can be kicked (17); the goal's
+        centre seen from the ball (18 to 21), then seen from the player (22 to 25); the posts seen from the player
+        (26 to 33); the keeper's position (34, 35), the keeper seen from the player (36 to 39).
+    """
+    sine, cosine = math.sin(heading), math.cos(heading)
+    distance = math.hypot(ball.x - player.x, ball.y - player.y)
+    velocity_x, velocity_y = ball.velocity_x / _BALL_SPEED, ball.velocity_y / _BALL_SPEED
+    values = [
+        *_scaled(player.x, player.y),
+        *(player.velocity_x / _PLAYER_SPEED, player.velocity_y / _PLAYER_SPEED, sine, cosine),
+        *_scaled(ball.x, ball.y),
+        *(velocity_x, velocity_y, velocity_x * cosine + velocity_y * sine, velocity_y * cosine - velocity_x * sine),
+        *_seen(player, heading, ball.x, ball.y),
+        min(distance, NEAR) * 2.0 / NEAR - 1.0,
+        1.0 if distance <= KICKABLE_DISTANCE else -1.0,
+        *_seen(ball, heading, *_CENTRE),
+        *_seen(player, heading, *_CENTRE),
+        *_seen(player, heading, *_LEFT),
+        *_seen(player, heading, *_RIGHT),
+    ]
+    if keeper is not None:
+        values += (*_scaled(keeper.x, keeper.y), *_seen(player, heading, keeper.x, keeper.y))
+    return np.array(values, np.float32).clip(-1.0, 1.0)
+
+
+def _scaled(x: float, y: float) -> tuple[float, float]:
+    return 2.0 * x / FIELD_LENGTH - 1.0, y / HALF_WIDTH
+
+
+def _seen(viewer: Body, heading: float, x: float, y: float) -> tuple[float, float, float, float]:
+    """Returns scaled distance, angle / 180, sine and cosine of a point, relative to a body and ``heading``."""
+    to_x, to_y = x - viewer.x, y - viewer.y
+    angle = math.remainder(math.atan2(to_y, to_x) - heading, 2.0 * math.pi)
+    distance = math.sqrt(to_x * to_x + to_y * to_y)
+    return 2.0 * distance / _DIAGONAL - 1.0, angle / math.pi, math.sin(angle), math.cos(angle)
+
+
+PIXELS_PER_METRE = 6
+MARGIN = 3.0  # metres around the half field
+HEIGHT = round((FIELD_WIDTH + 2 * MARGIN) * PIXELS_PER_METRE)
+WIDTH = round((FIELD_LENGTH + 2 * MARGIN) * PIXELS_PER_METRE)
+_GRASS, _LINE, _GOAL = (58, 125, 68), (235, 235, 235), (250, 250, 140)
+# orange and blue are distinguishable from green and from each other for colour-blind people
+_PLAYER, _KEEPER, _BALL = (240, 170, 30), (50, 90, 220), (255, 255, 255)
+_SIZE = 1.1  # radius of a drawn player in metres, more than its real 0.3
+
+
+def draw(
+    player: tuple[float, float], heading: float, ball: tuple[float, float], keeper: tuple[float, float] | None
+) -> np.ndarray:
+    """Returns the field, uint8 ``[444, 351, 3]``: goal on the right, y upwards, the player with its heading."""
+    picture = np.full((HEIGHT, WIDTH, 3), _GRASS, np.uint8)
+    half, goal = HALF_WIDTH, HALF_GOAL
+    for x in (0.0, FIELD_LENGTH):
+        _bar(picture, x, -half, x, half, _LINE)
+    for y in (-half, half):
+        _bar(picture, 0.0, y, FIELD_LENGTH, y, _LINE)
+    _bar(picture, FIELD_LENGTH, -goal, FIELD_LENGTH + 2.0, goal, _GOAL)
+    if keeper is not None:
+        _disc(picture, keeper, _SIZE, _KEEPER)
+    _disc(picture, player, _SIZE, _PLAYER)
+    for part in np.linspace(0.0, 2.0 * _SIZE, 8).tolist():
+        _disc(picture, (player[0] + part * math.cos(heading), player[1] + part * math.sin(heading)), 0.2, _PLAYER)
+    _disc(picture, ball, 0.5, _BALL)
+    return picture
+
+
+def _pixel(x: float, y: float) -> tuple[int, int]:
+    """Returns the row and column of a point in metres."""
+    return round((HALF_WIDTH + MARGIN - y) * PIXELS_PER_METRE), round((x + MARGIN) * PIXELS_PER_METRE)
+
+
+def _bar(picture: np.ndarray, left: float, bottom: float, right: float, top: float, colour: tuple[int, ...]) -> None:
+    (first_row, first_column), (last_row, last_column) = _pixel(left, top), _pixel(right, bottom)
+    picture[first_row : last_row + 2, first_column : last_column + 2] = colour
+
+
+def _disc(picture: np.ndarray, centre: tuple[float, float], radius: float, colour: tuple[int, ...]) -> None:
+    rows, columns = np.ogrid[:HEIGHT, :WIDTH]
+    row, column = _pixel(*centre)
+    distance = np.hypot(rows - row, columns - column)
+    picture[distance <= radius * PIXELS_PER_METRE] = colour
+
 
 DASH, TURN, KICK = range(3)
 GOAL_REWARD = 5.0
@@ -31,7 +304,7 @@ class Start(NamedTuple):
 
 
 STARTS = {
-    "target": Start(0.0, 0.2 * soccer.FIELD_LENGTH, 0.8 * soccer.HALF_WIDTH, 10.0),
+    "target": Start(0.0, 0.2 * FIELD_LENGTH, 0.8 * HALF_WIDTH, 10.0),
     "far": Start(20.0, 28.0, 20.0, 6.0),
     "near": Start(34.0, 40.0, 14.0, 3.0),
     "goal_mouth": Start(44.0, 48.0, 7.0, 1.5),
@@ -42,7 +315,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     """One player, a ball and a goal on 52.5 x 68 metres; reward 5 for a goal, else 0.
 
     The dynamics are the RoboCup server's: speeds, decays, dash, turn with inertia and kick with its effective power
-    (:mod:`~lightning_replay.envs.soccer`), without stamina, collisions and weaker sideways dashes. The tasks differ
+    (:mod:`~lightning_replay.envs.half_field`), without stamina, collisions and weaker sideways dashes. The tasks differ
     only in the start of an episode; ``"target"`` is that of Half Field Offense (Hausknecht et al. 2016), in place of
     the game of Li & Ji 2021, which has no release on PyPI.
 
@@ -50,7 +323,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     truncated after ``max_steps``, or after ``untouched_limit`` steps without a kick that reached the ball.
 
     Args:
-        task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.tasks.TaskChoice`.
+        task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
         keeper: whether a keeper guards the goal (``HalfField-1v1``).
         max_steps: cycles of the server after which an episode is truncated.
         untouched_limit: cycles in a row without a kick; ``None`` for no limit.
@@ -65,7 +338,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         [-180, 180], relative to the player's heading. Values outside are clipped; NaN is refused.
 
     Observation: float32 ``[34]`` in [-1, 1], with a keeper ``[40]``; see
-        :func:`~lightning_replay.envs.half_field_observation.observe`.
+        :func:`~lightning_replay.envs.half_field.observe`.
 
     Info: ``task`` (index), ``goal``, ``caught`` and ``kicked`` (bool), ``ball_distance`` (of the player from the
         ball) and ``goal_distance`` (of the ball from the goal's centre) in metres.
@@ -97,8 +370,8 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         self.ball_noise: float = checked_number("ball_noise", ball_noise, 0.0)
         self.kick_noise: float = checked_number("kick_noise", kick_noise, 0.0)
         self.render_mode: str | None = checked_choice("render_mode", render_mode, (None, "rgb_array"))
-        self.player: soccer.Body = soccer.player()
-        self.ball: soccer.Body = soccer.ball()
+        self.player: Body = player()
+        self.ball: Body = ball()
         self.keeper: Keeper | None = Keeper() if checked_flag("keeper", keeper) else None
         self.heading: float = 0.0
         self.observation_space: spaces.Box = spaces.Box(-1.0, 1.0, self._observation().shape, np.float32)
@@ -119,7 +392,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         x = start.x_low + (start.x_high - start.x_low) * draw_x
         y = start.y_limit * (2.0 * draw_y - 1.0)
         distance = start.behind * draw_distance
-        away = math.atan2(y, x - soccer.FIELD_LENGTH) + math.pi * (draw_side - 0.5)
+        away = math.atan2(y, x - FIELD_LENGTH) + math.pi * (draw_side - 0.5)
         self.ball.place(x, y)
         self.player.place(x + distance * math.cos(away), y + distance * math.sin(away))
         self.player.stay_on_the_field()
@@ -160,22 +433,22 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         push_x = push_y = flight_x = flight_y = 0.0
         kicked = False
         if choice == DASH:
-            push, direction = soccer.dash_acceleration(_power(dash[0])), self.heading + _angle(dash[1])
+            push, direction = dash_acceleration(_power(dash[0])), self.heading + _angle(dash[1])
             push_x, push_y = push * math.cos(direction), push * math.sin(direction)
         elif choice == TURN:
             angle = _angle(turn[0])
             if self.player_noise:
                 angle *= 1.0 + self.player_noise * self.np_random.uniform(-1.0, 1.0)
-            turned = angle / (1.0 + soccer.TURN_INERTIA * player.speed)
+            turned = angle / (1.0 + TURN_INERTIA * player.speed)
             self.heading = math.remainder(self.heading + turned, 2.0 * math.pi)
         elif choice == KICK:
             power, direction = _power(kick[0]), self.heading + _angle(kick[1])
             to_x, to_y = ball.x - player.x, ball.y - player.y
             distance = math.sqrt(to_x * to_x + to_y * to_y)
-            kicked = distance <= soccer.KICKABLE_DISTANCE
+            kicked = distance <= KICKABLE_DISTANCE
             if kicked:
                 angle = math.remainder(math.atan2(to_y, to_x) - self.heading, 2.0 * math.pi)
-                flight = soccer.kick_acceleration(power, distance, angle)
+                flight = kick_acceleration(power, distance, angle)
                 flight_x, flight_y = flight * math.cos(direction), flight * math.sin(direction)
                 flight_x, flight_y = self._noisy(flight_x, flight_y, self.kick_noise * power / 100.0)
         else:
@@ -184,19 +457,19 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         player.stay_on_the_field()
         from_x, from_y = ball.x, ball.y
         self._move(ball, flight_x, flight_y, self.ball_noise)
-        exit_point = soccer.first_exit(from_x, from_y, ball.x, ball.y)
+        exit_point = first_exit(from_x, from_y, ball.x, ball.y)
         if exit_point is not None:
             ball.x, ball.y = exit_point
         caught = False
         if self.keeper is not None:
             self.keeper.act(ball)
             caught = self.keeper.catches(from_x, from_y, ball.x, ball.y)
-        goal = exit_point is not None and not caught and soccer.in_the_goal(*exit_point)
+        goal = exit_point is not None and not caught and in_the_goal(*exit_point)
         self._steps += 1
         self._untouched = 0 if kicked else self._untouched + 1
         return goal, caught, exit_point is not None and not caught and not goal, kicked
 
-    def _move(self, body: soccer.Body, x: float, y: float, noise: float) -> None:
+    def _move(self, body: Body, x: float, y: float, noise: float) -> None:
         if noise:  # a share of its new speed
             x, y = self._noisy(x, y, noise * math.hypot(body.velocity_x + x, body.velocity_y + y))
         body.move(x, y)
@@ -215,7 +488,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
             "caught": caught,
             "kicked": kicked,
             "ball_distance": math.hypot(ball.x - player.x, ball.y - player.y),
-            "goal_distance": math.hypot(soccer.FIELD_LENGTH - ball.x, ball.y),
+            "goal_distance": math.hypot(FIELD_LENGTH - ball.x, ball.y),
         }
 
     def _observation(self) -> np.ndarray:

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from lightning_replay.extras import missing_extra
+from lightning_replay.options import missing_extra
 
 try:
     from gymnasium_robotics.envs.maze import maps
@@ -20,8 +20,8 @@ try:
 except ModuleNotFoundError as _error:
     raise missing_extra("a maze environment", "gymnasium-robotics", "mazes") from _error
 
-from lightning_replay.envs.tasks import TaskChoice
-from lightning_replay.validation import checked_choice, checked_count
+from lightning_replay.envs.building import TaskChoice
+from lightning_replay.options import checked_choice, checked_count
 
 Cell = tuple[int, int]
 
@@ -47,7 +47,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
     such cells is drawn.
 
     Args:
-        task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.tasks.TaskChoice`.
+        task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
         maze: ``"UMaze"`` or ``"Medium"``.
         max_steps: steps after which an episode is truncated; ``None`` for 300 (UMaze) and 600 (Medium).
         render_mode: ``None`` or ``"rgb_array"``.

@@ -13,12 +13,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.storage.access import readable_rows
-from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.storage.row_layout import observation_keys
-from lightning_replay.storage.transition_check import contradicts
-from lightning_replay.tables.arrays import groups_of
-from lightning_replay.validation import checked_count
+from lightning_replay.options import checked_count
+from lightning_replay.storage.columns import contradicts
+from lightning_replay.storage.packed import PackedStorage, readable_rows
+from lightning_replay.storage.rows import observation_keys
+from lightning_replay.tables.kernels import groups_of
 
 MOST_NUMBERS = 4_096  # of a row and a column that are compared: more would cost an eighth of the insert of an image
 _LEAST_COMPARED = 16  # before rows are reported that do not continue others

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running episodes: trajectories whose newest row did not end them, and the observations that these rows ended with."""
+"""Running episodes of a storage, the links between its rows, and returns over several steps along them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,252 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes.links import Tally, equal_rows
-from lightning_replay.episodes.tracker import read_trajectory
+from lightning_replay.episodes.links import (
+    TRAJECTORY_KEYS,
+    Continuity,
+    EpisodeLinks,
+    Tally,
+    equal_rows,
+    trajectory_name,
+    trajectory_of,
+)
+from lightning_replay.options import checked_count, checked_flag, checked_share
 from lightning_replay.parts import WriterHooks
-from lightning_replay.storage.access import device_of, occupancy_of
-from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.tables.arrays import EpisodeGroups
+from lightning_replay.storage.packed import PackedStorage, device_of, occupancy_of, read_columns, stored_before
+from lightning_replay.tables.kernels import EpisodeGroups
 
-__all__ = ["Breaks", "RunningObservations", "newest_running", "slots_by_age", "stored_trajectories"]
+__all__ = [
+    "Breaks",
+    "RunningObservations",
+    "bootstrap_discounts",
+    "n_step_returns",
+    "newest_running",
+    "refuse_formed",
+    "slots_by_age",
+    "stored_trajectories",
+]
+
+
+# Columns of rows whose rewards are returns, as this library, TorchRL's transform and its collectors' MultiStep have.
+_FORMED = ("steps_to_next_obs", ("next", "original_reward"))
+
+
+def refuse_formed(rows: TensorDictBase, n_steps: int) -> None:
+    """Raises ``ValueError`` for rows whose rewards are returns already, where ``n_steps`` is above 1."""
+    found = next((key for key in _FORMED if rows.get(key, None) is not None), None)
+    if n_steps > 1 and found is not None:
+        raise ValueError(
+            f"the rewards of the transitions are returns over several steps already, as their column {found!r} shows, "
+            f"and returns over n_steps={n_steps} would sum them again; nothing was stored. Form returns once: store "
+            "single steps, without MultiStep or another n-step transform, or build the buffer with n_steps=1"
+        )
+
+
+def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tensor:
+    """Computes ``sum(discount**t * reward[:, t] for t < steps_used)`` of each row.
+
+    Args:
+        reward: ``[B, n]``, the rewards along :meth:`EpisodeLinks.chain`; those after ``steps_used`` are ignored.
+        steps_used: int64 ``[B]``, 1 to n.
+        discount: γ.
+
+    Returns:
+        ``[B]`` of the dtype of the rewards; float32 for integers and for floats of fewer bits, in which a sum may be
+        infinite.
+
+    Example:
+        >>> n_step_returns(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([2]), discount=0.5)
+        tensor([2.])
+    """
+    if not reward.is_floating_point() or reward.itemsize < torch.float32.itemsize:
+        reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
+    step = torch.arange(reward.shape[1], device=reward.device)
+    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=reward.device), step).to(reward.dtype)
+    # where, not a product: the ignored rewards may be anything, NaN included.
+    return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
+
+
+def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float) -> Tensor:
+    """Computes the factor of the bootstrap value: ``discount**steps_used``, and 0 where the last step terminated.
+
+    Args:
+        steps_used: int64 ``[B]``.
+        terminated: bool ``[B]``, of the last step used; truncation does not count.
+        discount: γ.
+
+    Returns:
+        float64 ``[B]``.
+
+    Example:
+        >>> bootstrap_discounts(torch.tensor([2, 1]), torch.tensor([False, True]), discount=0.5)
+        tensor([0.2500, 0.0000], dtype=torch.float64)
+    """
+    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=steps_used.device), steps_used)
+    return factors.masked_fill(terminated, 0.0)
+
+
+def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
+    """Returns the running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
+    if isinstance(storage, PackedStorage):
+        key = next((key for key in TRAJECTORY_KEYS if storage.has_column(key)), None)
+        trajectory = None if key is None else storage.column(key, index)
+        return None if trajectory is None else trajectory.flatten()
+    trajectory = trajectory_of(storage.get(slice(0, len(storage))))
+    return None if trajectory is None else trajectory[index].flatten()
+
+
+def require_columns(rows: TensorDictBase, purpose: str) -> None:
+    """Raises ``ValueError`` for rows ``[N]`` without one reward, terminated and done each; ``purpose`` needs them."""
+    for name in ("reward", "terminated", "done"):
+        require_one_each(rows, ("next", name), purpose, is_flag=name != "reward")
+    trajectory = trajectory_of(rows)
+    if trajectory is not None and trajectory.numel() != rows.shape[0]:
+        raise ValueError(
+            f"the column {trajectory_name(rows)} has the shape {list(trajectory.shape)} for {rows.shape[0]} rows, and "
+            f"{purpose} need the episode of each row, int64 [{rows.shape[0]}]. Nothing was stored"
+        )
+
+
+def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_flag: bool) -> None:
+    """Raises ``ValueError`` for rows ``[N]`` without one number, or one flag, for each row under ``key``."""
+    column, count = rows.get(key, None), rows.shape[0]
+    if column is None:
+        raise ValueError(
+            f"the transitions have no {key!r}, which {purpose} need; nothing was stored. "
+            "Store reward, terminated, truncated and done under 'next' of every transition"
+        )
+    wrong_dtype = (column.dtype == torch.bool) != is_flag or column.is_complex()
+    if column.numel() != count or wrong_dtype:
+        kind = "bool" if is_flag else "a number"
+        raise ValueError(
+            f"{key!r} is {column.dtype} {list(column.shape)}, and {purpose} need {kind} for each row, [{count}] or "
+            f"[{count}, 1]; nothing was stored"
+        )
+
+
+class EpisodeTracker:
+    """Follows the episodes in a storage and turns drawn rows into n-step rows.
+
+    Call :meth:`mark_update` after every write. A return never crosses an episode end, the newest row, another
+    trajectory or a row that was overwritten, nor a row that starts with another observation than the row before ended
+    with; it is shortened there. Sutton and Barto, section 7.1.
+
+    Args:
+        n_steps: rewards summed into one return.
+        discount: γ per environment step.
+        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+    """
+
+    def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
+        self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
+        self.discount: float = checked_share("discount", discount)
+        self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
+        self.links: EpisodeLinks | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.links is None else self.links.nbytes
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already.
+
+        Later rows have the columns of the first.
+        """
+        if self.links is None:
+            refuse_formed(rows, self.n_steps)
+            require_columns(rows, f"returns over {self.n_steps} steps")
+
+    def mark_update(self, index: Tensor, storage: Storage) -> None:
+        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order.
+
+        The first call also links rows that were stored before, in the order of their slots.
+        """
+        if self.links is None:
+            self.links = self._new_links(storage)
+            index = torch.cat((stored_before(storage, index), index))
+        (done,) = read_columns(storage, index, [("next", "done")])
+        self.links.write(index, read_trajectory(storage, index), done.flatten())
+
+    def _new_links(self, storage: Storage) -> EpisodeLinks:
+        continuity = Continuity(storage) if self.check_continuity else None
+        return EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu", continuity=continuity)
+
+    def warn(self) -> None:
+        """Warns once where most rows do not continue the row before them, once all parts have the new rows."""
+        if self.links is not None and self.links.continuity is not None:
+            self.links.continuity.warn()
+
+    def draw(self, data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
+        """Turns the rows drawn at ``index`` into n-step rows.
+
+        Args:
+            data: TensorDict of the shape of ``index``, ``[B]`` or ``[B, 2]``.
+
+        Returns:
+            ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
+            float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
+        """
+        slots, last, steps_used = self._chain(index, storage)
+        shape = (*index.shape, 1)
+        following = storage.get(last.view(index.shape)).get("next")
+        if following.is_locked:  # TorchRL's memory-mapped rows
+            following = following.copy()
+        following.set("reward", self._summed(slots, steps_used, storage).view(shape))
+        data.set("next", following)
+        remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), self.discount)
+        data.set("discount", remaining.to(torch.float32).view(shape))
+        data.set("steps_to_next_obs", steps_used.view(shape))
+        return data
+
+    def returns(self, index: Tensor, storage: Storage) -> Tensor:
+        """Returns the sums ``[N]`` over up to :attr:`n_steps` rewards from the rows ``index`` on, int64 ``[N]``."""
+        slots, _, steps_used = EpisodeTracker._chain(self, index, storage)  # a subclass may draw the lengths
+        return self._summed(slots, steps_used, storage)
+
+    def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
+        if self.links is None:  # rows were stored before the tracker came
+            self.mark_update(occupancy_of(storage).slots().to(index.device), storage)
+        assert self.links is not None
+        slots, steps_used = self.links.chain(index.flatten(), self.n_steps)
+        return slots, slots[:, -1], steps_used
+
+    def _summed(self, slots: Tensor, steps_used: Tensor, storage: Storage) -> Tensor:
+        """Returns discounted sums ``[N]`` of the first ``steps_used`` rewards in ``slots``, int64 ``[N, n]``."""
+        (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
+        return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
+
+    def cut(self, index: Tensor) -> None:
+        if self.links is not None:
+            self.links.cut(index)
+
+    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
+        if self.links is not None:
+            self.links.break_episodes(trajectories)
+
+    def on_evict(self, index: Tensor) -> None:
+        """Unlinks rows that left without being overwritten, int64 ``[n]``: no return goes through them."""
+        if self.links is not None:
+            self.links.release(index)
+
+    def clear(self) -> None:
+        self.links = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the links."""
+        return {"links": None if self.links is None else self.links.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
+        self.links = None
+        if state_dict["links"] is not None:
+            self.links = self._new_links(storage)
+            self.links.load_state_dict(state_dict["links"])
+
 
 ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
 

@@ -3,27 +3,24 @@
 
 from __future__ import annotations
 
-from lightning_replay.events.conditions.combined import AnyOf, EveryOf
-from lightning_replay.events.conditions.condition import (
+from lightning_replay.events.conditions import (  # noqa: F401  saves find these here, or are imported for their effect  # noqa: F401  saves find these here, or are imported for their effect
+    AnyOf,
     Condition,
     ConditionError,
     ConditionLike,
+    EpisodeCondition,
+    EveryOf,
+    FirstInEpisode,
+    InfoKey,
+    KeyInRegion,
+    Reestablished,
+    RewardAtLeast,
+    RewardBelow,
+    Sustained,
+    TerminalWithReward,
     holds,
     load_state_of,
     state_of,
-)
-from lightning_replay.events.conditions.episodes import (
-    EpisodeCondition,
-    FirstInEpisode,  # noqa: F401  this and the others left out of __all__: saves find them here
-    Reestablished,  # noqa: F401
-    Sustained,  # noqa: F401
-)
-from lightning_replay.events.conditions.steps import (
-    InfoKey,  # noqa: F401
-    KeyInRegion,  # noqa: F401
-    RewardAtLeast,  # noqa: F401
-    RewardBelow,  # noqa: F401
-    TerminalWithReward,  # noqa: F401
 )
 from lightning_replay.events.event_table import (
     Event,

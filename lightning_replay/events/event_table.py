@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tensordict import TensorDictBase
 
-from lightning_replay.events.conditions.combined import AnyOf, EveryOf
-from lightning_replay.events.conditions.condition import (
+from lightning_replay.events.conditions import (
+    AnyOf,
     Condition,
     ConditionLike,
+    EveryOf,
+    FirstInEpisode,
+    InfoKey,
+    KeyInRegion,
+    Reestablished,
+    RewardAtLeast,
+    RewardBelow,
+    Sustained,
+    TerminalWithReward,
     load_state_of,
     one_number,
     own,
     state_of,
 )
-from lightning_replay.events.conditions.episodes import FirstInEpisode, Reestablished, Sustained
-from lightning_replay.events.conditions.steps import (
-    InfoKey,
-    KeyInRegion,
-    RewardAtLeast,
-    RewardBelow,
-    TerminalWithReward,
-)
-from lightning_replay.saving.spec import recorded
-from lightning_replay.validation import (
+from lightning_replay.options import (
     BELOW_ONE,
     check_kind,
     checked_count,
@@ -36,6 +36,7 @@ from lightning_replay.validation import (
     checked_number,
     checked_share,
 )
+from lightning_replay.saving.spec import recorded
 
 if TYPE_CHECKING:
     from torchrl.data import ReplayBuffer

@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_replay.levels import scores
     from lightning_replay.levels.baselines import SequentialLevels, UniformLevels
-    from lightning_replay.levels.buffer import LevelBuffer
-    from lightning_replay.levels.learning_progress import LearningProgress, tscl
+    from lightning_replay.levels.buffer import LearningProgress, LevelBuffer, LevelEditor, tscl
     from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank
-    from lightning_replay.levels.rollout import segments, update_rollout
-    from lightning_replay.levels.sampler import LevelSampler
     from lightning_replay.levels.scores import EpisodeScore
-    from lightning_replay.levels.selector import LevelSelector
-    from lightning_replay.levels.unseen import LevelEditor
-    from lightning_replay.levels.writer import LevelWriter
+    from lightning_replay.levels.selector import LevelSelector, segments, update_rollout
+    from lightning_replay.levels.table import LevelSampler, LevelWriter
 
 __all__ = [
     "Boltzmann",
@@ -44,20 +40,20 @@ _MODULES = {
     "Boltzmann": "prioritization",
     "EpisodeScore": "scores",
     "Greedy": "prioritization",
-    "LearningProgress": "learning_progress",
+    "LearningProgress": "buffer",
     "LevelBuffer": "buffer",
-    "LevelEditor": "unseen",
-    "LevelSampler": "sampler",
+    "LevelEditor": "buffer",
+    "LevelSampler": "table",
     "LevelSelector": "selector",
-    "LevelWriter": "writer",
+    "LevelWriter": "table",
     "Prioritization": "prioritization",
     "Proportional": "prioritization",
     "Rank": "prioritization",
     "SequentialLevels": "baselines",
     "UniformLevels": "baselines",
-    "segments": "rollout",
-    "tscl": "learning_progress",
-    "update_rollout": "rollout",
+    "segments": "selector",
+    "tscl": "buffer",
+    "update_rollout": "selector",
 }
 
 

@@ -1,34 +1,158 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prioritized Level Replay: chooses the level each actor plays next."""
+"""Level buffers: Prioritized Level Replay, teacher-student curriculum learning, and levels without a score yet."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.levels.episodes import ActiveEpisode, Scoring, Segment
-from lightning_replay.levels.level_ids import Actor, checked_level_id, checked_level_ids
-from lightning_replay.levels.prioritization import Prioritization
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids
+from lightning_replay.levels.prioritization import Greedy, Prioritization
 from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Score
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.table import REFUSED, LevelTable
-from lightning_replay.levels.unseen import LevelEditor, LevelGenerator, UnseenLevels
-from lightning_replay.seeded import uniform
-from lightning_replay.validation import (
+from lightning_replay.options import (
     ABOVE_ZERO,
     check_callable,
+    check_option,
     checked_choice,
     checked_count,
     checked_flag,
+    checked_number,
     checked_share,
+    with_named_arguments,
 )
+from lightning_replay.state import uniform
 
-__all__ = ["LevelBuffer", "LevelEditor"]
+__all__ = ["LearningProgress", "LevelBuffer", "LevelEditor", "LevelGenerator", "UnseenLevels", "fingerprint", "tscl"]
+
+
+LevelGenerator = Callable[[torch.Generator], int]
+LevelEditor = Callable[[int, torch.Generator], int]
+_DRAWS = 1_000  # a generator that repeats known levels this often is taken to have no others
+
+
+class UnseenLevels:
+    """Draws a level without a score, if possible one that no actor plays, in constant time.
+
+    Of a known set it keeps the levels without a score; of an unbounded set nothing.
+
+    Args:
+        level_ids: of a known set, distinct; ``None`` if the level set is unbounded.
+        generate: draws an id of an unbounded set; uniform below 2^31 if absent. It may repeat itself: after many known
+            levels in a row, a known level is played again.
+    """
+
+    def __init__(self, level_ids: list[int] | None, generate: LevelGenerator | None = None) -> None:
+        self._generate = generate
+        self._count = None if level_ids is None else len(level_ids)
+        self._fingerprint = None if level_ids is None else fingerprint(level_ids)
+        self._idle, self._played = _Bag(level_ids or []), _Bag([])
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether every level has a score."""
+        return self._count is not None and not self._idle.items and not self._played.items
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether some level without a score is not being played."""
+        return self._count is None or bool(self._idle.items)
+
+    def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
+        """Chooses a level; ``is_known`` is whether a level of an unbounded set has a score or is being played."""
+        if self._count is not None:
+            bag = self._idle.items or self._played.items
+            return bag[int(torch.randint(len(bag), (), generator=generator, device="cpu"))]
+        for _ in range(_DRAWS):
+            if self._generate is None:
+                level_id = int(torch.randint(LEVEL_IDS, (), generator=generator, device="cpu"))
+            else:
+                level_id = checked_level_id(self._generate(generator))
+            if not is_known(level_id):
+                break
+        return level_id
+
+    def begin(self, level_id: int) -> None:
+        """Marks a level as being played."""
+        if self._idle.discard(level_id):
+            self._played.add(level_id)
+
+    def end(self, level_id: int) -> None:
+        """Marks a level without a score as played by no actor any more."""
+        if self._played.discard(level_id):
+            self._idle.add(level_id)
+
+    def scored(self, level_id: int) -> None:
+        """Removes a level that got its first score."""
+        self._idle.discard(level_id)
+        self._played.discard(level_id)
+
+    def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
+        """Returns the levels without a score in the order they are drawn from, and the set's fingerprint.
+
+        ``played`` is the number of active episodes by level.
+        """
+        if self._count is None:
+            return {}
+        columns = {
+            "idle": self._idle.items,
+            "played": self._played.items,
+            "times": [played[level_id] for level_id in self._played.items],
+        }
+        tensors = {name: torch.tensor(ids, dtype=torch.int64, device="cpu") for name, ids in columns.items()}
+        return {"fingerprint": self._fingerprint} | tensors
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; raises ``ValueError`` for a state of other levels."""
+        if self._count is None:
+            if state:
+                raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
+            return
+        if state.get("fingerprint") != self._fingerprint:
+            raise ValueError(
+                f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
+                "levels in the same order"
+            )
+        self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
+
+
+def fingerprint(level_ids: Sequence[int]) -> str:
+    """Returns a hash of ids in their order."""
+    return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()
+
+
+class _Bag:
+    """Distinct numbers, with removal and access by position in constant time."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = list(items)
+        self._position = {item: place for place, item in enumerate(self.items)}
+
+    def add(self, item: int) -> None:
+        self._position[item] = len(self.items)
+        self.items.append(item)
+
+    def discard(self, item: int) -> bool:
+        """Removes an item and returns whether it was there."""
+        place = self._position.pop(item, None)
+        if place is None:
+            return False
+        last = self.items.pop()
+        if last != item:
+            self.items[place] = last
+            self._position[last] = place
+        return True
+
 
 _UNBOUNDED_REPLAY_PROBABILITY = 0.5  # the paper's for MultiRoom
 
@@ -287,3 +411,113 @@ class LevelBuffer(LevelSelector):
         self.table.load_state_dict(state["sampler"])
         self.replayed = int(state["replayed"])
         self._edited = deque(state["edited"], maxlen=self.capacity)
+
+
+class LearningProgress:
+    """``|Q|`` of a level, where Q follows the slope of its last returns over the episodes of all levels.
+
+    ``Q <- step_size * slope + (1 - step_size) * Q``, the slope by least squares over the last ``window`` episodes on
+    the level. A level with fewer than two has slope 1, so that with the default ``initial_value`` unseen levels come
+    first. The window variant of Matiisen et al. 2017, "Teacher-Student Curriculum Learning",
+    https://arxiv.org/abs/1707.00183.
+
+    Give it as the ``score`` of a :class:`~lightning_replay.levels.LevelBuffer` with a known set of levels; all of them
+    then have a score from the start. :func:`tscl` puts the usual parts together.
+
+    Args:
+        window: returns kept of each level, K; at least 2.
+        step_size: α, in (0, 1].
+        initial_value: Q of a level before its first episode, of either sign; its magnitude is the level's score until
+            then. With less than 1 a level that was played once comes before those never played.
+
+    Attributes:
+        initial_score: ``abs(initial_value)``.
+    """
+
+    def __init__(self, window: int = 10, step_size: float = 1.0, initial_value: float = 1.0) -> None:
+        check_option("window", window, Integral, "a whole number of at least 2, which a slope needs", lowest=2)
+        checked_share("step_size", step_size, lowest=ABOVE_ZERO)
+        self.window = window
+        self.step_size = step_size
+        self.initial_value: float = checked_number("initial_value", initial_value)
+        self.initial_score: float = abs(self.initial_value)
+        self._returns: dict[int, deque[tuple[int, float]]] = {}
+        self._q: dict[int, float] = {}
+
+    def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
+        """Computes the level's new score from an episode's number among those of all levels, and its return."""
+        if not math.isfinite(episode_return):
+            raise ValueError(f"the return of an episode on level {level_id} is {episode_return}; it must be finite")
+        returns = self._returns.setdefault(level_id, deque(maxlen=self.window))
+        returns.append((episode, episode_return))
+        q = self.step_size * _slope(returns) + (1.0 - self.step_size) * self._q.get(level_id, self.initial_value)
+        self._q[level_id] = q
+        return abs(q)
+
+    def values(self) -> dict[int, float]:
+        """Returns Q with its sign, below 0 where returns fall, by the id of each level that was played."""
+        return dict(self._q)
+
+    def state_dict(self) -> dict[str, Any]:
+        points = [point for returns in self._returns.values() for point in returns]
+        return {
+            "level_id": torch.tensor(list(self._returns), dtype=torch.int64, device="cpu"),
+            "length": torch.tensor(
+                [len(returns) for returns in self._returns.values()], dtype=torch.int64, device="cpu"
+            ),
+            "episode": torch.tensor([episode for episode, _ in points], dtype=torch.int64, device="cpu"),
+            "episode_return": torch.tensor([value for _, value in points], dtype=torch.float64, device="cpu"),
+            "q": torch.tensor([self._q[level_id] for level_id in self._returns], dtype=torch.float64, device="cpu"),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        level_ids, lengths = state["level_id"].tolist(), state["length"].tolist()
+        points = iter(zip(state["episode"].tolist(), state["episode_return"].tolist(), strict=True))
+        self._returns = {
+            level_id: deque((next(points) for _ in range(length)), maxlen=self.window)
+            for level_id, length in zip(level_ids, lengths, strict=True)
+        }
+        self._q = dict(zip(level_ids, state["q"].tolist(), strict=True))
+
+
+def tscl(
+    levels: int | Iterable[int],
+    window: int = 10,
+    step_size: float = 1.0,
+    epsilon: float = 0.5,
+    staleness_weight: float = 0.0,
+    seed: int | None = None,
+    *,
+    initial_value: float = 1.0,
+) -> LevelBuffer:
+    """Builds a teacher-student curriculum over a known set of levels, ε-greedy in learning progress.
+
+    The defaults are the best ones in Jiang et al. 2021. For the Boltzmann variant build
+    ``LevelBuffer(levels, score=LearningProgress(), prioritization=Boltzmann(), score_temperature=...)``.
+
+    Args:
+        levels: distinct ids, or their number for 0, 1, 2, ...
+        window: returns kept of each level.
+        step_size: of Q.
+        epsilon: share of episodes on any level.
+        staleness_weight: share of probability given to staleness.
+        seed: of the choices.
+        initial_value: Q of a level before its first episode.
+    """
+    return LevelBuffer(
+        levels,
+        score=LearningProgress(window, step_size, initial_value),
+        prioritization=Greedy(epsilon),
+        staleness_weight=staleness_weight,
+        seed=seed,
+    )
+
+
+def _slope(points: deque[tuple[int, float]]) -> float:
+    """Returns the slope of the least-squares line through (episode, return); 1 for fewer than two episodes."""
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0.0:
+        return 1.0
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from lightning_replay.validation import LARGEST_COUNT, check_option, checked_count, plain_number
+from lightning_replay.options import LARGEST_COUNT, check_option, checked_count, plain_number
 
 __all__ = ["LEVEL_IDS", "Actor", "checked_actor", "checked_held_out", "checked_level_id", "checked_level_ids"]
 

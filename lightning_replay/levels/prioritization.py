@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prioritizations of levels by their scores: by rank, proportional, greedy or Boltzmann."""
+"""Prioritizations of levels by their scores: by rank, proportional, greedy or Boltzmann; and their sum trees."""
 
 from __future__ import annotations
 
 import copy
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from numbers import Real
@@ -14,11 +15,69 @@ import numpy as np
 import torch
 from sortedcontainers import SortedList
 
-from lightning_replay.levels.sum_tree import SumTree
-from lightning_replay.seeded import uniform
-from lightning_replay.validation import ABOVE_ZERO, check_option, checked_share
+from lightning_replay.options import ABOVE_ZERO, check_option, checked_share
+from lightning_replay.state import uniform
 
-__all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "by_rank"]
+__all__ = [
+    "Boltzmann",
+    "Greedy",
+    "Prioritization",
+    "Proportional",
+    "Rank",
+    "ReplayConcentration",
+    "SumTree",
+    "by_rank",
+    "effective_number",
+]
+
+
+class SumTree:
+    """Binary tree of sums: setting a row and finding a prefix take log2(rows) steps.
+
+    Every sum is recomputed from its two halves, so that rounding errors do not accumulate; sums of ints are exact.
+    """
+
+    def __init__(self) -> None:
+        self.first_leaf: int = 1  # node of row 0
+        self.nodes: list[float] = [0, 0]  # node 1 is the root
+
+    @property
+    def total(self) -> float:
+        """Sum over all rows."""
+        return self.nodes[1]
+
+    def __setitem__(self, row: int, value: float) -> None:
+        if row >= self.first_leaf:
+            leaves = self.nodes[self.first_leaf :]
+            self.fill(leaves + [0] * (row + 1 - len(leaves)))
+        nodes, node = self.nodes, self.first_leaf + row
+        nodes[node] = value
+        while node > 1:
+            node >>= 1
+            nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
+
+    def fill(self, values: list[float]) -> None:
+        """Replaces all rows at once."""
+        self.first_leaf = 1 << max(len(values) - 1, 0).bit_length()
+        self.nodes = [0] * self.first_leaf + values + [0] * (self.first_leaf - len(values))
+        for node in range(self.first_leaf - 1, 0, -1):
+            self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
+
+    def find(self, prefix: float) -> int:
+        """Returns the row in whose part of the total ``prefix`` lies; never a row of 0 unless the total is 0.
+
+        Args:
+            prefix: at least 0 and below :attr:`total`.
+        """
+        nodes, node = self.nodes, 1
+        while node < self.first_leaf:
+            node *= 2
+            # rounding may put the prefix at the end of the left half while the right half is empty
+            if prefix >= nodes[node] and nodes[node + 1] > 0:
+                prefix -= nodes[node]
+                node += 1
+        return node - self.first_leaf
+
 
 _FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, where float64 sums lose nothing
 
@@ -244,3 +303,66 @@ def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         rows = order[tied]
         order[tied] = rows[np.lexsort((timestamps[rows], falling[rows]))]
     return order
+
+
+_WINDOW = 1_000  # replays, 16 rollouts of 64 environments; an estimate of 5 then has a standard error of 0.3
+_FEWEST_EFFECTIVE = 5
+_FEWEST_SCORED = 4 * _FEWEST_EFFECTIVE  # 5 effective levels out of fewer are no narrow replay
+
+
+def effective_number(probabilities: np.ndarray) -> float:
+    """Returns one over the sum of squared probabilities ``[L]``: L where all are equal, 1 where one level has all.
+
+    Two independent draws take the same level with probability ``1 / effective_number``.
+    """
+    return float(1.0 / np.square(probabilities).sum())
+
+
+class ReplayConcentration:
+    """Warns once if replays repeat the previous replay's level too often.
+
+    The inverse of the share of repeats estimates the effective number of levels, at a constant cost per replay. Unlike
+    the probabilities it measures the levels that are played: levels of equal scores that alternate do not repeat,
+    although each in turn has nearly all of the probability; a level whose score changes only at the end of a rollout
+    repeats in every environment that starts an episode meanwhile.
+
+    Args:
+        prioritization: of the sampler; nothing is counted where the temperature has no effect on it.
+    """
+
+    def __init__(self, prioritization: Prioritization) -> None:
+        self._prioritization = prioritization
+        self._is_counting = prioritization.uses_temperature
+        self._last: tuple[int, int] | None = None
+        self._replays = 0
+        self._repeats = 0
+
+    def add(self, level: tuple[int, int], scored: int) -> None:
+        """Counts a replay; warns at the end of the first 1,000 of which more than one in five are repeats.
+
+        Args:
+            level: row of the replayed level, and its generation.
+            scored: levels with a score; replays out of fewer than 20 are not counted.
+        """
+        if not self._is_counting or scored < _FEWEST_SCORED:
+            return
+        self._replays += 1
+        self._repeats += level == self._last
+        self._last = level
+        if self._replays < _WINDOW:
+            return
+        replays, repeats = self._replays, self._repeats
+        self._replays = self._repeats = 0
+        if replays >= _FEWEST_EFFECTIVE * repeats:
+            return
+        self._is_counting = False
+        warnings.warn(
+            f"of the last {replays:,} replays {repeats:,} took the same level as the replay before, as if only "
+            f"{replays / repeats:.1f} levels were replayed, although {scored:,} have a score: "
+            f"{type(self._prioritization).__name__}() at score_temperature="
+            f"{self._prioritization.score_temperature:g} gives nearly all replays for the score to one level until "
+            "its score changes. With many episodes per update that level takes most of a batch. Give a higher "
+            "score_temperature, such as 1, or replay_in_flight=False of LevelBuffer, or ignore this if intended; see "
+            "docs/levels-temperature.md",
+            stacklevel=2,
+        )

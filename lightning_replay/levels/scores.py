@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.validation import checked_share
+from lightning_replay.options import checked_share
 
 __all__ = [
     "EpisodeScore",

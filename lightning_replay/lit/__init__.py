@@ -7,24 +7,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
-    from lightning_replay.lit.callbacks import (
-        Evaluate,
-        GeneralizationGap,
-        InspectBuffer,
-        LearningCurve,
-        LevelCurriculum,
-        LogLevelStats,
-        LogReplayStats,
-        ReplayCheckpoint,
-        ReplayProgressBar,
-        ScoreAgainstStaleness,
-    )
-    from lightning_replay.lit.datamodules.env_steps import UpdateStream
-    from lightning_replay.lit.datamodules.levels import LevelDataModule
-    from lightning_replay.lit.datamodules.replay import ReplayDataModule
-    from lightning_replay.lit.evaluation import level_returns, stochastic_policy
-    from lightning_replay.lit.return_normalization import ReturnNormalization
+    from lightning_replay.agents.interfaces import UpdateBatches, UpdatePriorities
+    from lightning_replay.lit.callbacks import LogLevelStats, LogReplayStats
+    from lightning_replay.lit.checkpoints import ReplayCheckpoint
+    from lightning_replay.lit.data import UpdateStream
+    from lightning_replay.lit.evaluation import Evaluate, GeneralizationGap, ReplayProgressBar
+    from lightning_replay.lit.level_collection import ReturnNormalization
+    from lightning_replay.lit.level_data import LevelDataModule
+    from lightning_replay.lit.pictures import InspectBuffer, LearningCurve, LevelCurriculum, ScoreAgainstStaleness
+    from lightning_replay.lit.playing import level_returns, stochastic_policy
+    from lightning_replay.lit.replay_data import ReplayDataModule
 
 __all__ = [
     "Evaluate",
@@ -49,8 +41,8 @@ __all__ = [
 
 # imported at first use: `lightning-replay configs` needs neither Lightning nor TorchRL
 _MODULES = (
-    *("callbacks", "datamodules.env_steps", "datamodules.levels", "datamodules.replay", "evaluation"),
-    "return_normalization",
+    *("callbacks", "data", "level_data", "replay_data", "playing"),
+    "level_collection",
 )
 
 

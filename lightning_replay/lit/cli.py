@@ -5,15 +5,91 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
+from argparse import ArgumentError
 from collections.abc import Sequence
+from traceback import walk_tb
 from typing import Any, NoReturn
 
-from lightning_replay.extras import missing_extra
-from lightning_replay.lit.cli_errors import SEE_HELP, sentence_and_cause
-from lightning_replay.validation import did_you_mean
+from lightning_replay.options import MissingExtraError, did_you_mean, missing_extra
 
-__all__ = ["main"]
+__all__ = ["SEE_HELP", "main", "sentence_and_cause"]
+
+
+SEE_HELP = " (see lightning-replay --help)"
+_OTHER_WEIGHTS = (
+    "ckpt_path is a checkpoint of another agent, or of one with networks of other sizes; give model and data as in "
+    "its run"
+)
+_HOSTS = sys.stdlib_module_names | {"lightning", "lightning_replay", "torch", "fsspec", "jsonargparse"}
+_PARSERS = {"importlib", "jsonargparse", "yaml"}  # an option that is not YAML, or that names an unknown module
+
+
+def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, BaseException]:
+    """Returns a line on the wrong option or the missing extra, and the error that jsonargparse wrapped.
+
+    The line is ``None`` where the traceback is needed. A missing extra and an unknown environment are reported at any
+    time, other refusals before the run begins, or where none of the user's code took part. A ``ValueError`` of a class
+    that is built from the options is a refusal; other errors in the user's code, such as an import that fails in a
+    module of theirs, keep their tracebacks. The run begins, ``is_begun``, when all classes are instantiated.
+    """
+    from lightning_replay.envs.building import UnknownEnvironmentError
+
+    key, root = _option_and_cause(error)
+    sentence = key + " ".join(str(root).split()).rstrip(".")
+    is_lightnings = isinstance(root, ModuleNotFoundError) and _origin(root) == "lightning"  # wandb, for its logger
+    if is_lightnings or isinstance(root, MissingExtraError | UnknownEnvironmentError):
+        return sentence, root
+    if is_begun and any(frame.f_code.co_name == "restore_model" for frame, _ in walk_tb(root.__traceback__)):
+        return _OTHER_WEIGHTS, root
+    if is_begun:
+        return (sentence if _is_refused_by_hosts(root) else None), root
+    return (sentence + SEE_HELP if _is_refusal(root) or isinstance(root, OSError) else None), root
+
+
+def _is_refused_by_hosts(root: BaseException) -> bool:
+    """Returns whether an error is of the system or of a part of ours, without code of the user's."""
+    names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in walk_tb(root.__traceback__)}
+    if not names <= _HOSTS:
+        return False
+    is_ours = isinstance(root, ValueError | TypeError | RuntimeError) and _origin(root) == "lightning_replay"
+    return is_ours or isinstance(root, OSError)
+
+
+def _is_refusal(root: BaseException) -> bool:
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    if isinstance(root, ArgumentError | ValueError | MisconfigurationException):
+        return True
+    origin = _origin(root)
+    is_option = origin in _PARSERS and not isinstance(root, SyntaxError)  # of a module, which importlib compiles
+    # AttributeError: a class path that a module of this library does not have
+    return is_option or (isinstance(root, TypeError | AttributeError) and origin == "lightning_replay")
+
+
+def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
+    """Returns the option, ``"data.levels: "``, and the error that a class or jsonargparse raised first.
+
+    jsonargparse wraps errors once for each level of nesting, ``Parser key "data": ...``.
+    """
+    keys: list[str] = []
+    while _origin(error) == "jsonargparse":
+        found = re.match(r'Parser key "([^"]+)":', str(error))
+        if found and keys[-1:] != [found[1]]:
+            keys.append(found[1])
+        following = error.__cause__ or error.__context__
+        if following is None:
+            break
+        error = following
+    return ".".join(keys) + ": " if keys else "", error
+
+
+def _origin(error: BaseException) -> str:
+    """Returns the package whose code raised the error; ``""`` for an error without a traceback."""
+    names = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
+    return names[-1].partition(".")[0] if names else ""
+
 
 _DESCRIPTION = """Trains an agent with a replay method; every choice is a class path in a YAML file.
 
@@ -48,12 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"usage: lightning-replay {{{','.join(_SUBCOMMANDS)}}} ...\n\n{_DESCRIPTION}", file=sys.stderr)
         raise SystemExit(2)
     if given[0] == "configs":
-        from lightning_replay.shipped_configs import config_directory, config_files
+        from lightning_replay.options import config_directory, config_files
 
         print(*(config_directory() / name for name in config_files()), sep="\n")
         return
     if given[0] == "inspect":  # without Lightning and TorchRL, whose imports take seconds
-        from lightning_replay.report.command import main as inspect_save
+        from lightning_replay.inspection.command import main as inspect_save
 
         inspect_save(given[1:])
         return
@@ -90,11 +166,11 @@ def _run(arguments: Sequence[str]) -> None:
     # classes of these modules may be named without their paths
     import lightning_replay.agents
     import lightning_replay.lit.callbacks
-    import lightning_replay.lit.datamodules.levels
-    import lightning_replay.lit.datamodules.replay  # noqa: F401
-    from lightning_replay.lit.checkpoint_io import check_checkpoint
-    from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
-    from lightning_replay.lit.stop_signals import SIGTERM_STATUS
+    import lightning_replay.lit.level_data
+    import lightning_replay.lit.replay_data  # noqa: F401
+    from lightning_replay.lit.checkpoint_files import check_checkpoint
+    from lightning_replay.lit.checkpoints import SIGTERM_STATUS
+    from lightning_replay.lit.data import EnvStepDataModule
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

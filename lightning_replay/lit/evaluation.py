@@ -1,145 +1,298 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of an agent: on episodes without exploration, or on levels under its policy in training."""
+"""Evaluation during training, and the progress bar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
-import gymnasium
 import lightning as L
 import numpy as np
 import torch
-from torch import Tensor
+from lightning.pytorch.callbacks import ProgressBar, WeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from tqdm.auto import tqdm
 
-from lightning_replay.agents.foreign import acting_agent
-from lightning_replay.envs.building import build_environment, check_env
-from lightning_replay.envs.step_check import MAX_EPISODE_STEPS, LimitedEpisodes, checked_reset
-from lightning_replay.levels import SequentialLevels
-from lightning_replay.levels.environments.level_wrappers import make_level_vector
-from lightning_replay.lit.policy import ActionReader, act_on, acting, as_array, as_input
-from lightning_replay.validation import checked_count
+from lightning_replay.envs.building import MAX_EPISODE_STEPS
+from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
+from lightning_replay.lit.level_data import level_source_of
+from lightning_replay.lit.playing import episode_returns
+from lightning_replay.options import checked_count, checked_number
 
-__all__ = ["EvaluationStream", "episode_returns", "level_returns", "stochastic_policy"]
-
-Policy = Callable[[np.ndarray], Any]
-
-
-def episode_returns(
-    agent: L.LightningModule,
-    environment: gymnasium.Env[Any, Any],
-    episodes: int,
-    seed: int,
-    max_episode_steps: int = MAX_EPISODE_STEPS,
-) -> Iterator[float]:
-    """Plays whole episodes and yields the return of each; episode ``i`` starts from ``seed + i``.
-
-    One that has not ended after ``max_episode_steps`` counts up to there, with a warning.
-    """
-    environment = LimitedEpisodes(environment, max_episode_steps)
-    policy, read = acting_agent(agent), ActionReader(environment.action_space)
-    for episode in range(episodes):
-        observation, _ = checked_reset(environment.reset(seed=seed + episode), environment.env)
-        total, done = 0.0, False
-        with acting(policy):
-            while not done:
-                given = act_on(policy, observation[None], False, read)
-                action = given[0] if read.actions is None else read.actions.for_one(*given)
-                observation, reward, terminated, truncated, _ = environment.step(action)
-                total += float(reward)
-                done = terminated or truncated
-        yield total
+__all__ = ["Evaluate", "GeneralizationGap", "ReplayProgressBar"]
 
 
-def level_returns(
-    policy: Policy,
-    env: str | Callable[[], gymnasium.Env[Any, Any]],
-    level_ids: Sequence[int],
-    num_envs: int = 16,
-    seed: int | None = None,
-    max_episode_steps: int = MAX_EPISODE_STEPS,
-) -> np.ndarray:
-    """Plays one episode on each level and returns its returns, float64 ``[L]``.
+class ReplayProgressBar(ProgressBar, ActsAtUpdates):
+    """Shows environment steps, recent training return, last evaluation and updates per second.
+
+    Give it to the trainer among its callbacks; it replaces Lightning's bar.
 
     Args:
-        policy: actions ``[N, ...]`` for observations ``[N, ...]``, a tensor or an array.
-        env: Gymnasium id, or a callable that builds one environment.
-        level_ids: distinct; each is played once.
-        num_envs: episodes played at a time.
-        seed: of the environments' own randomness, where levels are set by ``set_level``.
-        max_episode_steps: after which an episode that has not ended counts up to there, with a warning.
+        refresh_seconds: time between two refreshes, at least 10 if the output is no terminal. A refresh costs as much
+            as a small update.
 
-    Raises:
-        TypeError, ValueError: the policy returned no actions of the environment's space.
-
-    Example:
-        >>> level_returns(lambda observations: np.zeros(len(observations), dtype=int), "CartPole-v1", [3, 4, 5])
-        array([9., 8., 9.])
+    Attributes:
+        evaluation: the newest return of an evaluation, which ``Evaluate`` sets; NaN before the first.
     """
-    check_env(env)
-    count = min(num_envs, len(level_ids))
-    limited = partial(_limited, env, checked_count("max_episode_steps", max_episode_steps))
-    environments = make_level_vector(limited, count, SequentialLevels(level_ids), seed=seed, check=False)
-    read = ActionReader(environments.single_action_space)
-    try:
-        returns = np.zeros(len(level_ids))
-        is_played = np.zeros(len(level_ids), dtype=np.bool_)
-        # index of the level that each environment plays; episodes begun after the last level do not count
-        place, total, following = np.arange(count), np.zeros(count), count
-        observation, _ = environments.reset()
-        while not is_played.all():
-            observation, reward, terminated, truncated, _ = environments.step(
-                read(policy(observation), count, "policy")
-            )
-            total += reward
-            for i in np.flatnonzero(terminated | truncated):
-                if place[i] < len(level_ids):
-                    returns[place[i]], is_played[place[i]] = total[i], True
-                place[i], total[i], following = following, 0.0, following + 1
-        return returns
-    finally:
-        environments.close()
+
+    def __init__(self, refresh_seconds: float = 0.5) -> None:
+        super().__init__()
+        checked_number("refresh_seconds", refresh_seconds, 0.0)
+        self.refresh_seconds: float = refresh_seconds if sys.stderr.isatty() else max(refresh_seconds, 10.0)
+        self.evaluation: float = math.nan
+        self._is_enabled = True
+        self._bar: tqdm | None = None
+        self._last_updates = 0
+        self._last_time = 0.0
+        self._last_described = 0.0
+
+    def enable(self) -> None:
+        self._is_enabled = True
+
+    def disable(self) -> None:
+        self._is_enabled = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        source = trainer.datamodule  # type: ignore[attr-defined]
+        if not self._is_enabled or not isinstance(source, EnvStepDataModule):
+            return
+        self._bar = tqdm(total=source.pace.env_steps, initial=source.env_steps_done, unit="step", dynamic_ncols=True)
+        self._last_updates, self._last_time = source.updates_done, time.perf_counter()
+        self._last_described = self._last_time
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.is_due(source_of(trainer, self)):
+            self._refresh(trainer, time.perf_counter())
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        return self._bar is not None and time.perf_counter() - self._last_time >= self.refresh_seconds
+
+    def describe(self, activity: str) -> None:
+        """Shows an activity between two steps, if a refresh is due; an empty text removes it."""
+        now = time.perf_counter()
+        if self._bar is None or (activity and now - self._last_described < self.refresh_seconds):
+            return
+        self._last_described = now
+        self._bar.set_description_str(activity, refresh=bool(activity))
+
+    def _refresh(self, trainer: L.Trainer, now: float) -> None:
+        source = source_of(trainer, self)
+        assert self._bar is not None
+        shown = {"return": source.collection.recent_return, "eval/return": self.evaluation}
+        shown["updates/s"] = (source.updates_done - self._last_updates) / max(now - self._last_time, 1e-9)
+        postfix = {
+            name: f"{value:.{1 if abs(value) >= 10 else 2}f}" for name, value in shown.items() if not math.isnan(value)
+        }
+        self._bar.set_postfix(postfix, refresh=False)
+        self._bar.n = source.env_steps_done
+        self._bar.refresh()
+        self._last_updates, self._last_time = source.updates_done, now
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._bar is not None:
+            self._refresh(trainer, time.perf_counter())
+            self._bar.close()
+            self._bar = None
 
 
-def _limited(env: str | Callable[[], gymnasium.Env[Any, Any]], max_episode_steps: int) -> LimitedEpisodes:
-    return LimitedEpisodes(build_environment(env, {}), max_episode_steps)
+class Evaluate(L.Callback, ActsAtUpdates):
+    """Every ``every_n_env_steps`` plays episodes without exploration in an environment of its own.
+
+    Their mean is ``trainer.callback_metrics["eval/return"]`` until the next training step changes the weights that it
+    is the score of; loggers record it against environment steps. Each evaluation ends one of Lightning's epochs, and
+    each epoch ends with one, so that what acts at the end of an epoch acts once per evaluation: ``EarlyStopping``,
+    ``ModelCheckpoint``, schedulers such as ``ReduceLROnPlateau``, Tune's callbacks with ``on="train_epoch_end"``. The
+    agent is evaluated before the first update too. All evaluations of a run start from the same seeds, and none changes
+    the training's random numbers. With Lightning's ``WeightAveraging`` the averaged weights are evaluated, those that a
+    checkpoint holds.
+
+    Args:
+        every_n_env_steps: training steps between evaluations.
+        episodes: episodes per evaluation.
+        seed: of the first episode; the others count on from it.
+        max_episode_steps: after which an episode that has not ended counts up to there, with a warning.
+    """
+
+    def __init__(
+        self,
+        every_n_env_steps: int = 5_000,
+        episodes: int = 5,
+        seed: int = 10_000,
+        max_episode_steps: int = MAX_EPISODE_STEPS,
+    ) -> None:
+        self.every_n_env_steps: int = checked_count("every_n_env_steps", every_n_env_steps)
+        self.episodes: int = checked_count("episodes", episodes)
+        self.seed: int = checked_count("seed", seed, 0)
+        self.max_episode_steps: int = checked_count("max_episode_steps", max_episode_steps)
+        self.history: list[tuple[int, float]] = []
+        self._is_current = False  # whether the weights are those of the last evaluation
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == TrainerFn.FITTING:
+            source_of(trainer, self).is_evaluated = True  # each evaluation ends an epoch
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluates the untrained agent, or publishes the last evaluation again after a resume."""
+        if self.history and self.history[-1][0] <= source_of(trainer, self).env_steps_done > 0:
+            self._publish(trainer)
+        else:
+            self.history.clear()
+            self._evaluate(trainer, pl_module)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Removes the score of the weights that this step changes."""
+        if self._is_current:
+            self._is_current = False
+            for name in self._metrics():
+                trainer.callback_metrics.pop(name, None)
+        if self.is_due(source_of(trainer, self)):
+            _end_epoch(trainer)  # now, as schedulers of automatic optimisation step before on_train_batch_end
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self.is_due(source_of(trainer, self)):
+            return
+        _end_epoch(trainer)
+        for averaging in _averaging(trainer):  # once per update, whatever the callbacks' order
+            averaging.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if not is_overridden("on_train_batch_end", pl_module):  # which follows, and may change the weights
+            self._evaluate_epoch(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluates after the agent's own hook, or if the epoch ended for another reason, such as ``max_steps``."""
+        if not self._is_current:
+            self._evaluate_epoch(trainer, pl_module)
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        last, now = self.history[-1][0], source.env_steps_done
+        if now >= source.pace.env_steps:  # further updates may follow the last step
+            return source.is_finished and now > last
+        return now // self.every_n_env_steps > last // self.every_n_env_steps
+
+    def _evaluate_epoch(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        for averaging in _averaging(trainer):
+            averaging.on_train_epoch_end(trainer, agent)  # once per epoch, whatever the callbacks' order
+        self._evaluate(trainer, agent)
+
+    def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        with _averaged_weights(trainer, agent):
+            self._play(trainer, agent)
+        self._publish(trainer)
+        for logger in trainer.loggers:
+            logger.log_metrics(self._metrics())
+
+    def _play(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        source = source_of(trainer, self)
+        bar, returns = trainer.progress_bar_callback, list[float]()
+        with closing(source.make_environment()) as environment:
+            for one in episode_returns(agent, environment, self.episodes, self.seed, self.max_episode_steps):
+                returns.append(one)
+                if isinstance(bar, ReplayProgressBar):  # games may be long
+                    is_last = len(returns) == self.episodes
+                    bar.describe("" if is_last else f"evaluating, {len(returns)} of {self.episodes} played")
+        self.history.append((source.env_steps_done, float(np.mean(returns))))
+
+    def _metrics(self) -> dict[str, float]:
+        return {"eval/return": self.history[-1][1]}
+
+    def _publish(self, trainer: L.Trainer) -> None:
+        self._is_current = True
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics().items()})
+        if isinstance(trainer.progress_bar_callback, ReplayProgressBar):
+            trainer.progress_bar_callback.evaluation = self.history[-1][1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": [list(point) for point in self.history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = [(int(steps), float(value)) for steps, value in state_dict["history"]]
+
+
+def _end_epoch(trainer: L.Trainer) -> None:
+    """Makes the present training step the last one of its epoch."""
+    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
+
+
+def _averaging(trainer: L.Trainer) -> list[WeightAveraging]:
+    return [one for one in trainer.callbacks if isinstance(one, WeightAveraging)]  # type: ignore[attr-defined]
 
 
 @contextmanager
-def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
-    """Yields the agent's policy with exploration; the random numbers of the training are left unchanged.
+def _averaged_weights(trainer: L.Trainer, agent: L.LightningModule) -> Iterator[None]:
+    """Gives the agent its averaged weights, as Lightning's own validation does."""
+    for averaging in _averaging(trainer):
+        averaging.on_validation_epoch_start(trainer, agent)
+    try:
+        yield
+    finally:
+        for averaging in _averaging(trainer):
+            averaging.on_validation_epoch_end(trainer, agent)
+
+
+class GeneralizationGap(Evaluate):
+    """Every ``every_n_env_steps`` plays one episode on each held-out level and on as many levels trained on.
+
+    This is the test protocol of Prioritized Level Replay: the policy acts as in training, exploration included, and
+    rewards are those of the environment. ``trainer.callback_metrics`` has ``eval/return``, the mean on the data
+    module's ``held_out_levels``, and once levels have been played ``eval/train_return``, the mean on levels drawn from
+    them, and ``eval/generalization_gap``, the second minus the first. When it plays, see :class:`Evaluate`.
 
     Args:
-        agent: has ``act(observation, explore)``.
-        seed: of the actions drawn.
+        every_n_env_steps: training steps between evaluations.
+        seed: of the actions, of the levels drawn and of the environments' own randomness.
     """
-    devices = [agent.device] if agent.device.type == "cuda" else []
-    acts = acting_agent(agent)
 
-    def policy(observation: np.ndarray) -> Any:
-        returned = acts.act(as_input(observation).to(acts.device), explore=True)
-        return as_array(returned) if isinstance(returned, Tensor) else returned
+    def __init__(self, every_n_env_steps: int = 50_000, seed: int = 10_000) -> None:
+        super().__init__(every_n_env_steps, seed=seed)
+        self.training_history: list[tuple[int, float]] = []
 
-    with acting(acts), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield policy
+    @property
+    def gap(self) -> float | None:
+        """Return on levels trained on minus that on held-out ones, of the last evaluation that had both."""
+        held_out = dict(self.history)
+        if not self.training_history or self.training_history[-1][0] not in held_out:
+            return None
+        steps, trained = self.training_history[-1]
+        return trained - held_out[steps]
 
+    def _play(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        source = level_source_of(trainer, self)
+        if not self.history:
+            self.training_history.clear()
+        played = source.collection.played_levels
+        both = set(source.held_out_levels) & set(played)
+        held_out = [level_id for level_id in source.held_out_levels if level_id not in both]
+        if not held_out:
+            raise ValueError("all held_out_levels have been trained on; give levels that are not among the buffer's.")
+        if both:
+            rank_zero_warn(
+                f"{len(both)} of held_out_levels have been trained on meanwhile; they are left out from now."
+            )
+        trained_on = np.random.default_rng(self.seed).permutation(played)[: len(source.held_out_levels)].tolist()
+        for history, level_ids in ((self.history, held_out), (self.training_history, trained_on)):
+            if level_ids:
+                history.append((source.env_steps_done, float(source.returns_on(level_ids, agent, self.seed).mean())))
 
-class EvaluationStream:
-    """Validation data for ``trainer.validate``: one item ``{"return": ...}`` per episode that ``play(agent)`` plays."""
+    def _metrics(self) -> dict[str, float]:
+        metrics = super()._metrics()
+        if self.gap is not None:
+            metrics |= {"eval/train_return": self.training_history[-1][1], "eval/generalization_gap": self.gap}
+        return metrics
 
-    def __init__(
-        self, agent: L.LightningModule, episodes: int, play: Callable[[L.LightningModule], Iterable[float]]
-    ) -> None:
-        self._agent = agent
-        self._episodes = episodes
-        self._play = play
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"training_history": [list(point) for point in self.training_history]}
 
-    def __len__(self) -> int:
-        return self._episodes
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for episode_return in self._play(self._agent):
-            yield {"return": torch.tensor(episode_return, dtype=torch.float32, device=self._agent.device)}
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.training_history = [(int(steps), float(value)) for steps, value in state_dict["training_history"]]

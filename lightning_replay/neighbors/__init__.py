@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from lightning_replay.neighbors.lists import NeighborLists
-from lightning_replay.neighbors.same_action import SameActionLists
+from lightning_replay.neighbors.lists import NeighborLists, SameActionLists
 
 __all__ = ["NeighborLists", "SameActionLists"]

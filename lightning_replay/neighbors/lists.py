@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k nearest stored rows of any stored row, and a random one of them."""
+"""Lists of the nearest stored rows, kept up as rows arrive; with discrete actions among rows of the same action."""
 
 from __future__ import annotations
 
@@ -11,13 +11,141 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from lightning_replay.neighbors.cache import NeighborCache
-from lightning_replay.neighbors.compiled_cache import CompiledNeighborCache
-from lightning_replay.neighbors.rows import FeatureRows
-from lightning_replay.neighbors.search import PointTable, direct_neighbors, search_by_name
-from lightning_replay.neighbors.standardization import Standardization
-from lightning_replay.neighbors.upkeep import NeighborUpkeep
-from lightning_replay.validation import check_option, checked_count
+from lightning_replay.neighbors.cache import NO_LIST, CompiledNeighborCache, NeighborCache
+from lightning_replay.neighbors.rows import FeatureRows, Standardization
+from lightning_replay.neighbors.search import PointTable, Search, blocks_of, direct_neighbors, search_by_name
+from lightning_replay.options import check_option, checked_count
+
+_BLOCK = 64  # queries of one product
+# Distances that each arriving row pays for the renewal of old lists after a restandardisation: a sixth of its own
+# search at 100,000 rows; at 1,000 rows a few arriving rows renew everything.
+_RENEWAL_DISTANCES = 2**14
+
+
+class NeighborUpkeep:
+    """Collects the rows that were written and adds them to the lists together, in one pass over the table.
+
+    A pass searches the lists of the waiting rows, those with fewer rows than neighbours, and, after a
+    restandardisation, all others, a few per pass. Where at least half of all rows wait, every list is rebuilt.
+
+    ``search`` finds the lists of a rebuild; ``refresh_interval`` and ``drift_tolerance`` are those of
+    :class:`~lightning_replay.neighbors.NeighborLists`.
+    """
+
+    def __init__(
+        self, rows: FeatureRows, cache: NeighborCache, search: Search, refresh_interval: int, drift_tolerance: float
+    ) -> None:
+        self.rows = rows
+        self.cache = cache
+        self.search = search
+        self.refresh_interval = refresh_interval
+        self.drift_tolerance = drift_tolerance
+        # One more than slots: short lists refer to the slot after the last.
+        self.waiting: Tensor = torch.zeros(rows.capacity + 1, dtype=torch.bool, device=rows.features.device)
+        self.waiting_count: int = 0
+        self._left: list[Tensor] = []  # features overwritten since the last pass, of rows that may be in lists
+        self._renewals_left = 0
+        self._renewal_cursor = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.cache.nbytes + self.cache.table.nbytes + self.waiting.nbytes
+
+    def announce(self, index: Tensor, held: Tensor, old: Tensor) -> None:
+        """Adds ``index``, just written, to the waiting rows; ``held`` of it held other rows with features ``old``."""
+        if len(held):
+            was_waiting = self.waiting.index_select(0, held)
+            again = int(was_waiting.sum())
+            self._left.append(old[~was_waiting] if again else old)
+            self.waiting_count -= again
+        self.waiting_count += len(index)
+        self.waiting.index_fill_(0, index, True)
+
+    def catch_up(self, index: Tensor) -> None:
+        """Runs a pass if enough rows wait, or one of ``index``."""
+        enough = self.waiting_count >= min(self.refresh_interval, self.rows.count // 2)
+        if self.waiting_count and (enough or bool(self.waiting.index_select(0, index).any())):
+            self.run()
+
+    def run(self) -> None:
+        if 2 * self.waiting_count >= self.rows.count:
+            self._rebuild()
+        else:
+            self._admit(self.waiting[: self.rows.limit].nonzero().squeeze(1))
+        self.waiting.fill_(False)
+        self.waiting_count = 0
+        self._left = []
+
+    def _rebuild(self) -> None:
+        cache, slots = self.cache, self._refit()
+        cache.put(slots, *self.search(cache.table, slots, cache.num_candidates, self.rows.limit))
+        cache.radius[slots] = cache.distance[slots, -1]
+        self._renewals_left = 0
+
+    def _refit(self) -> Tensor:
+        slots = self.rows.refit()
+        self.cache.table.place(slots, self.rows.standardized(slots))
+        return slots
+
+    def _admit(self, arriving: Tensor) -> None:
+        cache, limit = self.cache, self.rows.limit
+        left = self._rows_left()
+        if len(left):
+            cache.drop(self.waiting, limit)
+        cache.radius[arriving] = NO_LIST
+        self.rows.standardization.replace(left, self.rows.features[arriving])
+        if self.rows.standardization.drift() > self.drift_tolerance:
+            slots = self._refit()
+            cache.rerank(slots[~self.waiting[slots]])
+            self._renewals_left = limit
+        else:
+            cache.table.place(arriving, self.rows.standardized(arriving))
+        due = self._due(len(arriving))
+        for block in blocks_of(arriving, _BLOCK):
+            distance, slot, closest = cache.table.nearest(block, cache.num_candidates, limit)
+            cache.put(block, distance, slot)
+            cache.enter(block, closest)
+        for block in blocks_of(due, _BLOCK):
+            cache.put(block, *cache.table.nearest(block, cache.num_candidates, limit)[:2])
+        # Only now: a list just computed has all arriving rows, those of later blocks too.
+        searched = torch.cat([arriving, due])
+        cache.radius[searched] = cache.distance[searched, -1]
+
+    def _rows_left(self) -> Tensor:
+        return torch.cat([self.rows.features[:0], *self._left])
+
+    def _due(self, arriving_count: int) -> Tensor:
+        """Returns slots whose lists are searched again: too short ones, and the next of a renewal."""
+        limit = self.rows.limit
+        short = self.cache.short(limit, min(self.cache.num_neighbors, self.rows.count - 1))
+        if not self._renewals_left:
+            return short
+        number = min(math.ceil(arriving_count * _RENEWAL_DISTANCES / self.rows.count), self._renewals_left)
+        renewed = (torch.arange(number, device=short.device) + self._renewal_cursor) % limit
+        self._renewal_cursor = (self._renewal_cursor + number) % limit
+        self._renewals_left -= number
+        return torch.cat([short, renewed[self.cache.radius[renewed] >= 0]]).unique()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns lists, waiting rows and the progress of a renewal."""
+        return {
+            "cache": self.cache.state_dict(self.rows.limit),
+            "waiting": self.waiting[: self.rows.limit].clone(),
+            "left": self._rows_left(),
+            "renewals_left": self._renewals_left,
+            "renewal_cursor": self._renewal_cursor,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned, after the rows were loaded."""
+        slots = self.rows.slots()
+        self.cache.table.place(slots, self.rows.standardized(slots))
+        self.cache.load_state_dict(state["cache"])
+        self.waiting[: self.rows.limit] = state["waiting"].to(self.waiting.device)
+        self.waiting_count = int(self.waiting.sum())
+        self._left = [state["left"].to(self.rows.features)] if len(state["left"]) else []
+        self._renewals_left = int(state["renewals_left"])
+        self._renewal_cursor = int(state["renewal_cursor"])
 
 
 class NeighborLists:
@@ -241,3 +369,119 @@ def cache_for(table: PointTable, num_neighbors: int, num_candidates: int) -> Nei
     """Returns lists that are updated by compiled loops on the CPU, by torch elsewhere."""
     kind = CompiledNeighborCache if table.rows.device.type == "cpu" else NeighborCache
     return kind(table, num_neighbors, num_candidates)
+
+
+class SameActionLists:
+    """Neighbour lists per discrete action, a :class:`NeighborLists` each: a partner always has the same action.
+
+    The rows of each action have numbers of their own; the number of an overwritten row goes to the next row of that
+    action. Until then it may still be drawn, and the drawn row gets no partner. Memory: lists of the whole capacity
+    for each action.
+
+    Args:
+        capacity, num_neighbors, options: of each :class:`NeighborLists`.
+
+    Example:
+        >>> lists = SameActionLists(capacity=4, num_neighbors=1)
+        >>> features, action = torch.tensor([[0.0], [0.1], [9.0]]), torch.tensor([0, 1, 0])
+        >>> lists.write(torch.arange(3), features, action)
+        >>> lists.draw(torch.arange(3), torch.Generator())
+        tensor([2, 1, 0])
+    """
+
+    def __init__(self, capacity: int, num_neighbors: int, **options: Any) -> None:
+        lists = NeighborLists(capacity, num_neighbors, **options)  # refuses bad options before the first action
+        self.capacity: int = lists.capacity
+        self.num_neighbors: int = lists.num_neighbors
+        self._options = options
+        self.clear()
+
+    def clear(self) -> None:
+        self._lists: list[NeighborLists] = []
+        self._actions: dict[tuple[int, ...], int] = {}  # the action's values -> its position in the list of lists
+        self._group = torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu")
+        self._number = torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu")
+        self._slot_of: list[Tensor] = []  # per action: number -> slot, -1 where the number is free
+        self._free: list[list[int]] = []  # per action: freed numbers, then the next new one
+        self._used: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        own = self._group.nbytes + self._number.nbytes + sum(slots.nbytes for slots in self._slot_of)
+        return own + sum(lists.nbytes for lists in self._lists)
+
+    def write(self, index: Tensor, features: Tensor, action: Tensor) -> None:
+        slots = index.cpu()
+        held = slots[self._group[slots] >= 0]
+        for group, number in zip(self._group[held].tolist(), self._number[held].tolist(), strict=True):
+            self._slot_of[group][number] = -1
+            self._free[group].append(number)
+        self._group[held] = -1
+        values, row_group = action.reshape(len(index), -1).cpu().long().unique(dim=0, return_inverse=True)
+        for position, value in enumerate(values.tolist()):
+            group = self._group_of(tuple(value))
+            rows = row_group == position
+            numbers = self._take_numbers(group, int(rows.sum()))
+            self._group[slots[rows]] = group
+            self._number[slots[rows]] = numbers
+            self._slot_of[group][numbers] = slots[rows]
+            self._lists[group].write(numbers.to(features.device), features[rows.to(features.device)])
+
+    def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
+        slots = index.cpu()
+        partner, groups = slots.clone(), self._group[slots]
+        for group in groups.unique().tolist():
+            rows = groups == group
+            numbers = self._lists[group].draw(self._number[slots[rows]].to(index.device), generator)
+            drawn = self._slot_of[group][numbers.cpu()]
+            partner[rows] = torch.where(drawn < 0, slots[rows], drawn)
+        return partner.to(index.device)
+
+    def recall_at(self, k: int, sample: int = 1000, generator: torch.Generator | None = None) -> float:
+        """Returns the share of the true k nearest in the lists, the mean over all rows."""
+        recalls = [lists.recall_at(k, sample=sample, generator=generator) for lists in self._lists]
+        return sum(recall * used for recall, used in zip(recalls, self._used, strict=True)) / sum(self._used)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns tensors and plain values from which :meth:`load_state_dict` restores everything."""
+        return {
+            "actions": [list(value) for value in self._actions],
+            "lists": [lists.state_dict() for lists in self._lists],
+            "group": self._group.clone(),
+            "number": self._number.clone(),
+            "free": [list(free) for free in self._free],
+            "used": list(self._used),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned; the capacity must be the same."""
+        self.clear()
+        for value in state["actions"]:
+            self._group_of(tuple(value))
+        for lists, saved in zip(self._lists, state["lists"], strict=True):
+            lists.load_state_dict(saved)
+        self._group.copy_(state["group"])
+        self._number.copy_(state["number"])
+        self._free = [list(free) for free in state["free"]]
+        self._used = list(state["used"])
+        held = (self._group >= 0).nonzero().squeeze(1)
+        for group, slot_of in enumerate(self._slot_of):
+            slots = held[self._group[held] == group]
+            slot_of[self._number[slots]] = slots
+
+    def _group_of(self, value: tuple[int, ...]) -> int:
+        if value not in self._actions:
+            self._actions[value] = len(self._lists)
+            self._lists.append(NeighborLists(self.capacity, self.num_neighbors, **self._options))
+            self._slot_of.append(torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu"))
+            self._free.append([])
+            self._used.append(0)
+        return self._actions[value]
+
+    def _take_numbers(self, group: int, count: int) -> Tensor:
+        free = self._free[group]
+        numbers = [free.pop() for _ in range(min(count, len(free)))]
+        new = count - len(numbers)
+        numbers += range(self._used[group], self._used[group] + new)
+        self._used[group] += new
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")

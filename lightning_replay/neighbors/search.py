@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from lightning_replay.extras import missing_extra
-from lightning_replay.validation import checked_choice
+from lightning_replay.options import checked_choice, missing_extra
 
 _GROUP = 16  # rows that are ranked by their smallest distance first
 _BLOCK = 256  # queries of one product

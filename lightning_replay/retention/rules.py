@@ -7,10 +7,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
 from lightning_replay.retention.surprise import greedy_on_policyness, on_policyness, retention_priority
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
-from lightning_replay.validation import ABOVE_ZERO, checked_number, checked_share
 
 
 class RetentionRule:

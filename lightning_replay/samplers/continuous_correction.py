@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
-from lightning_replay.samplers.table_sampler import tables_of
+from lightning_replay.options import BELOW_ONE, checked_count, checked_flag, checked_number
+from lightning_replay.parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
+from lightning_replay.samplers.tables import tables_of
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.tables.tables import Tables
-from lightning_replay.validation import BELOW_ONE, checked_count, checked_flag, checked_number
 
 
 class _RowsByTable(NamedTuple):

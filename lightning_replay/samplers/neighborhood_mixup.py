@@ -13,10 +13,10 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.neighbors import NeighborLists, SameActionLists
+from lightning_replay.options import checked_choice, checked_keys
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.access import read_columns
-from lightning_replay.validation import checked_choice, checked_keys
+from lightning_replay.storage.packed import read_columns
 
 FEATURE_KEYS: tuple[NestedKey, ...] = ("observation", "action")
 

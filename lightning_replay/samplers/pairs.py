@@ -1,27 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of pairs: a drawn row and a partner for it."""
+"""Samplers of pairs of rows: partners by a rule, random ones, and the next row of the episode."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.declared import declared_sampler
-from lightning_replay.draw_parts import DrawPart, PartDraw
-from lightning_replay.parts import ReplaySampler
-from lightning_replay.samplers.torchrl_compat import written_slots
+from lightning_replay.episodes.links import Continuity, EpisodeLinks
+from lightning_replay.episodes.running import read_trajectory, require_one_each
+from lightning_replay.options import check_kind, checked_flag, checked_key
+from lightning_replay.parts import DrawPart, PartDraw, ReplaySampler, declared_sampler
+from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.seeded import Seeded
-from lightning_replay.storage.access import device_of, occupancy_of, stored_before
-from lightning_replay.storage.devices import as_tensor
-from lightning_replay.validation import check_kind, checked_flag
+from lightning_replay.state import Seeded
+from lightning_replay.storage.columns import as_tensor
+from lightning_replay.storage.packed import device_of, occupancy_of, read_columns, stored_before
+
+
+class LinkedSampler(ReplaySampler):
+    """Base class of samplers with links; see :class:`~lightning_replay.episodes.links.EpisodeLinks`."""
+
+    reads_columns = True
+    _links: EpisodeLinks | None = None  # until rows are stored
+
+    def _set_up_links(self, done_key: NestedKey, check_continuity: bool) -> None:
+        checked_key("done_key", done_key)
+        self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
+        self._check_continuity = checked_flag("check_continuity", check_continuity)
+
+    def _check_done(self, rows: TensorDictBase, purpose: str) -> None:
+        """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
+        if self._links is not None:
+            return
+        if rows.get(self._done_key, None) is None:
+            raise ValueError(
+                f"the transitions have no {self._done_key!r}, which marks where episodes end; nothing was stored. "
+                f"Store it with every transition, or name your key with done_key= of {type(self).__name__}"
+            )
+        require_one_each(rows, self._done_key, purpose, is_flag=True)
+
+    def _allocate(self, capacity: int, device: torch.device) -> EpisodeLinks:
+        self._links = EpisodeLinks(capacity, device=device)
+        return self._links
+
+    def _write_links(self, index: Tensor, storage: Storage) -> None:
+        """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order."""
+        assert self._links is not None
+        if self._check_continuity and self._links.continuity is None:
+            self._links.continuity = Continuity(storage)
+        (done,) = read_columns(storage, index, [self._done_key])
+        self._links.write(index, read_trajectory(storage, index), done)
+
+    def _warn(self) -> None:
+        """Warns once where most rows do not continue the row before them, once this sampler has the new rows."""
+        if self._links is not None and self._links.continuity is not None:
+            self._links.continuity.warn()
+
+    def cut(self, index: Tensor) -> None:
+        super().cut(index)
+        if self._links is not None:
+            self._links.cut(index)
+
+    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
+        super().break_episodes(trajectories)
+        if self._links is not None:
+            self._links.break_episodes(trajectories)
 
 
 def _of_first(name: str) -> Any:
@@ -254,3 +307,78 @@ class RandomPairSampler(PairSampler):
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns any stored row for each row, int64 ``[B]``."""
         return occupancy_of(storage).sample(len(index), self._generator).to(index.device)
+
+
+@recorded
+class ContinuousTransitionSampler(LinkedSampler, PairSampler):
+    """Pairs each drawn row with the next step of its episode; with itself where there is none.
+
+    The last row of an episode and the newest row of a running one have no next step and stay unmixed. Rows of several
+    environments need ``trajectory`` (or ``("collector", "traj_ids")``); without it all rows are one environment in
+    order. A row that starts with another observation than the row before ended with is not its next step. Continuous
+    Transition, Lin et al. 2021, https://arxiv.org/abs/2011.14487, without its tuning of the mixing
+    temperature, as in the NMER paper.
+
+    Args:
+        done_key: the flag of rows that ended their episode, terminated or truncated.
+        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
+
+    Raises:
+        ValueError: rows without ``done_key``; before anything is stored by ``Replay``.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, ReplayBuffer
+        >>> sampler = ContinuousTransitionSampler(seed=0)
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(3), sampler=sampler, batch_size=4)
+        >>> _ = buffer.extend(TensorDict({"next": {"done": torch.tensor([[False], [True], [False]])}}, [3]))
+        >>> sampler.partners(torch.tensor([0, 1, 2]), buffer.storage)
+        tensor([1, 1, 2])
+    """
+
+    def __init__(
+        self,
+        first: Sampler | None = None,
+        update_partners: bool = False,
+        done_key: NestedKey = ("next", "done"),
+        check_continuity: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(first=first, update_partners=update_partners, seed=seed)
+        self._set_up_links(done_key, check_continuity)
+
+    def partners(self, index: Tensor, storage: Storage) -> Tensor:
+        """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""
+        assert self._links is not None
+        following = self._links.successor[index]
+        return torch.where(following < 0, index, following)
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        super().check_rows(rows)
+        self._check_done(rows, "pairs of consecutive steps")
+
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
+        if self._links is None:
+            (done,) = read_columns(storage, index, [self._done_key])
+            self._allocate(storage.max_size, done.device)
+        assert self._links is not None
+        self._write_links(index.to(self._links.successor.device), storage)
+        self._warn()
+
+    def forget(self) -> None:
+        self._links = None
+
+    @property
+    def learned_nbytes(self) -> int:
+        return 0 if self._links is None else self._links.nbytes
+
+    def learned_state(self) -> dict[str, Any]:
+        return {"links": None if self._links is None else self._links.state_dict()}
+
+    def load_learned_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`learned_state` returned."""
+        self._links = None
+        if state["links"] is not None:
+            successor = state["links"]["successor"]
+            self._allocate(successor.numel(), successor.device).load_state_dict(state["links"])

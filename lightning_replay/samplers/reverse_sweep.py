@@ -13,15 +13,15 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.episodes.links import EpisodeLinks
-from lightning_replay.events.conditions.condition import Condition, ConditionLike, holds, own, warn_of_unmet
-from lightning_replay.samplers.linked import LinkedSampler
-from lightning_replay.samplers.torchrl_compat import written_slots
+from lightning_replay.events.conditions import Condition, ConditionLike, holds, own, warn_of_unmet
+from lightning_replay.options import checked_share
+from lightning_replay.parts import DrawPart, PartDraw
+from lightning_replay.samplers.pairs import LinkedSampler
+from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.access import empty_storage, occupancy_of, read_columns, readable_rows, stored_before
-from lightning_replay.validation import checked_share
+from lightning_replay.storage.packed import empty_storage, occupancy_of, read_columns, readable_rows, stored_before
 
 _ROWS_BEFORE_WARNING = 1_000  # of a goal that was never reached; as many as the storage keeps if these are more
 _NEVER = 2**62

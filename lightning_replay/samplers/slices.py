@@ -13,9 +13,9 @@ from torchrl.data import find_start_stop_traj
 from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage
 
 from lightning_replay.episodes.links import TRAJECTORY_KEYS, Continuity
-from lightning_replay.episodes.tracker import read_trajectory
+from lightning_replay.episodes.running import read_trajectory
 from lightning_replay.parts import WriterHooks
-from lightning_replay.storage.access import read_columns, readable_rows
+from lightning_replay.storage.packed import read_columns, readable_rows
 
 _FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")  # in its order, where a SliceSampler has no traj_key
 _DONE = ("next", "done")

@@ -9,11 +9,10 @@ import numpy as np
 from torch import Tensor
 from torchrl.data.replay_buffers import RandomSampler, Storage
 
-from lightning_replay.draw_parts import DrawPart, GroupTotals, PartDraw
-from lightning_replay.parts import ReplaySampler
+from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.seeded import Seeded
-from lightning_replay.storage.access import device_of, empty_storage, occupancy_of
+from lightning_replay.state import Seeded
+from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
 
 
 @recorded

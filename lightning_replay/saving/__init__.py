@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from lightning_replay.saving.serialization import DamagedFileError
-from lightning_replay.saving.state import SavedSize, load_state, read_state, write_state
+from lightning_replay.saving.files import DamagedFileError
+from lightning_replay.saving.states import SavedSize, load_state, read_state, write_state
 
 __all__ = ["DamagedFileError", "SavedSize", "load_state", "read_state", "write_state"]

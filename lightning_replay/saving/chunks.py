@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.memory import allocate_rows, free_bytes
-from lightning_replay.saving.serialization import DamagedFileError, check_regular, replace_file
+from lightning_replay.saving.files import DamagedFileError, check_regular, replace_file
 from lightning_replay.saving.snapshot import Snapshot
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning_replay.saving.serialization import MALFORMED, DamagedFileError, check_regular, replace_file, sync
+from lightning_replay.saving.files import MALFORMED, DamagedFileError, check_regular, replace_file, sync
 
 try:
     import fcntl

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_replay.saving.directory import read_manifest
-from lightning_replay.saving.serialization import MALFORMED, DamagedFileError
-from lightning_replay.saving.state import STATE_MANIFEST
+from lightning_replay.saving.files import MALFORMED, DamagedFileError
+from lightning_replay.saving.states import STATE_MANIFEST
 
 FORMAT = "lightning-replay"
 FORMAT_VERSION = 3

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from lightning_replay.argument_names import accepted_names, refuse_unknown
+from lightning_replay.options import accepted_names, refuse_unknown
 
 C = TypeVar("C", bound=type)
 

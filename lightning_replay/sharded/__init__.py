@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lightning_replay.extras import missing_extra
+from lightning_replay.options import missing_extra
 
 if TYPE_CHECKING:
     from lightning_replay.sharded.replay import ShardedReplay

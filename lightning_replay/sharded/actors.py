@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actors of a sharded replay: started, called without waiting, and started again when they are lost."""
+"""The actors of a sharded replay: started, called without waiting, restarted; every answer brings a report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,66 @@ from ray.exceptions import ObjectLostError, RayActorError
 
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import ShardOptions, placement_of
-from lightning_replay.sharded.reports import Answer, Counts, Losses, ShardReport
 
 if TYPE_CHECKING:
-    from lightning_replay.draw_parts import GroupTotals
+    from lightning_replay.parts import GroupTotals, PartDraw
+
+
+Counts = Counter[tuple[str, str]]
+
+
+@dataclass
+class ShardReport:
+    """Contents of a shard in few numbers."""
+
+    totals: dict[str, GroupTotals] = field(default_factory=dict)  # of each module, by which draws are divided
+    rows: dict[str, int] = field(default_factory=dict)  # stored by each module
+    env_steps_stored: int = 0
+    counts: Counts = field(default_factory=Counter)  # sums over the life of the shard, by module
+    fragments_lost: int = 0  # rows or fragments of episodes whose sender was lost before they could be fetched
+    #: Progress signals of a curriculum since the last report, by module; each with its task.
+    signals: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows.values())
+
+
+@dataclass
+class Losses:
+    """Rows, TD errors and counts that went with lost shards."""
+
+    rows: int = 0  # that they held, and steps that they had been sent
+    td_errors: int = 0  # of their rows, also those that they had been sent
+    counts: Counts = field(default_factory=Counter)  # of their last reports
+
+    def state(self) -> dict[str, Any]:
+        counts = [[*key, amount] for key, amount in self.counts.items()]
+        return {"counts": counts, "rows": self.rows, "td_errors": self.td_errors}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.rows, self.td_errors = state["rows"], state["td_errors"]
+        self.counts = Counter({(name, module_id): amount for name, module_id, amount in state["counts"]})
+
+
+class Answer(NamedTuple):
+    """The answer of a shard: the result of a method, and what the shard holds afterwards."""
+
+    value: Any
+    report: ShardReport
+
+
+class RemotePart(NamedTuple):
+    """Rows that a shard has drawn: their identities, and a reference to the rows themselves."""
+
+    reference: ray.ObjectRef[Any]  # of the rows, in a form of the actors' own
+    slot: np.ndarray  # int64 [n] or [n, 2], where the rows are stored
+    generation: np.ndarray
+    reply: PartDraw  # how likely they were
+    mean_n_step: float = 1.0  # steps per row
+    module_id: str | None = None  # where there are several agents
+    stats: Mapping[str, Any] | None = None  # of the module's replay in this shard, in some of the answers
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -60,7 +117,7 @@ class CallOfAll(NamedTuple):
 
 
 class ShardActors:
-    """Ray actors, one for each shard, whose methods return an :class:`~lightning_replay.sharded.reports.Answer`.
+    """Ray actors, one for each shard, whose methods return an :class:`~lightning_replay.sharded.actors.Answer`.
 
     :meth:`send` calls a method and returns at once; :meth:`settle` waits for answers. The last report of each shard is
     kept. A shard whose process or node is lost is started again and gets a new epoch; meanwhile, as one that is late,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches drawn from shards and their TD errors returned: the part of a sharded replay that moves numbers alone."""
+"""Batches drawn from shards and their TD errors returned; rows lie in the object store until they are fetched."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+from tensordict import TensorDict
 
-from lightning_replay.sharded.actors import ShardActors, joined_errors
-from lightning_replay.sharded.fetching import Block
-from lightning_replay.sharded.reports import RemotePart
-from lightning_replay.sharded.row_ids import RowIds
+from lightning_replay.sharded.actors import RemotePart, ShardActors, joined_errors
+from lightning_replay.sharded.rows import Block, Columns, RowIds, cut_blocks, fetched, numbers_of
 
 if TYPE_CHECKING:
     import ray
 
     from lightning_replay.divided_draws import Divider, Division
+
 
 _MOST_EMPTY_DRAWS = 10  # in a row, in which every shard that was sent a part was lost
 
@@ -226,3 +227,63 @@ def check_td_errors(td_errors: np.ndarray, count: int) -> None:
             f"{list(td_errors.shape)}, {np.count_nonzero(~np.isfinite(td_errors))} of them NaN or infinite. No "
             "priority was changed"
         )
+
+
+if TYPE_CHECKING:
+    pass
+
+
+class DrawnRows(NamedTuple):
+    """Rows of a batch that one process fetches."""
+
+    blocks: list[Block]  # where they are, in order
+    ids: RowIds
+    columns: dict[str, np.ndarray]  # [n] each, which depend on all shards, such as priority_weight
+
+    @classmethod
+    def of(cls, batch: RemoteBatch) -> DrawnRows:
+        return cls(batch.blocks, batch.ids, batch.columns)
+
+    def __len__(self) -> int:
+        return len(self.ids.shard)
+
+    def cut(self, start: int, stop: int) -> DrawnRows:
+        columns = {name: column[start:stop] for name, column in self.columns.items()}
+        return DrawnRows(cut_blocks(self.blocks, start, stop), self.ids.take(np.arange(start, stop)), columns)
+
+
+class FetchedRows:
+    """Rows of one or several draws, fetched from the object store within ``timeout_s`` and joined to a batch."""
+
+    def __init__(self, key: int, timeout_s: float) -> None:
+        self._key, self._timeout_s = key, timeout_s
+        self._blocks: list[Columns] = []
+        self._numbers: list[Columns] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def fetch(self, drawn: DrawnRows) -> None:
+        """Adds the rows of a draw, except those that were lost with their shard."""
+        is_here = np.ones(len(drawn), dtype=bool)
+        found: list[Columns | None] = fetched([block.reference for block in drawn.blocks], self._timeout_s)
+        first = 0
+        for (_, start, stop), columns in zip(drawn.blocks, found, strict=True):
+            if columns is None:
+                is_here[first : first + stop - start] = False
+            else:
+                self._blocks.append({key: column[start:stop] for key, column in columns.items()})
+            first += stop - start
+        index, generation = numbers_of(drawn.ids.take(is_here), self._key)
+        numbers: Columns = {("index",): index, ("generation",): generation}
+        self._numbers.append(numbers | {(name,): column[is_here] for name, column in drawn.columns.items()})
+        self._count += len(index)
+
+    def batch(self) -> TensorDict:
+        batch = TensorDict({}, batch_size=[self._count])
+        for parts in (self._blocks, self._numbers):
+            for key in parts[0]:
+                column = np.concatenate([part[key] for part in parts])
+                batch.set(key if len(key) > 1 else key[0], torch.from_numpy(column))
+        return batch

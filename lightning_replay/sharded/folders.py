@@ -13,7 +13,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from lightning_replay.validation import check_kind
+from lightning_replay.options import check_kind
 
 LOCK_FILE = ".lock"  # of lightning_replay.saving, which is imported where a buffer is
 _MANIFESTS = ".json"

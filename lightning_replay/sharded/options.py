@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from lightning_replay.validation import ABOVE_ZERO, checked_choice, checked_count, checked_number
+from lightning_replay.options import ABOVE_ZERO, checked_choice, checked_count, checked_number
 
 PLACEMENTS = ("spread", "pack")
 RESTARTS = ("empty", "last_save")

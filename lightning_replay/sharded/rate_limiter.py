@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_replay.validation import ABOVE_ZERO, checked_count, checked_number
+from lightning_replay.options import ABOVE_ZERO, checked_count, checked_number
 
 
 class RateLimiter:

@@ -8,10 +8,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
-from lightning_replay.episodes.tracker import read_trajectory
-from lightning_replay.parts import ReplayTransform
+from lightning_replay.episodes.running import read_trajectory
+from lightning_replay.parts import ReplayTransform, declared_sampler, declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 

@@ -1,19 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards on disk: a folder that each shard writes, a state beside them, and a manifest that names all, written last."""
+"""Saves of shards: a folder that each shard writes, a manifest written last, and restarts of lost shards from them."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ray
+from pyarrow import fs
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from lightning_replay.saving import DamagedFileError, read_state, write_state
-from lightning_replay.saving.directory import replaced_save
-from lightning_replay.saving.replays import SHARDS_VERSION
-from lightning_replay.sharded.actors import CallOfAll, ShardActors, ShardLostError
+from lightning_replay.saving.directory import read_manifest, replaced_save
+from lightning_replay.saving.files import MALFORMED
+from lightning_replay.saving.replays import MANIFEST as MANIFEST_OF_REPLAY
+from lightning_replay.saving.replays import MANIFEST_OF_SHARDS, SHARDS_VERSION, replay_manifest
+from lightning_replay.sharded.actors import CallOfAll, Losses, ShardActors, ShardLostError
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.served_folders import folders_of_shards
+from lightning_replay.sharded.rows import Layout
+
+PIECE_BYTES = 64 << 20  # in memory at once, of each shard
+_PIECE_TIMEOUT_S = 300.0
+
+
+class FolderServer:
+    """A Ray actor that reads and writes files of its node."""
+
+    def files(self, folder: str) -> list[tuple[str, int]] | None:
+        # Relative paths and sizes.
+        root = Path(folder)
+        if not root.is_dir():
+            return None
+        found = sorted(file for file in root.rglob("*") if file.is_file())
+        return [(file.relative_to(root).as_posix(), file.stat().st_size) for file in found]
+
+    def read(self, file: str, start: int, count: int) -> bytes:
+        with Path(file).open("rb") as stream:
+            stream.seek(start)
+            return stream.read(count)
+
+    def append(self, file: str, piece: bytes) -> None:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        with Path(file).open("ab") as stream:
+            stream.write(piece)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedFolder(Folder):
+    """A folder of another node."""
+
+    server: Any  #: handle of a :class:`FolderServer` on that node
+
+    @property
+    def local(self) -> None:
+        return None
+
+    def exists(self) -> bool:
+        return _answer(self.server.files.remote(self.path)) is not None
+
+    def _upload(self, source: Path) -> None:
+        for file in sorted(source.rglob("*")):
+            if not file.is_file():
+                continue
+            target = f"{self.path}/{file.relative_to(source).as_posix()}"
+            with file.open("rb") as stream:
+                _answer(self.server.append.remote(target, stream.read(PIECE_BYTES)))
+                while piece := stream.read(PIECE_BYTES):
+                    _answer(self.server.append.remote(target, piece))
+
+    def _download(self, target: Path, deep: bool) -> None:
+        for name, num_bytes in _answer(self.server.files.remote(self.path)):
+            file = target / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb") as stream:
+                for start in range(0, num_bytes, PIECE_BYTES):
+                    stream.write(_answer(self.server.read.remote(f"{self.path}/{name}", start, PIECE_BYTES)))
+
+
+def _answer(reference: ray.ObjectRef[Any]) -> Any:
+    return ray.get(reference, timeout=_PIECE_TIMEOUT_S)  # as the server's process may hang
+
+
+def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Folder]:
+    """Returns a folder of a save as each shard reaches it; ``data`` is one in it whose name is found nowhere else.
+
+    It is the folder itself, except where it is local and a shard on another node does not see it: that shard's files
+    pass through an actor on this node.
+    """
+    if folder.local is None:
+        return [folder] * len(shards)
+    sees = shards.call("sees", lambda shard: ((folder / data).path,))
+    if all(sees):
+        return [folder] * len(shards)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    server = ray.remote(num_cpus=0)(FolderServer).options(scheduling_strategy=here).remote()
+    served = ServedFolder(fs.LocalFileSystem(), folder.path, server)
+    return [folder if seen else served for seen in sees]
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -144,3 +233,64 @@ def _check_written(folder: Folder, files: list[str]) -> None:
             f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint was "
             "made. Give a path, a URI or a file system that is the same from every node"
         )
+
+
+NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, "draws")
+
+
+class SavedReplay(NamedTuple):
+    """A save of shards, or of a replay without, which has neither recipe, capacities nor state."""
+
+    data: str  # the folder of its data
+    shards: list[str]  # their folders in it; of a replay without shards one without a name, as it is the save itself
+    recipe: str | None
+    capacities: dict[str, int] | None  # of all shards together, by option
+    state: dict[str, Any] | None  # saved beside the shards
+
+    @classmethod
+    def read(cls, folder: Folder) -> SavedReplay:
+        with folder.to_read(deep=False) as local:
+            if not (local / MANIFEST_OF_SHARDS).exists():
+                if not (local / MANIFEST_OF_REPLAY).exists():
+                    raise FileNotFoundError(
+                        f"no replay was saved in {folder}: there is neither {MANIFEST_OF_SHARDS} nor "
+                        f"{MANIFEST_OF_REPLAY}"
+                    )
+                return cls(Path(replay_manifest(local)["data"]).name, [""], None, None, None)
+            manifest = read_manifest(local / MANIFEST_OF_SHARDS, SHARDS_VERSION)
+        try:
+            data, recipe, capacities = Path(manifest["data"]).name, manifest["recipe"], manifest["capacities"]
+            shards = names_of_shards(data, manifest["num_shards"])
+        except MALFORMED as error:
+            raise DamagedFileError(
+                f"{folder / MANIFEST_OF_SHARDS} is damaged ({error}); load an earlier save"
+            ) from error
+        return cls(data, shards, recipe, capacities, read_shards_state(folder, data, NAMES))
+
+    def check(self, folder: Folder, recipe: str, capacities: Mapping[str, int]) -> None:
+        """Refuses a save of shards for a replay of another recipe or other capacities."""
+        if self.recipe is None:
+            return
+        if self.recipe != recipe:
+            raise ValueError(
+                f"{folder} holds a sharded replay {self.recipe!r}, and this one is {recipe!r}. Build "
+                f"ShardedReplay({self.recipe!r}, ...) to load it. Nothing was loaded"
+            )
+        if self.capacities != capacities:
+            raise ValueError(
+                f"{folder} holds a sharded replay of {self.capacities}, and this one is of {capacities}. Build one "
+                "with those of the save to load it. Nothing was loaded"
+            )
+
+
+def first_state(staged: CallOfAll) -> dict[str, Any]:
+    """Returns a state for rows that were saved without one: one process has given them, and no draws are owed."""
+    rows = sum(count for count, _ in staged.values.values())
+    layout: Layout | None = next((one for _, one in staged.values.values() if one is not None), None)
+    return {
+        "draws": {},
+        "limiter": {"inserted": rows, "sampled": 0, "filled": rows, "balance": 0.0},
+        "losses": Losses().state(),
+        "counts": [1, 0, rows],
+        "layout": layout,
+    }

@@ -13,16 +13,15 @@ import ray
 import torch
 
 from lightning_replay import recipes
-from lightning_replay.checkpoint.replay import save_replay
-from lightning_replay.draw_parts import DrawPart
 from lightning_replay.episodes.running import stored_trajectories
+from lightning_replay.parts import DrawPart
 from lightning_replay.replay import Replay
-from lightning_replay.sharded.fetching import fetched
+from lightning_replay.saves import save_replay
+from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.recipe_options import options_of_shard, seed_of_shard
-from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
+from lightning_replay.sharded.replay_options import options_of_shard, seed_of_shard
 from lightning_replay.sharded.resharding import ReshardedRows
-from lightning_replay.sharded.row_routing import Columns, columns_of, is_of_writer, layout_of
+from lightning_replay.sharded.rows import Columns, columns_of, fetched, is_of_writer, layout_of
 from lightning_replay.storage.packed import PackedStorage
 
 #: The name of the only replay of a shard, in reports and draws.
@@ -32,7 +31,7 @@ MODULE = "replay"
 class ReplayShard:
     """Replays of whole episodes in a process of their own, by module: one, or in RLlib one of each module.
 
-    Every method that the driver calls returns an :class:`~lightning_replay.sharded.reports.Answer`. A method that
+    Every method that the driver calls returns an :class:`~lightning_replay.sharded.actors.Answer`. A method that
     raises an error has changed nothing.
 
     Args:
@@ -100,7 +99,7 @@ class ReplayShard:
         """Draws this shard's rows of a batch, and keeps them in the object store until they are fetched.
 
         ``parts`` has no module without rows; the clocks are those of all shards together. Returns a
-        :class:`~lightning_replay.sharded.reports.RemotePart` by module.
+        :class:`~lightning_replay.sharded.actors.RemotePart` by module.
         """
         replays, drawn = self.replays, {}
         for name, part in parts.items():

@@ -7,13 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_replay.storage.access import occupancy_of
-    from lightning_replay.storage.packed import PackedStorage
+    from lightning_replay.storage.packed import PackedStorage, occupancy_of
 
 __all__ = ["PackedStorage", "occupancy_of"]
 
 # imported at first use: the layout of rows, which `lightning-replay inspect` reads, needs no TorchRL
-_MODULES = {"FrameStorage": "frames.storage", "PackedStorage": "packed", "occupancy_of": "access"}
+_MODULES = {"FrameStorage": "frames", "PackedStorage": "packed", "occupancy_of": "packed"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import functools
+import mmap
+import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,21 +19,94 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import LazyTensorStorage
+from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.memory import allocate_rows
+from lightning_replay.options import checked_count
 from lightning_replay.parts import BufferHooks
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.saving.serialization import check_writable
+from lightning_replay.saving.files import check_writable
 from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage import forking
-from lightning_replay.storage.devices import check_present, checked_device
+from lightning_replay.storage.columns import (
+    GENERATION,
+    INDEX,
+    MASKS,
+    NOT_STORED,
+    Column,
+    ColumnsCheck,
+    RowReader,
+    SingleRow,
+    StoredColumn,
+    TransitionCheck,
+    check_present,
+    checked_device,
+)
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
-from lightning_replay.storage.row_block import SingleRow
-from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of, observation_keys
-from lightning_replay.storage.stored_column import GENERATION, INDEX, NOT_STORED, RowReader, StoredColumn
-from lightning_replay.storage.transition_check import MASKS, Column, ColumnsCheck, TransitionCheck
-from lightning_replay.validation import checked_count
+from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of, observation_keys
+
+__all__ = [
+    "Forkable",
+    "SharedWrites",
+    "device_of",
+    "empty_storage",
+    "is_held_elsewhere",
+    "occupancy_of",
+    "read_columns",
+    "readable_rows",
+    "register",
+    "stored_before",
+]
+
+
+class Forkable(Protocol):
+    """An object with locks or threads."""
+
+    def after_fork(self) -> None:
+        """Replaces its locks and threads; called in the forked process."""
+
+
+class SharedWrites:
+    """Counts writes into a file that forked processes share, so that a fork can refuse rows written since."""
+
+    def __init__(self) -> None:
+        self._of_all = np.frombuffer(mmap.mmap(-1, 8), dtype=np.int64)  # anonymous, and shared with forked processes
+        self._own = 0  # which a fork copies
+
+    def add(self) -> None:
+        """Counts a write; to be called before anything is changed."""
+        self._of_all[0] += 1
+        self._own += 1
+
+    @property
+    def came_since(self) -> bool:
+        """Whether this is a forked process, and another one has written since."""
+        return int(self._of_all[0]) != self._own
+
+
+_living: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def register(one: Forkable) -> None:
+    """Calls an object's ``after_fork`` in each process that is forked from this one, for as long as it lives."""
+    _living.add(one)
+
+
+def is_held_elsewhere(lock: Any) -> bool:
+    """Returns whether another thread holds the lock: in a forked process, whether one held it at the fork."""
+    if not lock.acquire(blocking=False):
+        return True
+    lock.release()
+    return False
+
+
+def _after() -> None:
+    for one in list(_living):
+        one.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after)
 
 
 # memmap: a save from another machine does not decide where files are created
@@ -107,13 +183,13 @@ class PackedStorage(LazyTensorStorage):
     def _begin_life(self) -> None:
         """Sets the attributes of this object in this process: the lock of writes and what a fork changes."""
         self.snapshots: Snapshots = Snapshots()
-        self._shared_writes = None if self._memmap is None else forking.SharedWrites()
+        self._shared_writes = None if self._memmap is None else SharedWrites()
         self._refusal: str | None = None
-        forking.register(self)
+        register(self)
 
     def after_fork(self) -> None:
         """Replaces the lock in a forked process, which may not write into a file of its parent."""
-        if forking.is_held_elsewhere(self.snapshots.lock):
+        if is_held_elsewhere(self.snapshots.lock):
             self._refusal = (
                 f"this process was forked while another thread used this {type(self).__name__}, whose rows may be "
                 "half-written here. Fork when nobody writes or saves, or build a storage in this process"
@@ -657,3 +733,53 @@ class PackedStorage(LazyTensorStorage):
 def is_key(index: Any) -> bool:
     """Returns whether an index of a storage is the key of a column, as TorchRL's sequences give it."""
     return isinstance(index, str) or (isinstance(index, tuple) and all(isinstance(part, str) for part in index))
+
+
+def occupancy_of(storage: Storage) -> Occupancy:
+    """Returns which slots hold a row; of TorchRL's storages all below the length."""
+    return storage.occupancy if isinstance(storage, PackedStorage) else FirstSlots(len(storage))
+
+
+def empty_storage() -> RuntimeError:
+    """Returns the error for a draw from no rows."""
+    return RuntimeError("cannot sample from an empty replay buffer; call extend first")
+
+
+def device_of(storage: Storage) -> torch.device | None:
+    """Returns the device of the rows; ``None`` where a storage of TorchRL has none, or not yet."""
+    device = getattr(storage, "device", None)  # a list of rows has none, and "auto" is no device
+    return device if isinstance(device, torch.device) else None
+
+
+def stored_before(storage: Storage, new: Tensor) -> Tensor:
+    """Returns the slots stored before those in ``new``, int64 ``[N]``; ascending, on the device of these."""
+    earlier = torch.zeros(storage.max_size, dtype=torch.bool, device=new.device)
+    earlier[occupancy_of(storage).slots().to(new.device)] = True
+    earlier[new] = False
+    return earlier.nonzero().squeeze(1)
+
+
+def readable_rows(storage: Storage) -> TensorDictBase:
+    """Returns all slots of any TorchRL tensor storage that may hold a row, to be read and not written."""
+    return storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+
+
+def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> list[Tensor]:
+    """Returns single columns ``[N, ...]`` of the rows ``index`` of any TorchRL tensor storage.
+
+    Raises:
+        KeyError: a key is not stored; the message names the stored ones.
+    """
+    packed, everything = isinstance(storage, PackedStorage), readable_rows(storage)
+    if not isinstance(everything, TensorDictBase):
+        raise TypeError(
+            f"columns cannot be read from a {type(storage).__name__}; use PackedStorage or LazyTensorStorage"
+        )
+    columns = []
+    for key in keys:
+        column = storage.column(key, index) if packed else everything.get(key, None)
+        if column is None:
+            stored = list(everything.keys(include_nested=True, leaves_only=True))
+            raise KeyError(f"no column {key!r} is stored; stored are {stored}")
+        columns.append(column if packed else column[index])
+    return columns

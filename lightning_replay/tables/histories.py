@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_replay.tables import numba_kernels as kernels
-from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, HistoryArrays
+from lightning_replay.tables import kernels
+from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, HistoryArrays
 from lightning_replay.tables.tables import Tables
 
 

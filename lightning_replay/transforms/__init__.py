@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from lightning_replay.episodes.returns import NStepTransitions
 from lightning_replay.transforms.mixup import MixPairs, MixStates, mixup_coefficients
-from lightning_replay.transforms.n_step import NStepTransitions
 from lightning_replay.transforms.noise import GaussianNoise
 from lightning_replay.transforms.shaping import ManhattanDistance, OneAt, PotentialShaping
 

@@ -10,10 +10,9 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from lightning_replay.options import checked_choice, checked_keys, checked_number
 from lightning_replay.saving.spec import recorded
-from lightning_replay.transforms.mixing import columns_under, listed
-from lightning_replay.transforms.random_transform import RandomTransform
-from lightning_replay.validation import checked_choice, checked_keys, checked_number
+from lightning_replay.transforms.mixup import RandomTransform, columns_under, listed
 
 NOISY_KEYS: tuple[str | tuple[str, ...], ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
 NOISE_KINDS = ("additive", "multiplicative")

@@ -12,9 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from lightning_replay.parts import ReplayTransform
-from lightning_replay.saving.spec import recorded
-from lightning_replay.validation import (
+from lightning_replay.options import (
     check_callable,
     check_option,
     checked_bound,
@@ -24,6 +22,8 @@ from lightning_replay.validation import (
     checked_numbers,
     checked_share,
 )
+from lightning_replay.parts import ReplayTransform
+from lightning_replay.saving.spec import recorded
 
 
 @recorded

@@ -13,11 +13,10 @@ from lightning_replay.retention.rules import (
     SurpriseOnly,
     SurpriseOnPolicyness,
 )
-from lightning_replay.writers.announcement import write_rows
-from lightning_replay.writers.event_tables import EventTableWriter
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 from lightning_replay.writers.retention import RetentionWriter
-from lightning_replay.writers.task_tables import TaskTableWriter
+from lightning_replay.writers.rows import write_rows
+from lightning_replay.writers.tables import EventTableWriter, TaskTableWriter
 
 __all__ = [
     "EventTableWriter",

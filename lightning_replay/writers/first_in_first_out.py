@@ -14,9 +14,9 @@ from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
 from lightning_replay.parts import Insertion, ReplayWriter
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.frames.storage import FrameStorage
+from lightning_replay.storage.columns import Column
+from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.storage.transition_check import Column
 
 
 @recorded

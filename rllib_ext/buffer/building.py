@@ -4,19 +4,162 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lightning_replay.options import did_you_mean
 from lightning_replay.sharded.options import SHARD_OPTIONS
-from lightning_replay.validation import did_you_mean
-from rllib_ext.buffer.event_tables import built_condition, built_tables
-from rllib_ext.buffer.frame_stacks import image_column
-from rllib_ext.class_paths import built, imported
+from rllib_ext.buffer.images import image_column
 
 if TYPE_CHECKING:
+    from lightning_replay.events.conditions import ConditionLike
+    from lightning_replay.events.event_table import Event, EventTable
     from lightning_replay.replay import Replay
-    from lightning_replay.schedulers.progress import ReturnProgress
+    from lightning_replay.schedulers import ReturnProgress
+
+
+_EXAMPLE = "lightning_replay.samplers.PrioritizedSampler"
+
+
+def built(
+    value: Any,
+    name: str,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    functions: bool = False,
+    example: str = _EXAMPLE,
+    examples: Mapping[str, str] | None = None,
+) -> Any:
+    """Builds the object that ``{"class_path": ..., "init_args": {...}}`` describes; returns any other value as it is.
+
+    Args:
+        value: of an option; ``init_args`` may hold class paths too.
+        name: of the option, for messages.
+        defaults: arguments for every class that accepts them.
+        functions: whether a path may name a function, which is returned and not called.
+        example, examples: paths for messages; ``examples`` of arguments, by dotted name.
+
+    Raises:
+        ValueError: a path cannot be imported or names no class.
+        TypeError: arguments that are not given by name, are unknown or missing.
+    """
+    if not (isinstance(value, Mapping) and "class_path" in value):
+        return value
+    cls, arguments = class_and_arguments(value, name, (examples or {}).get(name, example))
+    if not inspect.isclass(cls):
+        if functions:
+            return cls
+        raise ValueError(f"{name} names {value['class_path']!r}, which is no class but a {type(cls).__name__}")
+    given = {
+        key: built(item, f"{name}.{key}", defaults=defaults, functions=functions, example=example, examples=examples)
+        for key, item in arguments.items()
+    }
+    # The constructor's signature: TorchRL's samplers have a __new__ that hides it.
+    accepted = inspect.signature(cls.__init__).parameters
+    return cls(**{key: item for key, item in (defaults or {}).items() if key in accepted} | given)
+
+
+def class_and_arguments(value: Mapping[str, Any], name: str, example: str = _EXAMPLE) -> tuple[Any, dict[str, Any]]:
+    """Returns the object that a class path names, and its ``init_args``; arguments and errors as :func:`built`."""
+    if "class_path" not in value or set(value) - {"class_path", "init_args"}:
+        raise ValueError(f"{name} has the keys {sorted(value)}; accepted are class_path and init_args")
+    arguments = value.get("init_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise TypeError(f"init_args of {name} is {arguments!r}; it must be arguments by name")
+    return imported(value["class_path"], name, example), dict(arguments)
+
+
+def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:
+    """Returns the object that the dotted path of an option names.
+
+    Raises:
+        ValueError: it cannot be imported; the message has an ``example``.
+    """
+    module, _, attribute = str(path).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{name} names {path!r}, which cannot be imported ({error}). Give a full path, as "
+            f"{example!r}, of a module that Python finds"
+        ) from error
+
+
+def built_tables(tables: Any) -> list[EventTable]:
+    """Returns the tables of ``replay_config("event_tables", tables=[...])``.
+
+    Args:
+        tables: each an :class:`~lightning_replay.events.EventTable`, or a dict of its arguments, with conditions as in
+            :func:`built_condition` and events as ``{"condition": ..., "history_length": ...}``.
+
+    Example:
+        >>> condition = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
+        >>> built_tables([{"name": "goal", "condition": condition, "history_length": 5, "capacity": 100}])
+        [EventTable('goal', events=[Event(condition=reward_at_least(1.0), history_length=5)], capacity=100, \
+share=None, min_size=None)]
+    """
+    if isinstance(tables, str | Mapping) or not isinstance(tables, Sequence):
+        raise TypeError(f"tables is {tables!r}; a list is accepted, of EventTable objects or of dicts of its arguments")
+    return [_table(table, f"tables[{place}]") for place, table in enumerate(tables)]
+
+
+def built_condition(value: Any, name: str) -> ConditionLike:
+    """Builds a condition from the value of an option.
+
+    Args:
+        value: a callable; the import path of a function, which is the condition, or of a class; or
+            ``{"class_path": ..., "init_args": {...}}`` of a class, whose own conditions have the same form.
+        name: of the option, for messages.
+    """
+    found = value
+    if isinstance(value, str | Mapping):
+        given = value if isinstance(value, Mapping) else {"class_path": value}
+        found, arguments = class_and_arguments(given, name)
+        if inspect.isclass(found):
+            found = found(**{key: _argument(key, item, f"{name}.{key}") for key, item in arguments.items()})
+        elif "init_args" in given:
+            raise ValueError(f"{name} names {given['class_path']!r}, which takes no init_args: it is no class")
+    if not callable(found) or inspect.isclass(found):
+        raise ValueError(
+            f"{name} is {value!r}, which is no condition: give a function of steps, a condition object, an import path "
+            "of either as text, or {'class_path': ..., 'init_args': {...}}"
+        )
+    return found
+
+
+def _argument(key: str, value: Any, name: str) -> Any:
+    """Returns an argument of a condition, which may be made of others."""
+    if key == "conditions" and isinstance(value, list | tuple):
+        return [built_condition(item, f"{name}[{place}]") for place, item in enumerate(value)]
+    return built_condition(value, name) if key == "condition" else value
+
+
+def _table(value: Any, name: str) -> EventTable:
+    from lightning_replay.events.event_table import EventTable
+
+    if isinstance(value, Mapping):
+        kind, arguments = class_and_arguments(value, name) if "class_path" in value else (EventTable, dict(value))
+        if arguments.get("condition") is not None:
+            arguments["condition"] = built_condition(arguments["condition"], f"{name}.condition")
+        if isinstance(arguments.get("events"), list | tuple):
+            arguments["events"] = [_event(one, f"{name}.events[{i}]") for i, one in enumerate(arguments["events"])]
+        value = kind(**arguments)
+    if not isinstance(value, EventTable):
+        raise TypeError(f"{name} is {value!r}; an EventTable or a dict of its arguments is accepted")
+    return value
+
+
+def _event(value: Any, name: str) -> Event:
+    from lightning_replay.events.event_table import Event
+
+    if isinstance(value, Event):
+        return value
+    if not isinstance(value, Mapping) or "class_path" in value:
+        return Event(built_condition(value, name))
+    return Event(**{**value, "condition": built_condition(value.get("condition"), f"{name}.condition")})
+
 
 PARTS = ("sampler", "writer", "transform")
 # Options of a buffer put together from parts, beside the parts.
@@ -53,7 +196,7 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
         options: its arguments; without a recipe :data:`PART_OPTIONS`, and ``sampler``, ``writer`` and ``transform``,
             each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for transforms, a list of these. Nested
             values of that form are built too (a schedule, a scheduler). Event tables and conditions are given as in
-            :mod:`rllib_ext.buffer.event_tables`.
+            :mod:`rllib_ext.buffer.building`.
         returns: length and discount, where rows are kept by importance and returns are formed before they are stored;
             other buffers form them when they draw.
 
@@ -81,7 +224,7 @@ def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
 
 def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
     """Builds the object that turns the returns of finished episodes into progress signals; copies one that is given."""
-    from lightning_replay.schedulers.progress import ReturnProgress
+    from lightning_replay.schedulers import ReturnProgress
     from lightning_replay.table_replay import CurriculumReplay
 
     if value is None:
@@ -142,7 +285,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
     from torchrl.data.replay_buffers import Sampler, Writer
     from torchrl.envs import Compose, Transform
 
-    from lightning_replay.recipes.storage import frames_at_worst, storage_for
+    from lightning_replay.recipes import frames_at_worst, storage_for
     from lightning_replay.replay import Replay
     from lightning_replay.transforms import NStepTransitions
 

@@ -13,7 +13,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_ext.episodes.fragments import FragmentTracker
+from rllib_ext.episodes import FragmentTracker
 
 if TYPE_CHECKING:
     from rllib_ext.buffer.module_replay import ModuleReplay
@@ -233,7 +233,7 @@ class BufferMetrics:
 
     def stats(self, name: str, module: ModuleReplay) -> dict[str, Any]:
         """Returns current values of a module for :meth:`CounterLog.items`, and the ``rows`` that it holds."""
-        from lightning_replay.declared import declared_sampler
+        from lightning_replay.parts import declared_sampler
 
         sampler = declared_sampler(module.replay.sampler)
         stats = {**self._stats_of(name, module), "rows": len(module), "mean_n_step": module.mean_n_step}

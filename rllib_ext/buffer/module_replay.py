@@ -3,28 +3,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_ext.buffer.frame_stacks import check_stacks
-from rllib_ext.episodes.convert import EpisodeConverter, FlatEpisode
-from rllib_ext.episodes.info_columns import Information
-from rllib_ext.episodes.task_progress import TaskProgress
-from rllib_ext.learner.batch_layouts import LAYOUTS, DrawnRows, Piece
+from rllib_ext.buffer.building import built_tables
+from rllib_ext.buffer.images import check_stacks
+from rllib_ext.episodes import EpisodeConverter, FlatEpisode, Information, TaskProgress
+from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece
 
 if TYPE_CHECKING:
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from tensordict import TensorDictBase
     from torch import Tensor
 
-    from lightning_replay.draw_parts import DrawPart, PartDraw
+    from lightning_replay.parts import DrawPart, PartDraw
     from lightning_replay.replay import Replay
-    from lightning_replay.schedulers.progress import ReturnProgress
-    from rllib_ext.buffer.min_sizes import MinSizes
-    from rllib_ext.buffer.sequence_priorities import SequencePriorities
+    from lightning_replay.samplers.tables import ScheduledSampler, TableShares
+    from lightning_replay.schedulers import ReturnProgress
+    from rllib_ext.buffer.sequences import SequencePriorities
+
+
+class MinSizes:
+    """Sets the least sizes that were not given to the size of the batch, which RLlib passes with each draw.
+
+    RLlib draws as soon as its warm-up is over: while no table with a share holds a whole batch, the longest is drawn
+    from. A ``min_size`` that is given in the ``options`` of the recipe is kept.
+    """
+
+    def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
+        from lightning_replay.samplers.tables import ScheduledSampler, TableShares
+        from lightning_replay.writers.tables import DEFAULT_TABLE
+
+        sampler, is_unset = replay.sampler, options.get("min_size") is None
+        self._replay = replay
+        self._scheduled: ScheduledSampler | None = None
+        self._shares: TableShares | None = None
+        if isinstance(sampler, ScheduledSampler) and "tasks" in options and is_unset:
+            self._scheduled = sampler
+        if isinstance(sampler, TableShares) and "tables" in options:
+            self._shares = sampler
+            self._unset = [table.name for table in built_tables(options["tables"]) if table.min_size is None]
+            if is_unset:
+                self._unset.append(DEFAULT_TABLE)
+
+    def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
+        """Sets the sizes before a draw; ``held`` are the entries of each table, where they lie in other replays."""
+        if self._scheduled is None and self._shares is None:
+            return
+        tables = self._replay.tables
+        assert tables is not None
+        held = tables.length if held is None else held
+        if self._shares is not None:
+            held = held[[self._shares.table_shares[name] > 0 for name in tables.names]]
+        reachable = min(batch_size, max(1, int(held.max())))
+        if self._scheduled is not None:
+            self._scheduled.min_size = min(reachable, int(tables.capacity[0]))
+        if self._shares is not None:
+            sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._unset}
+            if not sizes.items() <= self._shares.min_sizes.items():
+                self._shares.set_min_sizes(sizes)
+
 
 ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
 
@@ -74,7 +115,7 @@ class ModuleReplay:
 
     Args:
         replay: stores the rows.
-        layout: of drawn rows, a key of :data:`~rllib_ext.learner.batch_layouts.LAYOUTS`.
+        layout: of drawn rows, a key of :data:`~rllib_ext.learner.blocks.LAYOUTS`.
         seed: of the lengths of random n-step returns.
         module_id: the module, where there are several agents.
         information: which columns come from the infos.
@@ -228,8 +269,7 @@ class ModuleReplay:
 
     def draw_sequences(self, num_steps: int, longest: int, burn_in: int, num_learners: int) -> list[SingleAgentEpisode]:
         """Draws sequences of ``num_steps`` steps together; from the first ``burn_in`` of each nothing is learned."""
-        from rllib_ext.buffer.sequence_priorities import SequencePriorities
-        from rllib_ext.buffer.sequences import check_sequences, draw_sequences, read_episodes
+        from rllib_ext.buffer.sequences import SequencePriorities, check_sequences, draw_sequences, read_episodes
 
         check_sequences(self.replay)
         if longest <= burn_in:
@@ -281,7 +321,7 @@ class ModuleReplay:
             return
         import torch
 
-        from lightning_replay.storage.access import read_columns
+        from lightning_replay.storage.packed import read_columns
 
         # Copies, because arrays from Ray's object store cannot be written to, of which torch warns.
         index, action = torch.tensor(slot, device="cpu"), None
@@ -308,7 +348,7 @@ class ModuleReplay:
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
         """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one."""
-        from lightning_replay.declared import declared_writer
+        from lightning_replay.parts import declared_writer
 
         def surprise_of(rows: TensorDictBase) -> Tensor:
             import torch

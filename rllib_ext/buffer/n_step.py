@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.declared import declared_writer
-from lightning_replay.episodes.tracker import EpisodeTracker
-from lightning_replay.seeded import Seeded
+from lightning_replay.episodes.running import EpisodeTracker
+from lightning_replay.options import checked_counts
+from lightning_replay.parts import declared_writer
+from lightning_replay.state import Seeded
 from lightning_replay.transforms import NStepTransitions
-from lightning_replay.validation import checked_counts
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
-from rllib_ext.learner.batch_layouts import Piece
+from rllib_ext.learner.blocks import Piece
 
 Owned = tuple[str, Piece]  # a module and a piece of its rows
 

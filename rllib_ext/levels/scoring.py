@@ -17,7 +17,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.numpy import convert_to_numpy
 from ray.rllib.utils.postprocessing.zero_padding import unpad_data_if_necessary
 
-from rllib_ext.levels.episodes import Fragment
+from rllib_ext.levels.server import Fragment
 from rllib_ext.rllib_compat import call_one_learner
 
 _NOTES = "level_notes"  # in the data that connector pieces share

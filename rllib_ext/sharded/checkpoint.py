@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_replay.sharded import saves
 from lightning_replay.sharded.folders import Folder
-from rllib_ext.buffer.files import MANIFEST as BUFFER_MANIFEST
-from rllib_ext.buffer.files import MANIFEST_OF_SHARDS as MANIFEST
-from rllib_ext.buffer.files import WarmUp, read_buffer_manifest, read_shards_manifest
-from rllib_ext.checkpoint.algorithm import CheckFiles
-from rllib_ext.checkpoint.replay import ReplayPart
+from rllib_ext.checkpoints import MANIFEST as BUFFER_MANIFEST
+from rllib_ext.checkpoints import MANIFEST_OF_SHARDS as MANIFEST
+from rllib_ext.checkpoints import CheckFiles, ReplayPart, WarmUp, read_buffer_manifest, read_shards_manifest
 
 if TYPE_CHECKING:
     from lightning_replay.sharded.actors import CallOfAll

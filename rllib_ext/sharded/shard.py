@@ -1,34 +1,119 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray actor that holds a part of a sharded replay of RLlib's episodes."""
+"""The Ray actor that holds a part of a sharded replay, and saved episodes dealt out anew to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from lightning_replay.sharded.fetching import fetched
-from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
+from lightning_replay.sharded import replay_options as of_recipe
+from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport
+from lightning_replay.sharded.options import SHARD_OPTIONS
+from lightning_replay.sharded.resharding import ReshardedRows
+from lightning_replay.sharded.rows import fetched
 from lightning_replay.sharded.shard import ReplayShard
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.files import SavedBuffer, check_spaces, read_buffer, write_buffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.building import built_tables
+from rllib_ext.checkpoints import SavedBuffer, check_spaces, read_buffer, write_buffer
 from rllib_ext.rllib_compat import DRAWS_PER_REPORT
-from rllib_ext.sharded.episode_resharding import reshard_saved
-from rllib_ext.sharded.options import options_of_shard
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from lightning_replay.draw_parts import DrawPart
+    from lightning_replay.parts import DrawPart
     from lightning_replay.replay import Replay
     from lightning_replay.sharded.folders import Folder
     from rllib_ext.buffer.building import Returns
 
 
+def reshard_saved(
+    buffer: RecipeEpisodeReplayBuffer, saved: Iterable[SavedBuffer], number: int, num_shards: int
+) -> SavedBuffer:
+    """Returns the part of saved buffers that one of ``num_shards`` new shards gets, by :class:`ReshardedRows`.
+
+    Counters are divided, so that all shards together have the sums of the save.
+
+    Args:
+        buffer: of the new shard, which is not changed.
+        saved: each was read into an empty buffer, and is discarded before the next is read.
+        number: of the new shard.
+        num_shards: S.
+
+    Raises:
+        ValueError: as :meth:`~lightning_replay.sharded.resharding.ReshardedRows.add`.
+    """
+
+    def shares(counts: Iterable[Sequence[int]]) -> list[int]:
+        return [_share(sum(values), number, num_shards) for values in zip(*counts, strict=True)]
+
+    rows: dict[str, ReshardedRows] = {}
+    states: list[dict[str, Any]] = []
+    for one in saved:
+        states.append(one.state)
+        for name, module in one.modules.items():
+            rows.setdefault(name, ReshardedRows(number, num_shards)).add(module.replay)
+    several_agents = any(state["several_agents"] for state in states)
+    modules = {}
+    for name, resharded in rows.items():
+        of_module = [state["modules"][name] for state in states if name in state["modules"]]
+        counts = shares(state["converter"]["fragments"]["counts"] for state in of_module)
+        counts[-1] = resharded.next_trajectory
+        converter = of_module[0]["converter"] | {"fragments": {"counts": counts, "known": []}}
+        draws = max(state["draws"] for state in of_module)
+        modules[name] = buffer.options.build(name, several_agents)
+        modules[name].load_state(of_module[0] | {"converter": converter, "draws": draws})
+        resharded.store(modules[name].replay)
+    counters: dict[str, Any] = {}
+    for counter in ("counts", "logged"):
+        total: Counter[tuple[str, str]] = Counter()
+        for state in states:
+            total.update({(kind, key): amount for kind, key, amount in state["counters"][counter]})
+        counters[counter] = [[*key, _share(amount, number, num_shards)] for key, amount in total.items()]
+    environment = shares(state["counters"]["environment"]["counts"] for state in states)
+    counters["environment"] = {"counts": environment, "known": []}
+    state = states[0] | {"several_agents": several_agents, "counters": counters}
+    return SavedBuffer(modules, state, one.warm_up, one.algorithm)
+
+
+def _share(amount: int, number: int, num_shards: int) -> int:
+    return amount // num_shards + (number < amount % num_shards)
+
+
+def without_shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = [name for name in SHARD_OPTIONS if options.get(name) is not None]
+    if given:
+        raise ValueError(f"{', '.join(given)} is for a replay of several shards. Add num_shards=4, or leave it out")
+    return {name: value for name, value in options.items() if name not in SHARD_OPTIONS}
+
+
+def check_shard_layout(layout: str | None) -> None:
+    if layout not in (None, "flagged"):
+        raise ValueError(
+            f"layout is {layout!r}, and Learners fetch the rows of shards in blocks, layout='flagged'. Leave layout "
+            "out, or num_shards"
+        )
+
+
+def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:
+    """Returns the options of the buffer in one shard, or without rows, also of single modules."""
+    own = {name: value for name, value in options.items() if name != "modules"}
+    if own.get("tables") is not None and number is not None:
+        own["tables"] = built_tables(own["tables"])
+    divided = of_recipe.options_of_shard(own, num_shards, number)
+    if options.get("modules"):
+        divided["modules"] = {
+            name: None if special is None else options_of_shard(special, num_shards, number)
+            for name, special in options["modules"].items()
+        }
+    return divided
+
+
 class EpisodeShard(ReplayShard):
-    """A shard that holds a :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer`.
+    """A shard that holds a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`.
 
     :meth:`add` of more steps than the shard holds has, after an error, stored those before the ones refused.
 
@@ -95,7 +180,7 @@ class EpisodeShard(ReplayShard):
             spaces: RLlib's, which the stored columns are compared with.
 
         Raises:
-            DamagedFileError, ValueError, MemoryError: as :func:`~rllib_ext.buffer.files.read_buffer`.
+            DamagedFileError, ValueError, MemoryError: as :func:`~rllib_ext.checkpoints.read_buffer`.
         """
         self._staged = None  # of a save that another shard could not read
         if len(folders) == self._num_shards:

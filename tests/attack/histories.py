@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_replay import load_replay, save_replay
 from lightning_replay.replay import Replay
-from lightning_replay.storage.access import occupancy_of
+from lightning_replay.storage.packed import occupancy_of
 from lightning_replay.table_replay import TableReplay
 from tests.attack.refusals import REASONS, refusals
 from tests.attack.report import Report

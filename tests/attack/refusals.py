@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
-from lightning_replay.storage.access import occupancy_of
+from lightning_replay.storage.packed import occupancy_of
 from tests.attack.variants import Variant
 
 Refused = Callable[[Replay, TensorDict], object]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lightning_replay.replay import Replay
-from lightning_replay.saving import directory, snapshot, state
+from lightning_replay.saving import directory, snapshot
+from lightning_replay.saving import states as state
 from tests.attack import endurance, flips, histories, kills, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import LevelsSubject, ReplaySubject
@@ -55,7 +56,7 @@ def test_kills_find_a_save_written_over_the_one_before(kind: Any, monkeypatch: p
         return write(save, *more)
 
     monkeypatch.setattr(state, "write_data", over_the_old)
-    monkeypatch.setattr("lightning_replay.checkpoint.replay.write_data", over_the_old)
+    monkeypatch.setattr("lightning_replay.saves.write_data", over_the_old)
     finds(kills.attack(kind, seed=1, kills=30), "leaves nothing")
 
 

@@ -15,11 +15,10 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import Replay, recipes
-from lightning_replay.analysis.plotting import COLORS, make_figure, save_figure
-from lightning_replay.envs import soccer
-from lightning_replay.envs.half_field import HalfField
-from lightning_replay.envs.half_field_drawing import MARGIN
-from lightning_replay.lit.callbacks import draw_level_curriculum, draw_score_against_staleness
+from lightning_replay.envs import half_field as soccer
+from lightning_replay.envs.half_field import MARGIN, HalfField
+from lightning_replay.inspection.plotting import COLORS, make_figure, save_figure
+from lightning_replay.lit.pictures import draw_level_curriculum, draw_score_against_staleness
 from tests.benchmarks.learning.experiments import locks as experiment
 from tests.benchmarks.learning.learners.combination_lock import CombinationLocks, TabularActorCritic
 from tests.benchmarks.learning.pictures import shrink

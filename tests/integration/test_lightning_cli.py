@@ -11,7 +11,7 @@ import yaml
 
 from lightning_replay.agents import DQN
 from lightning_replay.lit.cli import main
-from lightning_replay.shipped_configs import config_directory, config_files
+from lightning_replay.options import config_directory, config_files
 
 LIGHTNING_CONFIGS = [name for name in config_files() if name.startswith("lightning/")]
 # those of levels have other options, and are tried in test_lightning_levels.py

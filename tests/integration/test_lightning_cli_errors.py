@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lightning_replay.lit.cli import main
-from lightning_replay.shipped_configs import config_directory
+from lightning_replay.options import config_directory
 from tests.hidden_packages import ROOT, run_without
 
 CONFIGS = config_directory() / "lightning"

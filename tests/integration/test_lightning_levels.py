@@ -16,7 +16,7 @@ from lightning_replay.agents import PPO
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import GeneralizationGap, LevelDataModule, ReturnNormalization
 from lightning_replay.lit.cli import main
-from lightning_replay.shipped_configs import config_directory
+from lightning_replay.options import config_directory
 from tests.unit.lit.level_toys import Doors
 from tests.unit.lit.toys import make_trainer
 

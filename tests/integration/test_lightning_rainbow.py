@@ -14,7 +14,7 @@ from lightning_replay import recipes
 from lightning_replay.agents import Rainbow
 from lightning_replay.lit import ReplayDataModule
 from lightning_replay.lit.cli import main
-from lightning_replay.shipped_configs import config_directory
+from lightning_replay.options import config_directory
 from tests.unit.lit.toys import make_trainer
 
 pytestmark = pytest.mark.slow

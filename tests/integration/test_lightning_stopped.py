@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_replay.lit import ReplayCheckpoint
 from lightning_replay.lit.cli import main
-from lightning_replay.shipped_configs import config_directory
+from lightning_replay.options import config_directory
 from tests.unit.lit.stopped_runs import Agent, CloseAt, counts_of, make_data
 from tests.unit.lit.toys import make_trainer
 

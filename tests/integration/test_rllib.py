@@ -13,7 +13,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.algorithms.tqc import TQCConfig
 
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
 from .rllib_algorithms import small, trained
 

@@ -21,8 +21,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 import rllib_ext
-from rllib_ext.apex import ApexDQN, ApexDQNConfig
-from rllib_ext.apex.collection import TAG, collect
+from rllib_ext.apex import TAG, ApexDQN, ApexDQNConfig, collect
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
 

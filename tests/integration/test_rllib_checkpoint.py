@@ -23,8 +23,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 import rllib_ext
 from lightning_replay.saving import DamagedFileError
-from rllib_ext.buffer.files import read_buffer
-from rllib_ext.checkpoint.replay import FOLDER
+from rllib_ext.checkpoints import FOLDER, read_buffer
 from tests.saves import forge
 
 from .rllib_algorithms import Counting, small
@@ -123,7 +122,7 @@ def test_a_living_algorithm_is_put_back(saved: Any) -> None:
 
 def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     monkeypatch.setattr("lightning_replay.saving.chunks.CHUNK_BYTES", 4096)
-    monkeypatch.setattr("lightning_replay.saving.state.LARGE_BYTES", 4096)
+    monkeypatch.setattr("lightning_replay.saving.states.LARGE_BYTES", 4096)
     for incremental in (True, False):
         algorithm = built(config("uniform"), incremental=incremental)
         for _ in range(4):
@@ -346,7 +345,7 @@ def test_without_configure_the_buffer_says_that_it_is_not_saved(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     algorithm = config().build_algo()
-    with caplog.at_level(logging.WARNING, logger="rllib_ext.buffer.episode_buffer"):
+    with caplog.at_level(logging.WARNING, logger="rllib_ext.buffer.buffer"):
         algorithm.train()
         algorithm.train()
     algorithm.save_to_path(tmp_path / "checkpoint")

@@ -16,9 +16,8 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
-from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.actors import Answer, ShardActors, ShardReport
 from lightning_replay.sharded.options import ShardOptions
-from lightning_replay.sharded.reports import Answer, ShardReport
 from rllib_ext.rllib_compat import values
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.ray_cpus import become_free

@@ -22,7 +22,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 import rllib_ext
 from rllib_ext.learner.remote_blocks import BlockReader
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.episode_routing import EpisodeReference
+from rllib_ext.sharded.routing import EpisodeReference
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained
 from .shard_contents import homes, lose, observations, on_shards, stored, watch
@@ -82,7 +82,7 @@ def test_td_errors_come_home_from_two_learners(algorithm: Algorithm, replay: Sha
 
 
 def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedEpisodeReplayBuffer) -> None:
-    from rllib_ext.episodes.convert import SingleAgentEpisode
+    from rllib_ext.episodes import SingleAgentEpisode
 
     rows = len(replay)
     wrong = SingleAgentEpisode(

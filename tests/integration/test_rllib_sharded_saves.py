@@ -28,7 +28,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
 from lightning_replay.saving import DamagedFileError
-from rllib_ext.checkpoint.replay import FOLDER
+from rllib_ext.checkpoints import FOLDER
 
 from .rllib_algorithms import Counting, small
 from .shard_contents import trajectories

@@ -22,7 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 
 import rllib_ext
 from lightning_replay import recipes
-from lightning_replay.envs.tasks import TaskChoice
+from lightning_replay.envs.building import TaskChoice
 from lightning_replay.events import EventTable, info_key, reestablished, reward_at_least
 from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn
 

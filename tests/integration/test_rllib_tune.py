@@ -21,8 +21,8 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import rllib_ext
-from rllib_ext.search_spaces import samples_of
-from rllib_ext.sharded.resources import check_trial
+from rllib_ext.environments import samples_of
+from rllib_ext.sharded.routing import check_trial
 
 from .rllib_algorithms import SMALL, small
 

@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs
 
 from lightning_replay.sharded import ShardedReplay
-from lightning_replay.sharded.connection import NAMESPACE
+from lightning_replay.sharded.replay import NAMESPACE
 from tests.unit.sharded.local_replay import steps
 
 pytestmark = pytest.mark.slow

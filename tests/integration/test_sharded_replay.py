@@ -21,8 +21,8 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lightning_replay.lit import InspectBuffer, ReplayCheckpoint, ReplayDataModule
 from lightning_replay.sharded import ShardedReplay
-from lightning_replay.sharded.connection import NAMESPACE
-from lightning_replay.sharded.remote_rows import DrawnRows, FetchedRows
+from lightning_replay.sharded.draws import DrawnRows, FetchedRows
+from lightning_replay.sharded.replay import NAMESPACE
 from tests.ranks import RecordingDQN, RecordingSAC
 from tests.unit.sharded.local_replay import steps
 

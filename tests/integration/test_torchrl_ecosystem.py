@@ -28,7 +28,7 @@ from torchrl.trainers import ReplayBufferTrainer
 from torchrl.trainers.algorithms import DQNTrainer, SACTrainer
 
 from lightning_replay import recipes
-from lightning_replay.analysis.datasets import minari_transitions
+from lightning_replay.datasets import minari_transitions
 from lightning_replay.replay import Replay
 
 EPISODE_STEPS = 200  # Pendulum truncates here

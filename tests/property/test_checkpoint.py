@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.checkpoint.replay import verify_replay
 from lightning_replay.replay import Replay
+from lightning_replay.saves import verify_replay
 from lightning_replay.saving import DamagedFileError, chunks
-from lightning_replay.saving import state as saved_state
+from lightning_replay.saving import states as saved_state
 from tests.ring_oracle import RingOracle
 from tests.transitions import numbered_steps
 

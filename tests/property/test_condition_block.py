@@ -21,7 +21,7 @@ from lightning_replay.events import (
     reward_below,
     terminal_with_reward,
 )
-from lightning_replay.events.conditions.comparisons import ConditionBlock
+from lightning_replay.events.compiled import ConditionBlock
 from lightning_replay.storage import PackedStorage
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from lightning_replay.events import any_of, every_of, first_in_episode, reestablished, reward_at_least, sustained
-from lightning_replay.saving.serialization import join_state, split_state
+from lightning_replay.saving.files import join_state, split_state
 from lightning_replay.saving.spec import build, describe
 
 PAID = reward_at_least(1.0)

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay import PackedStorage, Replay, priority_updates
+from lightning_replay import PackedStorage, Replay
+from lightning_replay import feedback as priority_updates
 from lightning_replay.samplers import PrioritizedSampler
 from tests.transitions import numbered_steps
 

@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lightning_replay import recipes
 from lightning_replay.events import EventTable
-from lightning_replay.saving.serialization import join_state, split_state
+from lightning_replay.saving.files import join_state, split_state
+from lightning_replay.storage import frame_pool as pool_module
+from lightning_replay.storage.frame_pool import NumbaSearch, TorchSearch
 from lightning_replay.storage.frames import FrameStorage
-from lightning_replay.storage.frames import pool as pool_module
-from lightning_replay.storage.frames.frame_index import NumbaSearch, TorchSearch
 from lightning_replay.storage.occupancy import SlotSet
 from tests.frame_steps import Stacks, distinct, frame_rows, stacks_in, stacks_of
 from tests.table_oracle import TableOracle

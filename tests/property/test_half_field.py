@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay.envs import soccer
+from lightning_replay.envs import half_field as soccer
 from lightning_replay.envs.half_field import HalfField
 
 POWERS = st.floats(0.0, 100.0, width=32) | st.sampled_from([0.0, 100.0])

@@ -17,8 +17,8 @@ from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, Replay, load_replay, save_replay
 from lightning_replay.retention import eviction_order
+from lightning_replay.retention.eviction import evict_lowest
 from lightning_replay.retention.eviction_order import LeavingOrder
-from lightning_replay.retention.numba_kernels import evict_lowest
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.writers import (
     OldestLeaves,

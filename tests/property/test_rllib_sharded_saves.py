@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from lightning_replay.sharded.folders import Folder
-from rllib_ext.buffer.files import WarmUp
+from rllib_ext.checkpoints import WarmUp
 from rllib_ext.sharded.shard import EpisodeShard
 from tests.integration.shard_contents import trajectories
 from tests.unit.rllib.episodes import numbered

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay.tables import numba_kernels
+from lightning_replay.tables import kernels as numba_kernels
 from lightning_replay.tables.tables import Tables
 
 CAPACITIES = {"default": 5, "near": 3, "far": 7}

@@ -20,7 +20,7 @@ from lightning_replay.levels import (
     Rank,
     UniformLevels,
 )
-from lightning_replay.seeded import uniform
+from lightning_replay.state import uniform
 from tests.level_steps import first_reward, scored
 
 LEVELS = 12

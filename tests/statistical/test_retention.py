@@ -8,8 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from lightning_replay.retention.feedback import Factors
-from lightning_replay.retention.index import RetainedRows
+from lightning_replay.retention.eviction import Factors, RetainedRows
 from lightning_replay.writers import RetentionRule, StochasticExploration, StochasticSurprise
 
 SLOTS = 8

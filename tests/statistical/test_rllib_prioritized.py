@@ -9,7 +9,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer
 from scipy.stats import chi2_contingency
 
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
 ROWS, DRAWS = 12, 10_000
 ALPHA, BETA = 0.6, 0.4

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from lightning_replay.draw_parts import GroupTotals
+from lightning_replay.parts import GroupTotals
 from lightning_replay.sharded import ShardedReplay
 from lightning_replay.sharded.actors import ShardActors
 from tests.oracles import probabilities

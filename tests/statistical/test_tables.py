@@ -11,8 +11,7 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.events import Event, EventTable
-from lightning_replay.samplers.scheduled import ScheduledSampler
-from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.samplers.tables import ScheduledSampler, TableShares
 from lightning_replay.schedulers import Exp3, UniformTasks
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.tables.tables import Tables

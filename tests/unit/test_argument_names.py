@@ -8,7 +8,7 @@ import pytest
 
 from lightning_replay import recipes
 from lightning_replay.levels import LevelBuffer
-from lightning_replay.recipes.options import ReplayOptions, recipe
+from lightning_replay.recipes import ReplayOptions, recipe
 from lightning_replay.samplers import PrioritizedSampler, UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.writers import FirstInFirstOutWriter

@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from lightning_replay import recipes
 from lightning_replay.collecting import VectorSteps
 from lightning_replay.levels import SequentialLevels
-from lightning_replay.levels.environments.level_wrappers import make_level_vector
+from lightning_replay.levels.environments import make_level_vector
 from lightning_replay.replay import Replay
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED

@@ -10,10 +10,10 @@ from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, recipes
 from lightning_replay.samplers import RandomPairSampler, ScheduledSampler
-from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.samplers.tables import TableShares
 from lightning_replay.schedulers import Exp3, OneTask, UniformTasks
 from lightning_replay.table_replay import CurriculumReplay
-from lightning_replay.writers.task_tables import TaskTableWriter
+from lightning_replay.writers.tables import TaskTableWriter
 from tests.transitions import connected, numbered_steps
 
 TASKS = ["target", "far", "near"]

@@ -12,9 +12,8 @@ from torchrl.data.replay_buffers import RandomSampler, SliceSampler
 
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.divided_draws import Divider
-from lightning_replay.draw_parts import DrawPart, GroupTotals, PartDraw
 from lightning_replay.events import Event, EventTable
-from lightning_replay.parts import ReplaySampler, Seeded
+from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler, Seeded
 from lightning_replay.samplers import (
     NeighborhoodMixupSampler,
     PrioritizedSampler,

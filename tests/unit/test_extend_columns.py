@@ -15,7 +15,7 @@ from torchrl.data import LazyTensorStorage
 from torchrl.envs import Compose, RenameTransform
 
 from lightning_replay import PackedStorage, Replay, recipes
-from lightning_replay.storage import rows_of_columns
+from lightning_replay.storage import columns as rows_of_columns
 from lightning_replay.transforms import NStepTransitions
 from tests.attack.states import difference
 from tests.transitions import numbered_steps

@@ -9,9 +9,15 @@ from torchrl.data import LazyTensorStorage, ListStorage
 from torchrl.data.replay_buffers import RandomSampler, SamplerWithoutReplacement, TensorDictRoundRobinWriter
 
 from lightning_replay import PackedStorage, Replay, parts, recipes, samplers, schedulers, transforms, writers
-from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.parts import Insertion, ReplaySampler, ReplayTransform, ReplayWriter
+from lightning_replay.parts import (
+    Insertion,
+    ReplaySampler,
+    ReplayTransform,
+    ReplayWriter,
+    declared_sampler,
+    declared_writer,
+)
 from lightning_replay.writers import FirstInFirstOutWriter, RetentionWriter
 from tests.transitions import numbered_steps
 

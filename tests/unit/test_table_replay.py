@@ -16,7 +16,7 @@ from lightning_replay.samplers import (
     UniformSampler,
 )
 from lightning_replay.table_replay import TableReplay
-from lightning_replay.writers.event_tables import EventTableWriter
+from lightning_replay.writers.tables import EventTableWriter
 from tests.event_steps import IsTrue, event_steps
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_replay.validation import (
+from lightning_replay.options import (
     ABOVE_ZERO,
     BELOW_ONE,
     check_callable,

@@ -17,19 +17,16 @@ from tensordict import TensorDict
 import lightning_replay
 from lightning_replay import events, levels, recipes, schedulers
 from lightning_replay.agents.cagrad import ConflictAverseStep, conflict_averse_gradient
-from lightning_replay.analysis import inspection
-from lightning_replay.envs.atari import atari
-from lightning_replay.envs.grids import ThreeRooms
+from lightning_replay.envs.atari import MinAtarGame, atari
+from lightning_replay.envs.grids import MultiRooms, ObstructedMazeGamut, ThreeRooms
 from lightning_replay.envs.half_field import HalfField
-from lightning_replay.envs.minatar import MinAtarGame
-from lightning_replay.envs.multi_room import MultiRooms
-from lightning_replay.envs.obstructed_mazes import ObstructedMazeGamut
 from lightning_replay.envs.point_maze import PointMazeTasks
+from lightning_replay.inspection import compare as inspection
 from lightning_replay.levels import scores
-from lightning_replay.levels.environments.level_wrappers import LevelWrapper, make_level_vector
+from lightning_replay.levels.environments import LevelWrapper, make_level_vector
 from lightning_replay.neighbors import NeighborLists, SameActionLists
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.recipes.storage import storage_for
+from lightning_replay.recipes import storage_for
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
     NeighborhoodMixupSampler,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lightning_replay.analysis.plotting import band_note, count_on, draw_band, line_style, make_figure, save_figure
+from lightning_replay.inspection.plotting import band_note, count_on, draw_band, line_style, make_figure, save_figure
 from tests.benchmarks.learning.experiment import Experiment
 from tests.benchmarks.learning.recorder import SeedRun
 

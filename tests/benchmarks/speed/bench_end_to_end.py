@@ -21,7 +21,7 @@ from end_to_end.turns import WORKS
 from peers import PeerError, build
 from timing import RESULTS, Table
 
-from lightning_replay.analysis.plotting import make_figure, save_figure
+from lightning_replay.inspection.plotting import make_figure, save_figure
 
 HERE = Path(__file__).resolve().parent
 OURS = "ours, Lightning"

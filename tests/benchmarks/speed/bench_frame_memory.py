@@ -22,7 +22,7 @@ from timing import Table
 
 if TYPE_CHECKING:
     from lightning_replay import Replay
-    from lightning_replay.lit.collectors.replay import Rollout
+    from lightning_replay.lit.collection import Rollout
 
 # By name: steps of a return (None is the uniform ring), and capacity as a share of the steps that go in.
 KINDS = {
@@ -80,8 +80,8 @@ def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -
     """
     import torch
 
-    from lightning_replay.lit.collectors.replay import Rollout
-    from lightning_replay.lit.environments import make_environments, random_actions
+    from lightning_replay.lit.collection import Rollout
+    from lightning_replay.lit.playing import make_environments, random_actions
 
     torch.set_num_threads(1)
     environments = make_environments(

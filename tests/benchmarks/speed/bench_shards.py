@@ -24,9 +24,9 @@ from peers import arguments
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from timing import Burst, Table
 
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.episode_routing import EpisodeReference, Router
+from rllib_ext.sharded.routing import EpisodeReference, Router
 
 BATCH = 32
 UPDATE_S = 0.008  # what a gradient step of DQN takes, see bench_rllib.py

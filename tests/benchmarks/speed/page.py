@@ -99,7 +99,7 @@ def time(microseconds: float) -> str:
 
 def draw(results: Path = RESULTS, path: Path = FIGURE) -> None:
     """Draws bars of every contender, a panel for each work."""
-    from lightning_replay.analysis.plotting import make_figure, save_figure
+    from lightning_replay.inspection.plotting import make_figure, save_figure
 
     figure, grid = make_figure("the picture of the benchmarks", rows=2, columns=2, height=4.4)
     for axes, (title, (name, work, contenders)) in zip(grid.flat, PANELS.items(), strict=True):

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
-from lightning_replay.agents.off_policy import weighted_mean
+from lightning_replay.agents.agent import weighted_mean
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")

@@ -16,8 +16,8 @@ from tensordict import TensorDict
 
 import lightning_replay.agents
 from lightning_replay.agents import DQN, SAC, TD3
+from lightning_replay.agents.dqn import ScalarValueLoss
 from lightning_replay.agents.networks import QNetwork
-from lightning_replay.agents.value_losses import ScalarValueLoss
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "agents"
 

@@ -11,8 +11,14 @@ from tensordict import TensorDict
 
 from lightning_replay import lit, recipes
 from lightning_replay.agents import DQN, PPO
-from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
-from lightning_replay.agents.foreign import acting_agent, rollout_agent, surprise_agent, training_data
+from lightning_replay.agents.interfaces import (
+    UpdateBatches,
+    UpdatePriorities,
+    acting_agent,
+    rollout_agent,
+    surprise_agent,
+    training_data,
+)
 from lightning_replay.lit import ReplayDataModule
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")

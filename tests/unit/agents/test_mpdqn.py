@@ -13,9 +13,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from tensordict import TensorDict
 
 from lightning_replay.agents import MPDQN
-from lightning_replay.agents.multi_pass import InvertedGradients
-from lightning_replay.agents.parameterized_actions import ParameterizedActions
-from lightning_replay.shipped_configs import config_directory
+from lightning_replay.agents.mpdqn import InvertedGradients
+from lightning_replay.agents.spaces import ParameterizedActions
+from lightning_replay.options import config_directory
 from tests.unit.agents.test_agents import fit
 
 # fitted without a data module here

@@ -17,8 +17,8 @@ from torchrl.modules import NoisyLinear
 from torchrl.objectives import HardUpdate
 
 from lightning_replay.agents import Rainbow
+from lightning_replay.agents.dqn import CategoricalValueLoss, ScalarValueLoss
 from lightning_replay.agents.networks import ImageNetwork, with_noise
-from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
 from lightning_replay.retention.surprise import cross_entropy, distributional_surprise
 
 # fitted without a data module here

@@ -9,8 +9,8 @@ from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
 from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
+from lightning_replay.agents.agent import weighted_mean
 from lightning_replay.agents.cagrad import ConflictAverseStep
-from lightning_replay.agents.off_policy import weighted_mean
 
 BOUNDS = {"action_low": [-2.0, 0.0], "action_high": [2.0, 3.0]}
 CONTINUOUS = {"observation_size": 3, "hidden_sizes": (32, 24), "target_update_rate": 0.05, **BOUNDS}

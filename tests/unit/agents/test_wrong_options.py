@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_replay import agents
-from lightning_replay.agents.hyperparameters import _CHECKS
+from lightning_replay.agents.agent import _CHECKS
 from lightning_replay.schedules import Linear
 from tests.wrong_options import WrongOption, assert_refused, wrong_options
 

@@ -11,7 +11,8 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictMaxValueWriter, TensorDictRoundRobinWriter
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
-from lightning_replay.analysis.inspection import (
+from lightning_replay.events import EventTable
+from lightning_replay.inspection.compare import (
     ages,
     draw_inspection,
     inspect_buffers,
@@ -21,7 +22,6 @@ from lightning_replay.analysis.inspection import (
     returns,
     stored_rows,
 )
-from lightning_replay.events import EventTable
 from tests.frame_steps import frame_rows, numbers_in, stacks_of
 from tests.transitions import numbered_steps
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_replay.analysis.plotting import (
+from lightning_replay.inspection.plotting import (
     COLORS,
     band_note,
     consecutive_groups,

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from lightning_replay import Replay
 from lightning_replay.agents import DQN
-from lightning_replay.agents.perceptrons import tensors_of
+from lightning_replay.agents.networks import tensors_of
 from lightning_replay.envs.grids import ThreeRooms
 from tests.benchmarks.learning.experiments import rooms
 from tests.benchmarks.learning.learners.grids import state_of

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay.agents import SAC
-from lightning_replay.agents.perceptrons import tensors_of
+from lightning_replay.agents.networks import tensors_of
 from tests.benchmarks.learning.learners.stacked_sac import StackedSAC
 from tests.unit.benchmarks.stacked_batches import continuous_batches, weights_of
 

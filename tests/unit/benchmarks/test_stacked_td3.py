@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.agents import TD3
-from lightning_replay.agents.perceptrons import tensors_of
+from lightning_replay.agents.networks import tensors_of
 from tests.benchmarks.learning.learners.stacked_runs import StackedRuns
 from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
 from tests.unit.benchmarks.stacked_batches import PlainBatches, continuous_batches, weights_of

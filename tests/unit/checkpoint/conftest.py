@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_replay.saving import chunks
-from lightning_replay.saving import state as saved_state
+from lightning_replay.saving import states as saved_state
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from tensordict import TensorDict
 from torchrl.envs import Transform
 
 from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.checkpoint.replay import MANIFEST, verify_replay
 from lightning_replay.events import EventTable
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
+from lightning_replay.saves import MANIFEST, verify_replay
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.schedulers import Exp3

@@ -14,8 +14,8 @@ import torch
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 
 from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.checkpoint.replay import MANIFEST, SavedSize, verify_replay
 from lightning_replay.replay import Replay
+from lightning_replay.saves import MANIFEST, SavedSize, verify_replay
 from tests.saves import files_of, forge, lengthen, names_in, remove, stored, truncate
 from tests.transitions import numbered_steps
 

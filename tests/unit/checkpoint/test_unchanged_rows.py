@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.checkpoint.replay import verify_replay
 from lightning_replay.replay import Replay
+from lightning_replay.saves import verify_replay
 from lightning_replay.saving import chunks
-from lightning_replay.saving import state as saved_state
+from lightning_replay.saving import states as saved_state
 from lightning_replay.saving.snapshot import Snapshot
 from tests.frame_steps import frame_rows, stacks_of
 from tests.saves import remove, stored
@@ -143,7 +143,7 @@ def test_a_failed_save_and_lost_files_in_between(tmp_path, monkeypatch) -> None:
     replay.save(tmp_path)
     replay.extend(numbered_steps(500, 8))
     with monkeypatch.context() as patch:
-        patch.setattr("lightning_replay.checkpoint.replay.write_data", _write_and_fail)
+        patch.setattr("lightning_replay.saves.write_data", _write_and_fail)
         with pytest.raises(OSError, match="no space"):
             replay.save(tmp_path)
     replay.save(tmp_path)
@@ -154,7 +154,7 @@ def test_a_failed_save_and_lost_files_in_between(tmp_path, monkeypatch) -> None:
 
 
 def _write_and_fail(save, state, earlier) -> None:
-    from lightning_replay.saving.state import write_data
+    from lightning_replay.saving.states import write_data
 
     write_data(save, state, earlier)
     raise OSError("no space left on device")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import lightning_replay.envs  # noqa: F401
-from lightning_replay.envs.grids import FORWARD, LEFT, RIGHT, ObstacleCourse, RoomGrid, ThreeRooms, TwoRooms
+from lightning_replay.envs.grids import FORWARD, LEFT, RIGHT, ObstacleCourse, ThreeRooms, TwoRooms
+from lightning_replay.envs.grids import TabularGrid as RoomGrid
 
 GRIDS = [ThreeRooms, TwoRooms, ObstacleCourse]
 

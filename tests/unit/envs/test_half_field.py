@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import lightning_replay.envs
-from lightning_replay.envs import soccer
-from lightning_replay.envs.half_field import STARTS, HalfField
-from lightning_replay.envs.half_field_drawing import draw
+from lightning_replay.envs import half_field as soccer
+from lightning_replay.envs.half_field import STARTS, HalfField, draw
 from tests.half_field_actions import NOTHING, dash, kick, placed, turn
 
 

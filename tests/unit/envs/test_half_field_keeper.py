@@ -7,9 +7,8 @@ import math
 
 import pytest
 
-from lightning_replay.envs import soccer
-from lightning_replay.envs.half_field import HalfField
-from lightning_replay.envs.half_field_keeper import Keeper
+from lightning_replay.envs import half_field as soccer
+from lightning_replay.envs.half_field import HalfField, Keeper
 from tests.half_field_actions import dash, kick, placed, turn
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from lightning_replay.envs.minatar import GAMES
+from lightning_replay.envs.atari import GAMES
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch) -> None:

@@ -10,10 +10,9 @@ import pytest
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 
 import lightning_replay.envs  # noqa: F401
-from lightning_replay.envs.full_grid import FullGrid
-from lightning_replay.envs.multi_room import MultiRooms
+from lightning_replay.envs.grids import FullGrid, MultiRooms
 from lightning_replay.levels import SequentialLevels
-from lightning_replay.levels.environments.level_wrappers import make_level_vector
+from lightning_replay.levels.environments import make_level_vector
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))

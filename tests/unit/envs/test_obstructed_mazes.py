@@ -10,7 +10,7 @@ import pytest
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
 
 import lightning_replay.envs  # noqa: F401
-from lightning_replay.envs.obstructed_mazes import MAZES, ObstructedMazeGamut
+from lightning_replay.envs.grids import MAZES, ObstructedMazeGamut
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))

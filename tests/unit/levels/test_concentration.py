@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, LevelSampler, LevelWriter, Proportional, Rank
-from lightning_replay.levels.concentration import ReplayConcentration
+from lightning_replay.levels.prioritization import ReplayConcentration
 from tests.level_steps import buffer, play
 
 NARROW = "took the same level as the replay before"

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_replay.levels.sum_tree import SumTree
+from lightning_replay.levels.prioritization import SumTree
 from lightning_replay.levels.table import StalenessTree
 
 ROWS = st.integers(0, 20)

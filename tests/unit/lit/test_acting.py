@@ -13,12 +13,16 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 from tensordict import TensorDict
 
 from lightning_replay.levels import UniformLevels
-from lightning_replay.levels.environments.level_wrappers import make_level_vector
-from lightning_replay.lit.collectors.levels import LevelCollection
-from lightning_replay.lit.collectors.replay import Collection
-from lightning_replay.lit.environments import make_environments
-from lightning_replay.lit.evaluation import episode_returns, level_returns, stochastic_policy
-from lightning_replay.lit.policy import ActionReader
+from lightning_replay.levels.environments import make_level_vector
+from lightning_replay.lit.collection import Collection
+from lightning_replay.lit.level_collection import LevelCollection
+from lightning_replay.lit.playing import (
+    ActionReader,
+    episode_returns,
+    level_returns,
+    make_environments,
+    stochastic_policy,
+)
 from tests.unit.lit.level_toys import Stairs, Valuer
 from tests.unit.lit.toys import Counting, Tiny, make_replay
 

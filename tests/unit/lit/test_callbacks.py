@@ -15,8 +15,8 @@ from lightning.pytorch.loggers import Logger
 
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayDataModule, ReplayProgressBar
-from lightning_replay.lit.callbacks import progress
-from lightning_replay.lit.evaluation import episode_returns
+from lightning_replay.lit import evaluation as progress
+from lightning_replay.lit.playing import episode_returns
 from lightning_replay.writers import SurpriseOnly
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_replay.lit import ReplayDataModule
-from lightning_replay.lit.checkpoint_io import replays_beside
+from lightning_replay.lit.checkpoint_files import replays_beside
 from lightning_replay.saving import DamagedFileError
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 

@@ -17,16 +17,15 @@ from scipy.stats import chisquare
 
 from lightning_replay import recipes
 from lightning_replay.agents import DQN
-from lightning_replay.agents.parameterized_actions import ParameterizedActions
-from lightning_replay.envs.building import UnknownEnvironmentError
-from lightning_replay.envs.step_check import with_checked_steps
-from lightning_replay.extras import MissingExtraError
+from lightning_replay.agents.spaces import ParameterizedActions
+from lightning_replay.envs.building import UnknownEnvironmentError, with_checked_steps
 from lightning_replay.lit import Evaluate, ReplayDataModule
-from lightning_replay.lit.collectors.replay import Collection, Rollout
-from lightning_replay.lit.environments import make_environment, make_environments, random_actions
+from lightning_replay.lit.collection import Collection, Rollout
+from lightning_replay.lit.playing import make_environment, make_environments, random_actions
+from lightning_replay.options import MissingExtraError
 from lightning_replay.replay import Replay
+from lightning_replay.storage.columns import rows_of_columns
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.storage.rows_of_columns import rows_of_columns
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 

@@ -9,12 +9,11 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from lightning_replay.agents import DQN, TD3, Rainbow
-from lightning_replay.envs.step_check import CheckedSteps
+from lightning_replay.envs.building import CheckedSteps
 from lightning_replay.levels import UniformLevels
 from lightning_replay.lit import Evaluate, LevelDataModule, ReplayDataModule
-from lightning_replay.lit.datamodules.env_steps import source_of
-from lightning_replay.lit.environments import make_environment
-from lightning_replay.lit.evaluation import episode_returns
+from lightning_replay.lit.data import source_of
+from lightning_replay.lit.playing import episode_returns, make_environment
 from tests.unit.lit.level_toys import Stairs, Valuer
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 

@@ -25,8 +25,7 @@ from lightning_replay.lit import (
     ScoreAgainstStaleness,
     level_returns,
 )
-from lightning_replay.lit.callbacks import draw_level_curriculum
-from lightning_replay.lit.callbacks.learning_curve import draw_learning_curves
+from lightning_replay.lit.pictures import draw_learning_curves, draw_level_curriculum
 from tests.unit.lit.level_toys import Doors, Stairs, Valuer, make_data
 from tests.unit.lit.test_callbacks import Memory
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
@@ -314,7 +313,7 @@ def test_figures_of_levels_are_logged(tmp_path: Path) -> None:
 def test_the_other_callbacks_know_levels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curves = {}
     monkeypatch.setattr(
-        "lightning_replay.lit.callbacks.learning_curve.draw_learning_curves",
+        "lightning_replay.lit.pictures.draw_learning_curves",
         lambda found, path, title="": curves.update(found),
     )
     gap, bar = GeneralizationGap(30), ReplayProgressBar(refresh_seconds=0.0)

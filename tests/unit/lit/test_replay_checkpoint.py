@@ -13,7 +13,8 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_replay.lit import Evaluate, ReplayCheckpoint, ReplayDataModule
-from lightning_replay.saving import chunks, state
+from lightning_replay.saving import chunks
+from lightning_replay.saving import states as state
 from tests.unit.lit.level_toys import Valuer
 from tests.unit.lit.level_toys import make_data as make_level_data
 from tests.unit.lit.test_callbacks import ScriptedEvaluate

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_replay.lit import LevelDataModule, ReplayCheckpoint, ReplayDataModule
-from lightning_replay.lit.stop_signals import StopSignals
+from lightning_replay.lit.checkpoints import StopSignals
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.writers import FirstInFirstOutWriter

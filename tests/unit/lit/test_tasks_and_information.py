@@ -13,12 +13,10 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, ReplayDataModule
-from lightning_replay.lit.collectors.replay import Rollout
-from lightning_replay.lit.environments import make_environments, random_actions
-from lightning_replay.lit.info_columns import InformationColumns
-from lightning_replay.lit.task_assignment import TaskAssignment
+from lightning_replay.lit.collection import InformationColumns, Rollout, TaskAssignment
+from lightning_replay.lit.playing import make_environments, random_actions
 from lightning_replay.schedulers import EasyToHard, MeanReturn
-from lightning_replay.storage.rows_of_columns import rows_of_columns
+from lightning_replay.storage.columns import rows_of_columns
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 LENGTHS = {"target": 4, "middle": 3, "easy": 2}

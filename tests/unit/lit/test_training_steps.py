@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, ModelSummary, Timer
 
 from lightning_replay.agents import DQN
-from lightning_replay.agents.foreign import takes_update_batches
+from lightning_replay.agents.interfaces import takes_update_batches
 from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayCheckpoint, ReplayDataModule
 from tests.attack.states import difference
 from tests.unit.lit.stopped_runs import CloseAt, make_data, send

@@ -13,12 +13,12 @@ from gymnasium.vector import SyncVectorEnv
 
 from lightning_replay import recipes
 from lightning_replay.agents import DQN
-from lightning_replay.envs.step_check import checked_reward
+from lightning_replay.envs.building import checked_reward
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
-from lightning_replay.lit.callbacks import LearningCurve, LevelCurriculum, ScoreAgainstStaleness
-from lightning_replay.lit.return_normalization import ReturnNormalization
-from lightning_replay.lit.update_schedule import Pace, RolloutPace
+from lightning_replay.lit.collection import Pace, RolloutPace
+from lightning_replay.lit.level_collection import ReturnNormalization
+from lightning_replay.lit.pictures import LearningCurve, LevelCurriculum, ScoreAgainstStaleness
 from lightning_replay.schedulers import MeanReturn
 from tests.unit.lit.level_toys import Stairs, Valuer
 from tests.unit.lit.toys import Counting, make_replay, make_trainer

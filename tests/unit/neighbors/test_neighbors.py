@@ -195,7 +195,7 @@ def test_a_drifted_scale_is_followed_and_lists_are_renewed() -> None:
 
 
 def test_lists_are_ranked_anew_at_once_when_the_scale_has_drifted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_replay.neighbors.upkeep._RENEWAL_DISTANCES", 1)  # hardly any renewal
+    monkeypatch.setattr("lightning_replay.neighbors.lists._RENEWAL_DISTANCES", 1)  # hardly any renewal
     data = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     lists = filled(data, 5, capacity=2000, num_spare=11)
     lists.neighbors(torch.arange(2000))

@@ -11,7 +11,8 @@ import pytest
 import torch
 from numba.core.caching import CacheImpl
 
-from lightning_replay.priority_tree import PriorityTree, numba_kernels, numba_tree, torch_tree
+from lightning_replay.priority_tree import PriorityTree, numba_kernels, torch_tree
+from lightning_replay.priority_tree import tree as numba_tree
 from lightning_replay.priority_tree.torch_tree import TorchTree
 
 BACKENDS = ["numba", "torch"]

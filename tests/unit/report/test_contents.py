@@ -11,13 +11,10 @@ from torchrl.data import LazyTensorStorage
 
 from lightning_replay import Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.inspection.contents import Draws, LevelContents, ReplayContents, highest_episodes, shown_rows
+from lightning_replay.inspection.figures import edges_of, figures_of
+from lightning_replay.inspection.live import look_at
 from lightning_replay.levels import LevelBuffer, UniformLevels
-from lightning_replay.report.contents import ReplayContents
-from lightning_replay.report.draws import Draws
-from lightning_replay.report.episodes import highest_episodes, shown_rows
-from lightning_replay.report.figures import edges_of, figures_of
-from lightning_replay.report.levels import LevelContents
-from lightning_replay.report.live import look_at
 from lightning_replay.writers import SurpriseOnly
 from tests.transitions import numbered_steps
 

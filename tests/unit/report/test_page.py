@@ -18,12 +18,21 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes, save_replay
 from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.inspection.live import look_at
+from lightning_replay.inspection.page import (
+    WIDE,
+    Subject,
+    cells,
+    heat_map,
+    histogram,
+    lanes,
+    lines,
+    page_of,
+    short,
+    tiles_of,
+)
+from lightning_replay.inspection.rows import as_rgb, png_of
 from lightning_replay.lit.cli import main
-from lightning_replay.report.charts import WIDE, cells, histogram, lanes, lines, short
-from lightning_replay.report.images import as_rgb, png_of
-from lightning_replay.report.live import look_at
-from lightning_replay.report.page import Subject, page_of, tiles_of
-from lightning_replay.report.pictures import heat_map
 from tests.saves import flip_a_byte, stored
 
 

@@ -18,16 +18,14 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import Replay, recipes
-from lightning_replay.checkpoint.state import present_state
+from lightning_replay.inspection.command import main as inspect_save
+from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of
+from lightning_replay.inspection.live import look_at
+from lightning_replay.inspection.page import Subject, page_of, text_about
+from lightning_replay.inspection.rows import StoredRows
+from lightning_replay.inspection.saves import SavedBuffer, read_buffers
 from lightning_replay.levels import LevelBuffer
-from lightning_replay.report.command import main as inspect_save
-from lightning_replay.report.contents import ReplayContents, contents_of
-from lightning_replay.report.levels import LevelContents
-from lightning_replay.report.live import look_at
-from lightning_replay.report.page import Subject, page_of
-from lightning_replay.report.reading import StoredRows
-from lightning_replay.report.saves import SavedBuffer, read_buffers
-from lightning_replay.report.text import text_about
+from lightning_replay.saves import present_state
 from lightning_replay.saving import DamagedFileError, write_state
 from lightning_replay.saving.chunks import locate_chunks, write_chunks
 from tests.frame_steps import frame_rows, stacks_of

@@ -164,7 +164,7 @@ def test_shapes_that_would_be_broadcast_are_refused(name: str, shape: tuple[int,
 
 
 def test_the_projection_is_found_where_it_was() -> None:
-    from lightning_replay.agents import value_losses
+    from lightning_replay.agents import dqn as value_losses
 
     assert value_losses.categorical_projection is categorical_projection
 

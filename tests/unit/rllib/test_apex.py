@@ -9,7 +9,8 @@ import pytest
 from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
-from rllib_ext.apex import ApexDQN, ApexDQNConfig, RateLimiter
+from lightning_replay.sharded.rate_limiter import RateLimiter
+from rllib_ext.apex import ApexDQN, ApexDQNConfig
 
 
 def test_the_ratio_is_held_in_both_directions() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ray import cloudpickle
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.learner.blocks import TransitionBlock
 
 from .episodes import numbered

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from rllib_ext.episodes.columns import Columns
+from rllib_ext.episodes import Columns
 
 NESTED = {"camera": np.zeros((3, 4, 4, 3), np.uint8), "arm": (np.zeros((3, 2)), np.arange(3))}
 

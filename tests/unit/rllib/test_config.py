@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 import rllib_ext
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
 from .episodes import sampled
 

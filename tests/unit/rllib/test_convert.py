@@ -9,8 +9,8 @@ from gymnasium import spaces
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from tensordict import TensorDict
 
-from lightning_replay.storage.rows_of_columns import rows_of_columns
-from rllib_ext.episodes.convert import EpisodeConverter
+from lightning_replay.storage.columns import rows_of_columns
+from rllib_ext.episodes import EpisodeConverter
 
 from .episodes import numbered, played, sampled
 from .recurrent_episodes import recurrent

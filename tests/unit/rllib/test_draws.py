@@ -9,8 +9,8 @@ import torch
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from tensordict import TensorDict
 
-from rllib_ext.episodes.columns import Columns
-from rllib_ext.learner.batch_layouts import LAYOUTS, DrawnRows, Piece
+from rllib_ext.episodes import Columns
+from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece
 from rllib_ext.learner.sharding import deal, learner_order
 
 from .episodes import column

@@ -12,7 +12,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 import rllib_ext
 from lightning_replay.sharded.folders import Folder
-from rllib_ext.buffer.files import WarmUp, write_buffer
+from rllib_ext.checkpoints import WarmUp, write_buffer
 from rllib_ext.sharded.shard import EpisodeShard
 
 from .episodes import numbered

@@ -11,8 +11,8 @@ import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_replay.sharded.row_ids import RowIds
-from rllib_ext.sharded.episode_routing import EpisodeReference, Router
+from lightning_replay.sharded.rows import RowIds
+from rllib_ext.sharded.routing import EpisodeReference, Router
 
 FRAGMENTS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.booleans()), max_size=60)
 

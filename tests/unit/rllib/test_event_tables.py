@@ -12,9 +12,9 @@ from tensordict import TensorDict
 import rllib_ext
 from lightning_replay import recipes
 from lightning_replay.events import Event, EventTable, every_of, first_in_episode, info_key, reward_at_least
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.event_tables import built_tables
-from rllib_ext.episodes.convert import EpisodeConverter
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.building import built_tables
+from rllib_ext.episodes import EpisodeConverter
 
 from .episodes import numbered
 from .my_conditions import first_number_is_even

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lightning_replay.saving import DamagedFileError
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.files import WarmUp, read_buffer, read_warm_up, write_buffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.checkpoints import WarmUp, read_buffer, read_warm_up, write_buffer
 from tests.saved_formats import empty_rllib_buffer
 from tests.unit.rllib.episodes import numbered
 

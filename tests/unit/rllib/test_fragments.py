@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from rllib_ext.episodes.fragments import FragmentTracker
+from rllib_ext.episodes import FragmentTracker
 
 
 def test_an_overlap_leaves_only_its_new_rows() -> None:

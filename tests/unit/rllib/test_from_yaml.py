@@ -11,12 +11,12 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
 
 import rllib_ext
+from lightning_replay.options import config_directory, config_files
 from lightning_replay.schedules import Linear
-from lightning_replay.shipped_configs import config_directory, config_files
 from rllib_ext.__main__ import main
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.config_file import Settings, Stop, parse
 from rllib_ext.environments import EnvironmentFromPath
-from rllib_ext.from_yaml import Settings, Stop, parse
 
 CONFIGS = [name for name in config_files() if name.startswith("rllib/")]
 SMALL: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_environments_by_class_path(tmp_path: Path) -> None:
 
 
 def test_own_recipes_by_import_path(tmp_path: Path) -> None:
-    path = "lightning_replay.recipes.plain.prioritized"
+    path = "lightning_replay.recipes.prioritized"
     replay = {"recipe": path, "capacity": 500, "priority_exponent": 0.25}
     config, _ = rllib_ext.load_config(written(tmp_path, replay=replay))
     buffer = RecipeEpisodeReplayBuffer(
@@ -116,7 +116,7 @@ def test_own_recipes_by_import_path(tmp_path: Path) -> None:
     for recipe, message in {
         "no_such_module.recipe": "recipe names 'no_such_module.recipe', which cannot be imported",
         "math.sqrt": "recipe 'math.sqrt' has no option 'capacity', 'seed'; accepted are x",
-        "lightning_replay.recipes.retention.surprise_retention": "keeps rows by importance, .* name the parts",
+        "lightning_replay.recipes.surprise_retention": "keeps rows by importance, .* name the parts",
     }.items():
         refused(message, written(tmp_path, replay={"recipe": recipe, "capacity": 500}))
 

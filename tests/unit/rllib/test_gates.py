@@ -18,7 +18,7 @@ from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.utils.replay_buffers import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
 from ray.rllib.utils.replay_buffers.utils import update_priorities_in_episode_replay_buffer
 
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.rllib_compat import ACCEPTED_NAME
 
 CONFIG: dict[str, Any] = {"type": RecipeEpisodeReplayBuffer, "recipe": "uniform", "capacity": 100}
@@ -89,5 +89,5 @@ def test_td_errors_reach_the_buffer() -> None:
 
 
 def test_importing_the_class_does_not_import_torchrl() -> None:
-    code = "import sys, rllib_ext.buffer.episode_buffer\nassert not {'torchrl', 'tensordict'} & set(sys.modules)"
+    code = "import sys, rllib_ext.buffer.buffer\nassert not {'torchrl', 'tensordict'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

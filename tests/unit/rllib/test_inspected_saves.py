@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from lightning_replay.report.contents import ReplayContents
-from lightning_replay.report.saves import read_buffers
+from lightning_replay.inspection.contents import ReplayContents
+from lightning_replay.inspection.saves import read_buffers
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.sharded.folders import Folder
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.files import WarmUp, write_buffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.checkpoints import WarmUp, write_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.checkpoint import write_shards
 

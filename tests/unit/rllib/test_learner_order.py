@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
-from rllib_ext.learner.batch_layouts import Piece
-from rllib_ext.learner.blocks import TransitionBlock
+from rllib_ext.learner.blocks import Piece, TransitionBlock
 from rllib_ext.learner.sharding import deal, learner_order
 
 

@@ -23,8 +23,8 @@ from tensordict import TensorDict
 
 import rllib_ext
 from lightning_replay.levels import LevelBuffer, SequentialLevels, UniformLevels, scores
-from rllib_ext.levels.building import built_levels
-from rllib_ext.levels.environments import PlayedLevel
+from rllib_ext.levels.checks import built_levels
+from rllib_ext.levels.evaluation import PlayedLevel
 from rllib_ext.levels.evaluation import test_of as level_test_of
 
 

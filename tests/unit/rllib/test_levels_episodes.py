@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_ext.levels.episodes import Fragment, PendingEpisode, PendingEpisodes
+from rllib_ext.levels.server import Fragment, PendingEpisode, PendingEpisodes
 
 
 def fragment(name: str, start: int, length: int, done: bool = False) -> Fragment:

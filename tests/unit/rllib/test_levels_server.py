@@ -14,8 +14,7 @@ from tensordict import TensorDict
 
 from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels
 from lightning_replay.levels.scores import PositiveValueLoss
-from rllib_ext.levels.episodes import Fragment
-from rllib_ext.levels.server import LevelServer
+from rllib_ext.levels.server import Fragment, LevelServer
 
 
 def server_of(levels: LevelSelector, spare: Path, **options: Any) -> LevelServer:

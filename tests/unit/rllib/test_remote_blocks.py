@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
-from lightning_replay.sharded.fetching import Block
+from lightning_replay.sharded.rows import Block
 from rllib_ext.learner.remote_blocks import RemoteBlock
 
 

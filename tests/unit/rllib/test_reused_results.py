@@ -15,7 +15,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 import rllib_ext
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
 SPACE = gym.spaces.Box(-1e9, 1e9, (2,), np.float32)
 LENGTH = 5

@@ -20,7 +20,7 @@ from torchrl.data.replay_buffers import TensorDictMaxValueWriter
 import rllib_ext
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.fill import episodes_of
 
 from .episodes import column

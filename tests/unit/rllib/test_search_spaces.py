@@ -13,8 +13,8 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
-from rllib_ext.buffer.image_module import ImageDQNModule
-from rllib_ext.search_spaces import has_search_space, sampled_configs, samples_of
+from rllib_ext.buffer.images import ImageDQNModule
+from rllib_ext.environments import has_search_space, sampled_configs, samples_of
 
 GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
 
@@ -131,7 +131,7 @@ def test_what_no_value_of_the_space_can_fulfil_is_refused_now(written: Any, mess
 
 def test_values_of_which_some_are_refused_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     config = dqn(replay(capacity=tune.grid_search([500, 400, 20])))
-    with caplog.at_level(logging.WARNING, logger="rllib_ext.search_spaces"):
+    with caplog.at_level(logging.WARNING, logger="rllib_ext.environments"):
         rllib_ext.configure(config)
     message = "1 of 3 samples of the search space are refused, and such trials will fail: capacity is 20, below the 32"
     assert message in caplog.text

@@ -12,8 +12,8 @@ import torch
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.sequence_priorities import SequencePriorities
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.sequences import SequencePriorities
 
 from .recurrent_episodes import drawn, filled, numbers, recurrent, state_before
 

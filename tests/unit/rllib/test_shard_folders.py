@@ -10,9 +10,9 @@ import ray
 from pyarrow import fs
 
 from lightning_replay.saving import DamagedFileError
-from lightning_replay.sharded import served_folders
+from lightning_replay.sharded import saves as served_folders
 from lightning_replay.sharded.folders import LOCK_FILE, Folder
-from lightning_replay.sharded.served_folders import FolderServer, ServedFolder
+from lightning_replay.sharded.saves import FolderServer, ServedFolder
 
 FILES = {"manifest.json": b"{}", "data/empty": b"", "data/rows": bytes(range(256)) * 9, "data/deep/one": b"1" * 1000}
 

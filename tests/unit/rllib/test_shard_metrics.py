@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from lightning_replay.schedulers import MeanReturn
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.joined_stats import joined_stats
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer, joined_stats
 from tests.recipe_options import required_options
 
 from .episodes import numbered

@@ -16,7 +16,7 @@ from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.options import ShardOptions
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.options import options_of_shard
+from rllib_ext.sharded.shard import options_of_shard
 
 
 def dqn(**options: Any) -> DQNConfig:

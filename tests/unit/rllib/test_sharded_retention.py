@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from rllib_ext.sharded.options import options_of_shard
+from rllib_ext.sharded.shard import options_of_shard
 
 from .episodes import numbered
 from .local_shards import first_numbers, read, replays, start_locally

@@ -17,8 +17,8 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 import rllib_ext
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.image_module import ImageDQNModule
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.images import ImageDQNModule
 
 K = 3
 NETWORK = {"conv_filters": [[4, 3, 2]], "fcnet_hiddens": [8], "head_fcnet_hiddens": [8], "num_atoms": 1}

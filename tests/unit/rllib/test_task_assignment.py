@@ -14,9 +14,9 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 import rllib_ext
-from lightning_replay.envs.tasks import TaskChoice
+from lightning_replay.envs.building import TaskChoice
 from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, UniformTasks
-from rllib_ext.episodes.task_assignment import find_problem, set_tasks
+from rllib_ext.tasks import find_problem, set_tasks
 
 TASKS = ["target", "far", "near"]
 GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}

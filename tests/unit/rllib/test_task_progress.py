@@ -11,7 +11,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 import rllib_ext
 from lightning_replay.schedulers import EasyToHard, Exp3
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
 from .episodes import numbered
 

@@ -47,7 +47,11 @@ def test_is_refused_by_name(wrong) -> None:
         (PER | {"modules": {"pursuer": 10}}, TypeError, r"modules\['pursuer'\] is 10; it must be options by name"),
         (PER | {"modules": {"a": {"priority_exponent": -1}}}, ValueError, "priority_exponent is -1; it must be"),
         (PER | {"info_keys": "goal"}, TypeError, "info_keys is 'goal'; it must be a sequence"),
-        (PER | {"alpha": 0.6}, ValueError, "recipe 'prioritized' has no option 'alpha'; accepted are capacity, priority_exponent"),
+        (
+            PER | {"alpha": 0.6},
+            ValueError,
+            "recipe 'prioritized' has no option 'alpha'; accepted are capacity, priority_exponent",
+        ),
         (PARTS | {"sampler": {"class_path": PARTS["sampler"], "init_args": {"beta": 1}}}, TypeError, "importance_exp"),
         (
             PARTS | {"sampler": {"class_path": PARTS["sampler"], "init_args": {"importance_exponent": 7}}},

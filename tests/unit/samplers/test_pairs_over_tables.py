@@ -14,10 +14,10 @@ from lightning_replay.samplers import (
     PairSampler,
     RandomPairSampler,
 )
-from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.samplers.tables import TableShares
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.transforms import MixPairs
-from lightning_replay.writers.event_tables import EventTableWriter
+from lightning_replay.writers.tables import EventTableWriter
 from tests.event_steps import IsTrue, event_steps
 
 

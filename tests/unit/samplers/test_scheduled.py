@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_replay.samplers.scheduled import ScheduledSampler
+from lightning_replay.samplers.tables import ScheduledSampler
 from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, UniformTasks
 from lightning_replay.tables.tables import Tables
 

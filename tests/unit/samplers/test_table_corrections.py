@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.events import EventTable
-from lightning_replay.samplers.table_corrections import lemma2, lemma2_exact, mixture
+from lightning_replay.samplers.tables import lemma2, lemma2_exact, mixture
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
 from lightning_replay.tables.tables import Tables
 from tests.event_steps import IsTrue, event_steps

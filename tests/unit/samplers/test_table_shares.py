@@ -9,7 +9,7 @@ import torch
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.events import EventTable
-from lightning_replay.samplers.table_shares import TableShares, largest_remainder, with_one_of_each
+from lightning_replay.samplers.tables import TableShares, largest_remainder, with_one_of_each
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.tables.tables import Tables
 from tests.event_steps import IsTrue, event_steps

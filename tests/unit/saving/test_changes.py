@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay.saving import changes
-from lightning_replay.saving.changes import Changes
-from lightning_replay.saving.snapshot import Snapshot, Snapshots
+from lightning_replay.saving import snapshot as changes
+from lightning_replay.saving.snapshot import Changes, Snapshot, Snapshots
 
 ROWS, WIDTH, PART = 40, 3, 56  # rows of 24 bytes; parts end inside of rows
 

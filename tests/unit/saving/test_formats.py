@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lightning_replay import load_replay
-from lightning_replay.checkpoint.replay import verify_replay
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.replay import Replay
+from lightning_replay.saves import verify_replay
 from tests.level_steps import column, segment
 from tests.saved_formats import empty_levels
 

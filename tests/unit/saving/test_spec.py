@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lightning_replay
-from lightning_replay.samplers.table_corrections import CORRECTIONS
+from lightning_replay.samplers.tables import CORRECTIONS
 from lightning_replay.saving.spec import PUBLIC, NotRebuildableError, build, describe, recorded
 
 

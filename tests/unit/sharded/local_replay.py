@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay.sharded import ShardedReplay
-from lightning_replay.sharded.connection import Connection
 from lightning_replay.sharded.coordinator import Coordinator
+from lightning_replay.sharded.replay import Connection
 from tests.unit.rllib.local_shards import start_locally
 
 COORDINATORS: dict[str, Coordinator] = {}  # by name of the replay

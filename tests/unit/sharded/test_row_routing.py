@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_replay.sharded.batch_index import numbers_of, row_ids_of
-from lightning_replay.sharded.row_ids import RowIds
-from lightning_replay.sharded.row_routing import RowRouter, check_layout, layout_of
+from lightning_replay.sharded.rows import RowIds, RowRouter, check_layout, layout_of, numbers_of, row_ids_of
 
 TRAJECTORY, DONE = ("trajectory",), ("next", "done")
 SECOND = 2 * 2**40  # added to trajectories by writer 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_replay import load_replay, recipes
-from lightning_replay.checkpoint.replay import save_id
+from lightning_replay.saves import save_id
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.sharded import ShardedReplay
 from tests.unit.sharded.local_replay import built, coordinator_of, filled, numbers, shards_of, steps

@@ -17,8 +17,7 @@ from torchrl.data.replay_buffers import (
 from torchrl.data.replay_buffers.offline_to_online import prefill_replay_buffer
 
 from lightning_replay.replay import Replay
-from lightning_replay.storage.access import read_columns
-from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.packed import PackedStorage, read_columns
 from lightning_replay.writers import FirstInFirstOutWriter
 from tests.transitions import numbered_steps
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, groups_of
 from lightning_replay.tables.histories import Histories
+from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, groups_of
 from lightning_replay.tables.tables import Tables
 
 EMPTY: list[int] = []

@@ -6,9 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_replay.tables.arrays import TAKEN
-from lightning_replay.tables.slot_pool import Slots
-from lightning_replay.tables.tables import Tables
+from lightning_replay.tables.kernels import TAKEN
+from lightning_replay.tables.tables import Slots, Tables
 
 
 def numbers(*slots: int) -> np.ndarray:

@@ -22,9 +22,9 @@ from lightning_replay.events import (
     reward_at_least,
     sustained,
 )
-from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.samplers.tables import TableShares
 from lightning_replay.table_replay import TableReplay
-from lightning_replay.writers.event_tables import EventTableWriter
+from lightning_replay.writers.tables import EventTableWriter
 from tests.event_steps import IsTrue, event_steps
 from tests.recipe_options import built
 from tests.transitions import connected, numbered_steps

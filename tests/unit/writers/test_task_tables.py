@@ -12,10 +12,10 @@ from torchrl.data.replay_buffers import RandomSampler
 
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.samplers import PrioritizedSampler, UniformSampler
-from lightning_replay.samplers.scheduled import ScheduledSampler
+from lightning_replay.samplers.tables import ScheduledSampler
 from lightning_replay.schedulers import OneTask, UniformTasks
 from lightning_replay.table_replay import CurriculumReplay
-from lightning_replay.writers.task_tables import SHARED_TABLE, TaskTableWriter
+from lightning_replay.writers.tables import SHARED_TABLE, TaskTableWriter
 from tests.transitions import numbered_steps
 
 TASKS = ["target", "far", "near"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.samplers import NeighborhoodMixupSampler
-from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.samplers.tables import TableShares
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.transforms import MixPairs
 from lightning_replay.writers import EventTableWriter

@@ -10,8 +10,7 @@ from torchrl.data.replay_buffers import Sampler
 from lightning_replay import PackedStorage, Replay
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.samplers import NeighborhoodMixupSampler, UniformSampler
-from lightning_replay.samplers.scheduled import ScheduledSampler
-from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.samplers.tables import ScheduledSampler, TableShares
 from lightning_replay.schedulers import OneTask, UniformTasks
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from lightning_replay.transforms import MixPairs

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from lightning_replay.shipped_configs import config_directory
+from lightning_replay.options import config_directory
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, mean_of, steps_to
 from tests.benchmarks.learning.recorder import Recorder
 

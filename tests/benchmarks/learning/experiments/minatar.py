@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from lightning_replay import recipes
-from lightning_replay.envs.minatar import MinAtarGame
+from lightning_replay.envs.atari import MinAtarGame
 from lightning_replay.replay import Replay
 from lightning_replay.retention.surprise import squared_td_error
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of

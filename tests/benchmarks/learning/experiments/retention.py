@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay import Replay, recipes
-from lightning_replay.envs.minatar import MinAtarGame
+from lightning_replay.envs.atari import MinAtarGame
 from lightning_replay.writers import OldestLeaves, OnPolicynessOnly, RetentionWriter, SurpriseOnly, SurpriseOnPolicyness
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
 from tests.benchmarks.learning.learners.minatar_players import StackedPlayers

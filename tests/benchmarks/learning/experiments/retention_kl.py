@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_replay import Replay
 from lightning_replay.agents import Rainbow
-from lightning_replay.envs.minatar import MinAtarGame
+from lightning_replay.envs.atari import MinAtarGame
 from lightning_replay.lit import ReplayDataModule
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, last_of
 from tests.benchmarks.learning.experiments.retention import PAPER, RETURN, replay_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lightning_replay.envs.grids import RoomGrid
+from lightning_replay.envs.grids import TabularGrid as RoomGrid
 
 
 def state_of(env: RoomGrid) -> int:

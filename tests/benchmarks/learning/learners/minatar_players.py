@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay import Replay
-from lightning_replay.envs.minatar import MinAtarGame
+from lightning_replay.envs.atari import MinAtarGame
 from tests.benchmarks.learning.learners.checkpoints import load_agent_and_replays, save_agent_and_replays
 from tests.benchmarks.learning.learners.rows import Rows
 from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN

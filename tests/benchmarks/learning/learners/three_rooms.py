@@ -13,7 +13,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay import Replay, recipes
-from lightning_replay.envs.grids import RoomGrid, ThreeRooms
+from lightning_replay.envs.grids import TabularGrid as RoomGrid
+from lightning_replay.envs.grids import ThreeRooms
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms.shaping import OneAt, PotentialShaping

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_replay.envs import soccer
-from lightning_replay.envs.half_field import DASH, GOAL_REWARD, KICK, STARTS, TURN
-from lightning_replay.envs.half_field_observation import NEAR
+from lightning_replay.envs import half_field as soccer
+from lightning_replay.envs.half_field import DASH, GOAL_REWARD, KICK, NEAR, STARTS, TURN
 
 PARAMETER_LOW = np.array([0.0, -180.0, -180.0, 0.0, -180.0], np.float32)  # of dash (two), turn (one) and kick (two)
 PARAMETER_HIGH = np.array([100.0, 180.0, 180.0, 100.0, 180.0], np.float32)

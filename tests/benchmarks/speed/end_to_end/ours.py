@@ -31,7 +31,7 @@ from turns import (
 
 from lightning_replay import recipes
 from lightning_replay.agents import DQN, PPO, SAC, TD3
-from lightning_replay.agents.off_policy import OffPolicyAgent
+from lightning_replay.agents.agent import OffPolicyAgent
 from lightning_replay.levels import UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule
 

@@ -12,8 +12,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lightning_replay.levels import LevelBuffer, SequentialLevels
-from lightning_replay.levels.environments.level_vectors import of_rows, overlaid
-from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper, make_level_vector
+from lightning_replay.levels.environments import LevelVectorWrapper, make_level_vector, of_rows, overlaid
 from tests.corridors import Corridor, PairCorridor, RestlessCorridor, StubbornCorridor, ToldCorridor, lengths_of
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lightning_replay.levels import SequentialLevels
-from lightning_replay.levels.environments.level_wrappers import LevelWrapper
+from lightning_replay.levels.environments import LevelWrapper
 from tests.corridors import Corridor, RestlessCorridor, StubbornCorridor, ToldCorridor, lengths_of
 
 

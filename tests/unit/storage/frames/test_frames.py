@@ -10,12 +10,11 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 from lightning_replay import load_replay, recipes
 from lightning_replay.events import EventTable
-from lightning_replay.recipes.storage import storage_for
-from lightning_replay.storage.access import read_columns
+from lightning_replay.recipes import storage_for
+from lightning_replay.storage import frame_pool as pool_module
+from lightning_replay.storage.frame_pool import NumbaSearch, TorchSearch
 from lightning_replay.storage.frames import FrameStorage
-from lightning_replay.storage.frames import pool as pool_module
-from lightning_replay.storage.frames.frame_index import NumbaSearch, TorchSearch
-from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.packed import PackedStorage, read_columns
 from tests.frame_steps import distinct, frame_rows, image_of, stacks_in, stacks_of
 
 SEARCHES = (TorchSearch, NumbaSearch)

@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Base classes of the agents: sizes read from the environment, networks built once, one update per batch."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, ClassVar, Self
+
+import gymnasium
+import lightning as L
+import numpy as np
+import torch
+from gymnasium.spaces import Space
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchrl.objectives import SoftUpdate
+
+from lightning_replay.agents.interfaces import (
+    UpdateBatches,
+    UpdatePriorities,
+    scales_gradients,
+    steps_of,
+    training_data,
+    uses_no_step_hooks,
+)
+from lightning_replay.agents.networks import Layers, TargetUpdate, layers_of, perceptron_layers, tensors_of
+from lightning_replay.agents.spaces import SizeReader, continuous_sizes, spaces_of
+from lightning_replay.options import (
+    ABOVE_ZERO,
+    BELOW_ONE,
+    checked_count,
+    checked_counts,
+    checked_flag,
+    checked_number,
+    checked_numbers,
+    checked_share,
+)
+from lightning_replay.schedules import checked_schedule
+from lightning_replay.training_replay import TrainingReplay
+
+_limit = partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number above 0, or None for no limit")
+
+_RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
+    (
+        partial(checked_number, lowest=0.0),
+        "actor_learning_rate actor_regularization critic_learning_rate entropy_coefficient entropy_learning_rate "
+        "exploration_noise learning_rate noise_deviation parameter_learning_rate target_noise target_noise_clip "
+        "value_coefficient value_learning_rate",
+    ),
+    (
+        partial(checked_number, lowest=ABOVE_ZERO),
+        "adam_epsilon clip_range gradient_clip initial_entropy_coefficient observation_high",
+    ),
+    (_limit, "gradient_norm value_clip"),
+    (checked_number, "target_entropy target_high target_low value_high value_low"),
+    (checked_share, "discount exploration_end exploration_start gae_lambda target_update_rate"),
+    (partial(checked_schedule, highest=BELOW_ONE), "conflict_aversion"),
+    (
+        checked_count,
+        "epochs hidden_size minibatches num_actions observation_size policy_delay target_update_every",
+    ),
+    (partial(checked_count, lowest=0), "exploration_steps"),
+    (partial(checked_count, lowest=2), "atoms"),
+    (checked_counts, "categories channels hidden_sizes kernel_sizes observation_shape strides"),
+    (partial(checked_counts, lowest=0), "parameter_sizes"),
+    (checked_numbers, "action_high action_low parameter_high parameter_low"),
+    (checked_flag, "cross_entropy distributional double dueling noisy samples_by_surprise"),
+)
+_CHECKS = {name: check for check, names in _RANGES for name in names.split()}
+# read from the environment, or optional
+_MAY_BE_NONE = {
+    *("observation_shape", "observation_size", "observation_high", "num_actions", "action_low", "action_high"),
+    *("parameter_sizes", "parameter_low", "parameter_high", "target_low", "target_high", "target_entropy"),
+    *("categories", "gradient_norm", "value_clip"),
+}
+
+
+def plain_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those options of an agent that hold arrays, tensors or NumPy numbers, as lists and plain numbers."""
+    plain = {name: _plain(value) for name, value in given.items() if name in _CHECKS}
+    return {name: value for name, value in plain.items() if value is not given[name]}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple) and any(isinstance(entry, Tensor | np.generic) for entry in value):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def check_hyperparameters(given: Mapping[str, Any]) -> None:
+    """Checks the options of an agent; ``given`` may be ``locals()`` of its constructor, other names are ignored.
+
+    Not ``hparams``, in which Lightning has class paths in place of objects with a command line.
+
+    Raises:
+        TypeError: a value of another type.
+        ValueError: a value out of range, infinite or NaN.
+    """
+    for name, value in given.items():
+        if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE):
+            _CHECKS[name](name, value)
+    low, high = given.get("target_low"), given.get("target_high")
+    if low is not None and high is not None and low > high:
+        raise ValueError(
+            f"target_low {low} is above target_high {high}; give the smallest and the largest return that can be "
+            "reached."
+        )
+    low, high = given.get("value_low", 0.0), given.get("value_high", 1.0)
+    if not low < high:
+        raise ValueError(f"value_low is {low} and value_high {high}; give ascending bounds of the atoms.")
+
+
+class SizedAgent(L.LightningModule):
+    """A LightningModule with manual optimisation whose networks fit the environment's spaces.
+
+    A subclass defines ``build`` (networks, loss), ``act``, ``training_step`` and ``configure_optimizers``, and names in
+    ``size_names`` the arguments that the spaces determine. With those arguments it is built at once, otherwise when a
+    trainer attaches a data module that has an environment.
+
+    Attributes:
+        loss: created by :meth:`build`; a loss module of TorchRL, which holds the parameters and targets.
+    """
+
+    loss: Any
+
+    size_names: ClassVar[tuple[str, ...]] = ()
+    read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.is_built: bool = False
+        self._scheduler_steps: dict[int, int | None] = {}
+
+    @classmethod
+    def sizes_from(cls, observation_space: Space[Any], action_space: Space[Any]) -> dict[str, Any]:
+        """Returns the arguments that the spaces determine; raises ``ValueError`` if the agent cannot act in them."""
+        return cls.read_sizes(observation_space, action_space, cls.__name__)
+
+    @classmethod
+    def for_env(
+        cls,
+        env: str
+        | gymnasium.Env[Any, Any]
+        | gymnasium.vector.VectorEnv[Any, Any, Any]
+        | Callable[[], gymnasium.Env[Any, Any]],
+        **hyperparameters: Any,
+    ) -> Self:
+        """Returns an agent for an environment: an id, the environment, a vector of them, or a callable that builds one.
+
+        Raises ``ValueError`` as :meth:`sizes_from`.
+        """
+        return cls(**(cls.sizes_from(*spaces_of(env)) | hyperparameters))
+
+    def build(self) -> None:
+        """Creates networks and loss from ``self.hparams``."""
+        raise NotImplementedError
+
+    def act(self, observation: Tensor, explore: bool) -> Tensor:
+        """Returns actions for a batch of observations."""
+        raise NotImplementedError
+
+    def configure_model(self) -> None:
+        """Builds the networks once, with the sizes of the attached data module's spaces if none were given."""
+        data = None if self._trainer is None else training_data(self.trainer)
+        if self.is_built:
+            if data is not None and data.steps_environments:
+                assert data.observation_space is not None and data.action_space is not None
+                self._refuse_other_sizes(self.sizes_from(data.observation_space, data.action_space), type(data))
+            return
+        missing = [name for name in self.size_names if self.hparams.get(name) is None]
+        if missing:
+            if data is None or data.observation_space is None or data.action_space is None:
+                raise ValueError(
+                    f"{type(self).__name__} was built without {', '.join(missing)}; give them, use "
+                    f"{type(self).__name__}.for_env(env), or fit it with a data module of lightning_replay.lit."
+                )
+            sizes = self.sizes_from(data.observation_space, data.action_space)
+            self.hparams.update({name: size for name, size in sizes.items() if self.hparams.get(name) is None})
+        self.build()
+        self.is_built = True
+
+    def _refuse_other_sizes(self, sizes: dict[str, Any], module: type) -> None:
+        given = {name: self.hparams.get(name) for name in self.size_names}
+        other = [name for name in self.size_names if _size(name, given[name]) != _size(name, sizes[name])]
+        if other:
+            ours, theirs = (", ".join(f"{name}={found[name]}" for name in other) for found in (given, sizes))
+            raise ValueError(
+                f"{type(self).__name__} was built with {ours}, and the environment of {module.__name__} has {theirs}. "
+                f"Give both the same environment, or leave these out: {type(self).__name__}() reads them."
+            )
+
+    def set_up(self, options: Mapping[str, Any]) -> None:
+        """Checks and saves hyperparameters and builds the networks if all sizes are given.
+
+        For the end of a subclass's ``__init__``, with its ``locals()``.
+        """
+        check_hyperparameters(options)
+        frame = inspect.currentframe()
+        assert frame is not None
+        self.save_hyperparameters(frame=frame.f_back)
+        # a checkpoint holds no arrays: torch loads none with weights_only
+        plain = plain_hyperparameters(options)
+        self.hparams.update(plain)
+        initial: Any = self.hparams_initial  # a copy of what loggers record
+        initial.update(plain)
+        self._hparams_initial: Any = initial
+        if all(self.hparams.get(name) is not None for name in self.size_names):
+            self.configure_model()
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Logs the return of one evaluation episode."""
+        self.log("eval/return", batch["return"], batch_size=1, on_step=False, on_epoch=True)
+
+    def on_fit_start(self) -> None:
+        """Refuses a precision that scales gradients, as updates clip them or take further steps outside the scaler."""
+        if scales_gradients(self.trainer):
+            raise ValueError(
+                f"precision is {self.trainer.precision}, which scales gradients between steps; {type(self).__name__} "
+                "clips gradients or takes several steps per training step. Use precision 32-true or bf16-mixed."
+            )
+
+    def on_train_start(self) -> None:
+        """Records where schedulers stand, so that those which a subclass steps itself are left to it."""
+        self._scheduler_steps = {
+            id(one.scheduler): steps_of(one.scheduler) for one in self.trainer.lr_scheduler_configs
+        }
+
+    def on_train_epoch_end(self) -> None:
+        """Steps the schedulers of epochs."""
+        self.step_schedulers("epoch")
+
+    def step_schedulers(self, interval: str) -> None:
+        """Steps the schedulers that ``configure_optimizers`` of a subclass returned, as automatic optimisation does.
+
+        Those with the interval "epoch", Lightning's default, step at the end of an epoch, those with "step" after each
+        update, of PPO each rollout; a ``frequency`` counts these. A scheduler that the subclass steps itself is left
+        alone, and so is ``ReduceLROnPlateau``, whose ``monitor`` Lightning drops in manual optimisation.
+        """
+        for config in self.trainer.lr_scheduler_configs:
+            scheduler: Any = config.scheduler
+            clock = self.trainer.global_step if interval == "step" else self.trainer.current_epoch + 1
+            steps = self._scheduler_steps.setdefault(id(scheduler), steps_of(scheduler))
+            is_due = config.interval == interval and clock % config.frequency == 0
+            if is_due and steps == steps_of(scheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+                self.lr_scheduler_step(scheduler, None)
+                self._scheduler_steps[id(scheduler)] = steps_of(scheduler)
+
+    def adam(self, parameters: Iterable[Tensor], rate: str = "learning_rate") -> torch.optim.Optimizer:
+        """Returns Adam with the option ``rate`` as learning rate, and ``adam_epsilon`` if the agent has it."""
+        epsilon = self.hparams.get("adam_epsilon", 1e-8)
+        return torch.optim.Adam(list(parameters), lr=self.hparams[rate], eps=epsilon, fused=True)
+
+    def descend(self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor) -> None:
+        """Takes one gradient step on a loss."""
+        drop_gradients(optimizer)
+        self.take_gradients(loss)
+        self.take_step(optimizer)
+
+    def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
+        """Steps an optimizer whose parameters have their gradients."""
+        optimizer.step()
+
+    def take_gradients(self, loss: Tensor) -> None:
+        """Computes gradients as ``manual_backward`` does, without its 20 to 50 µs where plain ones are enough.
+
+        With DDP they are the mean over all processes, also where a loss uses some of the parameters alone.
+        """
+        if self.takes_plain_gradients:
+            loss.backward()
+        elif self._averages_gradients:  # DDP does so in manual_backward, where it waits for parameters without gradient
+            loss.backward()
+            average_gradients(self.parameters())
+        else:
+            self.manual_backward(loss)
+
+    @property
+    def takes_plain_gradients(self) -> bool:
+        """Whether the trainer neither scales gradients nor syncs them between devices."""
+        trainer = self.trainer
+        return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
+
+    @property
+    def _averages_gradients(self) -> bool:
+        trainer = self._trainer
+        is_ddp = trainer is not None and isinstance(trainer.strategy, DDPStrategy)
+        return is_ddp and type(self.trainer.precision_plugin) is Precision
+
+
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Replaces the gradients of these parameters, where they have some, by their mean over all processes."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    together = torch.cat([gradient.flatten() for gradient in gradients])
+    torch.distributed.all_reduce(together)  # the mean itself is not offered by every backend
+    together /= torch.distributed.get_world_size()
+    for gradient, mean in zip(gradients, together.split([one.numel() for one in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def drop_gradients(optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
+    """Sets gradients to ``None`` as ``optimizer.zero_grad`` does, without 15 µs of its profiling."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def _size(name: str, value: Any) -> Any:
+    """Returns the part of an option that has to fit the environment: the length of bounds, which may be narrower."""
+    if name.endswith(("_low", "_high")):
+        return len(value) if isinstance(value, list | tuple) else None
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+# cached properties of the agents
+_OF_LOSS = {"target_update", "layers", "target_layers", "actor_layers", "target_actor_layers", "networks"}
+
+# Columns of a batch by name, those under "next" in a dictionary of their own; or the batch itself.
+Columns = Mapping[str, Any]
+
+
+def plain_columns(batch: TensorDictBase) -> dict[str, Any]:
+    """Returns the columns of a batch in dictionaries, from which nine are read in the time of one from a TensorDict."""
+    return {key: dict(value.items()) if isinstance(value, TensorDictBase) else value for key, value in batch.items()}
+
+
+def weighted_mean(rows: Tensor, batch: Columns | TensorDictBase) -> Tensor:
+    """Returns the mean over the batch of each row's loss times its ``priority_weight``, where the batch has one.
+
+    The sum is divided by B, not by the sum of the weights, which would undo their normalisation.
+    """
+    weight = batch.get("priority_weight", None)
+    return rows.mean() if weight is None else (rows * weight.reshape(rows.shape)).mean()
+
+
+def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: Tensor) -> Tensor:
+    """Returns the targets ``reward + γ^n values``, or the reward alone where the episode terminated.
+
+    n is the column ``steps_to_next_obs``, 1 without it; a truncated row keeps its bootstrap.
+
+    Args:
+        batch: of replayed transitions.
+        values: of the next observations ``[B]``, without gradients; the targets are computed in their memory.
+        discount: γ, a scalar.
+    """
+    following, steps = batch["next"], batch.get("steps_to_next_obs", None)
+    ended = following.get("terminated", None)
+    if ended is None:
+        ended = following.get("done")
+    factor = discount if steps is None else discount ** steps.view_as(values)
+    return (
+        values.mul_(factor)
+        .masked_fill_(ended.view_as(values).bool(), 0.0)
+        .add_(following.get("reward").view_as(values))
+    )
+
+
+class OffPolicyAgent(SizedAgent):
+    """Learns from replayed batches by manual optimisation; ``global_step`` equals the updates.
+
+    A subclass defines ``build`` (networks, loss), ``update`` (one gradient step on one batch), ``act`` and
+    ``configure_optimizers`` (critic first); see :class:`~lightning_replay.agents.agent.SizedAgent`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps_directly = False  # until a trainer is known
+
+    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Takes one gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""
+        raise NotImplementedError
+
+    def associate_targets(self) -> None:
+        """Keeps TorchRL from warning of a loss whose targets no updater moves; for the end of ``build``."""
+        SoftUpdate(self.loss, tau=self.hparams["target_update_rate"])
+
+    @cached_property
+    def target_update(self) -> TargetUpdate:
+        """Moves the targets in ``loss`` by ``target_update_rate``."""
+        return TargetUpdate(self.loss, self.hparams["target_update_rate"])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Discards what holds tensors of the former :attr:`loss` where that is replaced."""
+        if name == "loss":
+            for cached in _OF_LOSS:
+                self.__dict__.pop(cached, None)
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what holds tensors of :attr:`loss`, whose copies are other tensors."""
+        return {name: value for name, value in super().__getstate__().items() if name not in _OF_LOSS}
+
+    def configure_callbacks(self) -> Sequence[L.Callback]:
+        """Returns the callback that passes TD errors to the replay."""
+        return [UpdatePriorities()]
+
+    def training_step(self, batch: TensorDictBase | UpdateBatches, batch_idx: int) -> dict[str, Tensor]:
+        """Updates once, or once per batch where a step has several."""
+        if not isinstance(batch, UpdateBatches):
+            outputs = self.update(batch)
+            self.step_schedulers("step")
+            return outputs
+        outputs = {}
+        for drawn in batch:
+            outputs = self.update(drawn)
+            self.step_schedulers("step")
+            batch.update_priority(drawn, **outputs)
+        return outputs
+
+    def on_fit_start(self) -> None:
+        """Refuses a precision that scales gradients, and a replay whose n-step returns are discounted differently."""
+        super().on_fit_start()
+        data = training_data(self.trainer)
+        replay = None if data is None else data.replay
+        for n_steps, discount in replay.returns if isinstance(replay, TrainingReplay) else ():
+            if discount != self.hparams["discount"]:
+                raise ValueError(
+                    f"the replay discounts its {n_steps}-step returns by {discount}, the agent by "
+                    f"{self.hparams['discount']}; give both the same discount."
+                )
+
+        self._steps_directly = self.takes_plain_gradients and uses_no_step_hooks(self.trainer)
+
+    def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
+        """Steps an optimizer and counts the step if it is wrapped, without Lightning's hooks where nothing uses them.
+
+        These cost 40 µs and some more for each callback.
+        """
+        if not self._steps_directly or not isinstance(optimizer, LightningOptimizer):
+            optimizer.step()
+            return
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        optimizer.optimizer.step()
+        progress.increment_completed()
+
+    def critic_and_other_optimizers(self) -> tuple[LightningOptimizer, list[torch.optim.Optimizer]]:
+        """Returns the critic's optimizer, which Lightning counts as the step, and the others unwrapped."""
+        wrapped = self.optimizers()
+        if not isinstance(wrapped, list):
+            return wrapped, []
+        plain: Any = self.optimizers(use_pl_optimizer=False)  # a list, as the wrapped ones
+        return wrapped[0], plain[1:]
+
+
+class ContinuousAgent(OffPolicyAgent):
+    """Base of TD3 and SAC: continuous actions between bounds, two critics in ``loss.qvalue_network_params``."""
+
+    size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
+    read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
+    action_center: Tensor
+    action_half_range: Tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out TorchRL's functions over both critics, which cannot be pickled."""
+        state = super().__getstate__()
+        if "loss" in self._modules:
+            loss = copy.copy(self.loss)
+            for name in [name for name in vars(loss) if name.startswith("_vmap_") and callable(vars(loss)[name])]:
+                delattr(loss, name)
+            state["_modules"] = {**self._modules, "loss": loss}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Creates these functions again."""
+        super().__setstate__(state)
+        if "loss" in self._modules:
+            self.loss.set_vmap_randomness(self.loss.vmap_randomness)
+
+    def register_bounds(self) -> tuple[Tensor, Tensor]:
+        """Returns the bounds of the actions, and keeps their centre and half range as buffers."""
+        low, high = torch.tensor(self.hparams["action_low"]), torch.tensor(self.hparams["action_high"])
+        self.register_buffer("action_center", (high + low) / 2, persistent=False)
+        self.register_buffer("action_half_range", (high - low) / 2, persistent=False)
+        return low, high
+
+    def bounded(self, outputs: Tensor) -> Tensor:
+        """Returns actions within the bounds, from real numbers ``[..., A]``."""
+        return torch.tanh(outputs) * self.action_half_range + self.action_center
+
+    @cached_property
+    def actor_layers(self) -> Layers:
+        """Of the policy."""
+        return perceptron_layers(self.loss, "actor_network")
+
+    @cached_property
+    def layers(self) -> Layers:
+        """Of both critics, stacked."""
+        return perceptron_layers(self.loss, "qvalue_network")
+
+    @cached_property
+    def target_layers(self) -> Layers:
+        """Of both target critics, stacked."""
+        return layers_of(self.loss.target_qvalue_network_params)
+
+    def critic_optimizer(self) -> torch.optim.Optimizer:
+        """Returns Adam of both critics."""
+        return self.adam(tensors_of(self.layers), "critic_learning_rate")
+
+    def actor_optimizer(self) -> torch.optim.Optimizer:
+        """Returns Adam of the policy."""
+        return self.adam(tensors_of(self.actor_layers), "actor_learning_rate")
+
+
+class ExploringAgent(OffPolicyAgent):
+    """Takes random actions with a probability that falls linearly; a checkpoint holds the steps taken so far.
+
+    A subclass has the hyperparameters ``exploration_start``, ``exploration_end`` and ``exploration_steps``.
+    """
+
+    explored_key: str  # in the checkpoint
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._explored_steps = 0
+        self._num_processes = 1  # that act, each of which takes as many steps
+
+    @property
+    def exploration_rate(self) -> float:
+        """Present probability of a random action."""
+        options = self.hparams
+        done = min(1.0, self._explored_steps / max(1, options["exploration_steps"]))
+        start = options["exploration_start"]
+        return start + (options["exploration_end"] - start) * done
+
+    def _draw(self, greedy: Tensor) -> tuple[Tensor, float]:
+        """Draws a number for each action ``[N]``, below the present rate where it is random; counts the steps."""
+        drawn, rate = torch.rand(greedy.shape, device=greedy.device), self.exploration_rate
+        self._explored_steps += len(greedy) * self._num_processes
+        return drawn, rate
+
+    def on_fit_start(self) -> None:
+        """Reads how many processes act."""
+        super().on_fit_start()
+        self._num_processes = self.trainer.world_size
+
+    def draw_random(self, greedy: Tensor) -> Tensor:
+        """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the steps."""
+        drawn, rate = self._draw(greedy)
+        return drawn < rate
+
+    def with_random(self, greedy: Tensor) -> Tensor:
+        """Returns the actions ``[N]``, each replaced by a random one with probability :attr:`exploration_rate`."""
+        drawn, rate = self._draw(greedy)
+        if min(drawn.tolist(), default=rate) >= rate:  # faster than torch for a few environments
+            return greedy
+        return torch.where(drawn < rate, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Saves the position in the exploration schedule."""
+        checkpoint[self.explored_key] = self._explored_steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the position in the exploration schedule."""
+        self._explored_steps = checkpoint.get(self.explored_key, 0)

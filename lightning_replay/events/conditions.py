@@ -1,0 +1,534 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conditions over steps: of one step, over the course of an episode, and several as one."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey, unravel_key
+from torch import Tensor
+
+from lightning_replay.episodes.links import trajectory_of
+from lightning_replay.options import checked_bound, checked_count, checked_entries, checked_number
+from lightning_replay.saving.spec import recorded
+
+_DONE = ("next", "done")
+
+
+class ConditionError(ValueError):
+    """A condition raised, or did not return one truth value for each step."""
+
+
+class Condition(ABC):
+    """A predicate over steps; a plain function of the same signature serves too where nothing needs saving.
+
+    A step is a row of a TensorDict ``[N]``; an event is a property of its *next* state, so conditions read
+    ``("next", ...)`` and never get the state after a reset. Stratified Sampling from Event Tables, definition 5.
+    """
+
+    @abstractmethod
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        """Returns whether the event happened at each step, bool ``[N]``."""
+
+    def fresh(self) -> Condition:
+        """Returns the same condition without memory; itself where it has none."""
+        return self
+
+    def end_episodes(self, trajectories: Sequence[int | None]) -> None:  # noqa: B027, most have nothing to end
+        """Discards these running episodes, which got no done step; does nothing by default."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns tensors and plain values; empty by default."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027, most have nothing to restore
+        """Restores what :meth:`state_dict` returned."""
+
+
+# The class first: a command line then takes a condition by class path, and a function by import path.
+ConditionLike = Condition | Callable[[TensorDictBase], Tensor]
+
+
+def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
+    """Evaluates a condition at steps ``[N]``; returns bool ``[N]``, also of a condition that returns ``[N, 1]``.
+
+    Raises:
+        ConditionError: the condition raised, wrote into the steps, or returned another shape or dtype.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> steps = TensorDict({"next": {"reward": torch.tensor([[0.0], [1.0]])}}, [2])
+        >>> holds(lambda steps: steps["next", "reward"] > 0, steps)
+        tensor([False,  True])
+    """
+    try:
+        result = condition(steps) if isinstance(condition, Condition) else _call_function(condition, steps)
+    except ConditionError:
+        raise
+    except Exception as error:
+        raise ConditionError(
+            f"the condition {condition!r} raised {type(error).__name__}: {error}. It was given {len(steps)} steps with "
+            f"{_columns(steps)}"
+        ) from error
+    if not isinstance(result, Tensor) or result.dtype != torch.bool:
+        given = f"a {result.dtype} tensor" if isinstance(result, Tensor) else f"a {type(result).__name__}"
+        raise ConditionError(
+            f"the condition {condition!r} returned {given}; return a bool tensor, one value for each step"
+        )
+    if result.ndim == 1 and len(result) == len(steps):
+        return result
+    if result.shape != (len(steps), 1):
+        raise ConditionError(
+            f"the condition {condition!r} returned the shape {list(result.shape)} for {len(steps)} steps; "
+            f"return [{len(steps)}], one value for each step"
+        )
+    return result.reshape(-1)
+
+
+def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDictBase) -> Tensor:
+    """Calls a user's function, which may only read: values that it wrote into the steps would be stored."""
+    columns = [column for column in steps.values(True, True) if not column.is_inference()]  # those have no version
+    before = [column._version for column in columns]
+    result = function(steps.clone(recurse=False).lock_())
+    if before != [column._version for column in columns]:
+        raise ConditionError(
+            f"the condition {function!r} changed a column of the steps in place; compute a new one, as add() for add_()"
+        )
+    return result
+
+
+def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
+    """Reads a column; raises ConditionError, with the names of all columns, where there is none."""
+    value = steps.get(key, None)
+    if not isinstance(value, Tensor):
+        raise ConditionError(f"the steps have no column {key!r}; stored are {_columns(steps)}")
+    return value
+
+
+def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
+    """Reads a column as ``[N]``; raises ConditionError where there is none, or where it has several numbers a step."""
+    value = column(steps, key)
+    if value.numel() != len(steps):
+        raise ConditionError(
+            f"the column {key!r} has the shape {list(value.shape)}; this condition needs one number for each step. "
+            "For one component of several use key_in_region with None for the others"
+        )
+    return value.reshape(-1)
+
+
+def own(condition: ConditionLike, name: str = "condition") -> ConditionLike:
+    """Returns the condition of the option ``name``, with a memory of its own; raises TypeError for anything else."""
+    given: Any = condition
+    if not callable(given) or (isinstance(given, type) and issubclass(given, Condition)):
+        raise TypeError(
+            f"{name} is {condition!r}; it must be a condition such as reward_at_least(1.0), or a function of steps "
+            "TensorDict[N] that returns bool [N]"
+        )
+    return condition.fresh() if isinstance(condition, Condition) else condition
+
+
+def state_of(condition: ConditionLike) -> dict[str, Any]:
+    """Returns the state of a condition; empty for a plain function."""
+    return condition.state_dict() if isinstance(condition, Condition) else {}
+
+
+def load_state_of(condition: ConditionLike, state: dict[str, Any]) -> None:
+    """Restores what :func:`state_of` returned."""
+    if isinstance(condition, Condition):
+        condition.load_state_dict(state)
+
+
+def warn_of_unmet(
+    what: str, condition: ConditionLike, rows: int, stored: TensorDictBase, slots: Tensor, done_key: NestedKey = _DONE
+) -> bool:
+    """Warns of a condition that was true of no row, once episodes have ended; returns whether they have.
+
+    Args:
+        what: has the condition, for the message.
+        condition: that was never true.
+        rows: for which it was evaluated.
+        stored: all slots of the storage.
+        slots: int64 ``[n]``, those that hold a row.
+        done_key: the flag of rows that ended their episode.
+    """
+    done, reward = stored.get(done_key, None), stored.get(("next", "reward"), None)
+    if done is None or not bool(done[slots].any()):
+        return False
+    largest = "" if reward is None else f"; the largest reward stored is {float(reward[slots].max()):g}"
+    warnings.warn(
+        f"{what} {condition!r} was true at none of {rows:,} steps, although episodes end{largest}. If it cannot be "
+        "true in this environment, give another: lightning_replay.events.suggest_events(replay) proposes thresholds",
+        stacklevel=3,
+    )
+    return True
+
+
+def _columns(steps: TensorDictBase) -> str:
+    return ", ".join(repr(key) for key in steps.keys(include_nested=True, leaves_only=True))
+
+
+class Combination(Condition):
+    """Several conditions as one; each is evaluated at every step, because it may follow episodes.
+
+    Raises:
+        ValueError: no condition was given.
+    """
+
+    def __init__(self, conditions: Sequence[ConditionLike]) -> None:
+        several = checked_entries("conditions", conditions, "a sequence of conditions")
+        if not several:
+            raise ValueError("no condition was given; combine at least one")
+        self.conditions: tuple[ConditionLike, ...] = tuple(own(condition) for condition in several)
+
+    def answers(self, steps: TensorDictBase) -> Tensor:
+        return torch.stack([holds(condition, steps) for condition in self.conditions])
+
+    def fresh(self) -> Condition:
+        return type(self)(self.conditions)
+
+    def end_episodes(self, trajectories: Sequence[int | None]) -> None:
+        for condition in self.conditions:
+            if isinstance(condition, Condition):
+                condition.end_episodes(trajectories)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of every condition."""
+        return {"conditions": [state_of(condition) for condition in self.conditions]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for condition, saved in zip(self.conditions, state["conditions"], strict=True):
+            load_state_of(condition, saved)
+
+
+@recorded
+class EveryOf(Combination):
+    """True where all of the conditions are; see :func:`lightning_replay.events.every_of`."""
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        return self.answers(steps).all(0)
+
+    def __repr__(self) -> str:
+        return f"every_of({', '.join(map(repr, self.conditions))})"
+
+
+@recorded
+class AnyOf(Combination):
+    """True where at least one of the conditions is; see :func:`lightning_replay.events.any_of`."""
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        return self.answers(steps).any(0)
+
+    def __repr__(self) -> str:
+        return f"any_of({', '.join(map(repr, self.conditions))})"
+
+
+class EpisodeCondition(Condition):
+    """A condition that keeps one integer for each running episode.
+
+    Must get every step exactly once, in order of time; the steps of several environments may be interleaved in one
+    call, and an episode may continue in the next call. ``trajectory`` (or ``("collector", "traj_ids")``) identifies the
+    episode; steps without it are one environment in order. A done step ends its episode, which is then forgotten. A
+    subclass defines :meth:`follow` and, where an episode does not begin with 0, ``start``.
+
+    Args:
+        condition: evaluated at each step; its own memory is copied, not shared.
+    """
+
+    start: int = 0
+
+    def __init__(self, condition: ConditionLike) -> None:
+        self.condition: ConditionLike = own(condition)
+        self._running: dict[int | None, int] = {}
+
+    @abstractmethod
+    def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
+        """Returns whether the event happens at one step of an episode, and the integer to remember.
+
+        Args:
+            remembered: integer of the step before, ``start`` at the first step of an episode.
+            held: whether ``condition`` is true at this step.
+        """
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        done = one_number(steps, ("next", "done"))
+        trajectory = trajectory_of(steps)
+        names = [None] * len(steps) if trajectory is None else trajectory.reshape(-1).tolist()
+        held = holds(self.condition, steps)
+        happened = []
+        for name, holding, ends in zip(names, held.tolist(), done.tolist(), strict=True):
+            happens, remembered = self.follow(self._running.get(name, self.start), holding)
+            happened.append(happens)
+            if ends or remembered == self.start:
+                self._running.pop(name, None)
+            else:
+                self._running[name] = remembered
+        return torch.tensor(happened, dtype=torch.bool, device=held.device)
+
+    def fresh(self) -> Condition:
+        again = copy.copy(self)
+        again.condition, again._running = own(self.condition), {}
+        return again
+
+    def end_episodes(self, trajectories: Sequence[int | None]) -> None:
+        """Discards these episodes; ``None`` is the episode of steps without ``trajectory``."""
+        for trajectory in trajectories:
+            self._running.pop(trajectory, None)
+        if isinstance(self.condition, Condition):
+            self.condition.end_episodes(trajectories)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the memory of the running episodes, and the state of the condition inside."""
+        named = [trajectory for trajectory in self._running if trajectory is not None]
+        return {
+            "trajectory": torch.tensor(named, dtype=torch.int64, device="cpu"),
+            "remembered": torch.tensor([self._running[name] for name in named], dtype=torch.int64, device="cpu"),
+            "unnamed": self._running.get(None),
+            "condition": state_of(self.condition),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._running = dict(zip(state["trajectory"].tolist(), state["remembered"].tolist(), strict=True))
+        if state["unnamed"] is not None:
+            self._running[None] = int(state["unnamed"])
+        load_state_of(self.condition, state["condition"])
+
+
+@recorded
+class FirstInEpisode(EpisodeCondition):
+    """True where ``condition`` is for the first time in the episode.
+
+    ::
+
+        condition   . . T T . T     T = true, . = false
+        this        . . T . . .
+    """
+
+    def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
+        """Keeps 1 once the condition has held."""
+        return held and remembered == 0, int(held or remembered == 1)
+
+    def __repr__(self) -> str:
+        return f"first_in_episode({self.condition!r})"
+
+
+@recorded
+class Sustained(EpisodeCondition):
+    """True where ``condition`` has held for exactly ``steps`` consecutive steps of an episode: once in each run.
+
+    ::
+
+        condition   T T . T T T T . T T T     T = true, . = false
+        steps=3     . . . . . T . . . . T
+
+    Args:
+        condition: evaluated at each step.
+        steps: length of the run, the step of the event included.
+
+    Raises:
+        ValueError: ``steps`` is below 1.
+    """
+
+    def __init__(self, condition: ConditionLike, steps: int) -> None:
+        super().__init__(condition)
+        self.steps: int = checked_count("steps", steps, of="consecutive steps")
+
+    def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
+        """Keeps the length of the run, at most one above ``steps``."""
+        length = min(remembered, self.steps) + 1 if held else 0
+        return length == self.steps, length
+
+    def __repr__(self) -> str:
+        return f"sustained({self.condition!r}, steps={self.steps})"
+
+
+@recorded
+class Reestablished(EpisodeCondition):
+    """True where ``condition`` has held for ``steps`` consecutive steps after it had failed: once for each failure.
+
+    A failure is a step, or several in a row, at which it is false, also the first of an episode. An episode without
+    failure has no such event. Stratified Sampling from Event Tables, history events.
+
+    ::
+
+        condition   T T T . T . . T T T T . T T     T = true, . = false
+        steps=2     . . . . . . . . T . . . . T
+
+    Args:
+        condition: evaluated at each step.
+        steps: length of the run after the failure, the step of the event included.
+
+    Raises:
+        ValueError: ``steps`` is below 1.
+    """
+
+    start = -1
+
+    def __init__(self, condition: ConditionLike, steps: int) -> None:
+        super().__init__(condition)
+        self.steps: int = checked_count("steps", steps, of="consecutive steps")
+
+    def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
+        """Keeps how long the condition has held since it failed, -1 before a failure and after the event."""
+        if not held:
+            return False, 0
+        length = remembered + 1 if remembered >= 0 else -1
+        return (True, -1) if length == self.steps else (False, length)
+
+    def __repr__(self) -> str:
+        return f"reestablished({self.condition!r}, steps={self.steps})"
+
+
+Bound = float | Sequence[float | None] | None
+
+
+@recorded
+class RewardAtLeast(Condition):
+    """True where the reward of a step is ``threshold`` or more.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> steps = TensorDict({"next": {"reward": torch.tensor([[0.5], [1.0]])}}, [2])
+        >>> RewardAtLeast(1.0)(steps)
+        tensor([False,  True])
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold: float = checked_number("threshold", threshold)
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        return one_number(steps, ("next", "reward")) >= self.threshold
+
+    def __repr__(self) -> str:
+        return f"reward_at_least({self.threshold})"
+
+
+@recorded
+class RewardBelow(Condition):
+    """True where the reward of a step is less than ``threshold``."""
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold: float = checked_number("threshold", threshold)
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        return one_number(steps, ("next", "reward")) < self.threshold
+
+    def __repr__(self) -> str:
+        return f"reward_below({self.threshold})"
+
+
+@recorded
+class TerminalWithReward(Condition):
+    """True where a step terminated its episode with a reward of ``at_least`` or more; truncation does not count."""
+
+    def __init__(self, at_least: float) -> None:
+        self.at_least: float = checked_number("at_least", at_least)
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        terminated = one_number(steps, ("next", "terminated")).bool()
+        return terminated & (one_number(steps, ("next", "reward")) >= self.at_least)
+
+    def __repr__(self) -> str:
+        return f"terminal_with_reward({self.at_least})"
+
+
+@recorded
+class InfoKey(Condition):
+    """True where the information column ``("next", key)`` is ``at_least`` or more; one number or bool for each step.
+
+    Args:
+        key: name of the information, a tuple where it is nested.
+        at_least: the default reads a bool, or a 0 or 1, as it is.
+    """
+
+    def __init__(self, key: str | Sequence[str], at_least: float = 0.5) -> None:
+        self.key: NestedKey = _key(key)
+        self.at_least: float = checked_number("at_least", at_least)
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        return one_number(steps, unravel_key(("next", self.key))) >= self.at_least
+
+    def __repr__(self) -> str:
+        return f"info_key({self.key!r}, at_least={self.at_least})"
+
+
+@recorded
+class KeyInRegion(Condition):
+    """True where every component of a column lies between its bounds, the bounds included.
+
+    Args:
+        key: the column, usually ``("next", "observation")``.
+        low, high: one number for all components, or one for each; ``None`` leaves a component unbounded.
+
+    Raises:
+        ValueError: no bound at all, a bound that is NaN, ``low`` above ``high``, or another number of components.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> steps = TensorDict({"next": {"observation": torch.tensor([[6.0, 1.0], [6.0, 9.0], [5.0, 1.0]])}}, [3])
+        >>> KeyInRegion(("next", "observation"), low=[6, None], high=[6, 2])(steps)
+        tensor([ True, False, False])
+    """
+
+    def __init__(self, key: str | Sequence[str], low: Bound = None, high: Bound = None) -> None:
+        self.key: NestedKey = _key(key)
+        self.low: tuple[float | None, ...] = _bounds("low", low)
+        self.high: tuple[float | None, ...] = _bounds("high", high)
+        if all(bound is None for bound in self.low + self.high):
+            raise ValueError("low and high bound nothing, so the region is everything; give at least one bound")
+        size = max(len(self.low), len(self.high))
+        if min(len(self.low), len(self.high)) not in (1, size):
+            raise ValueError(
+                f"low has {len(self.low)} components and high has {len(self.high)}; give one number for all, "
+                "or one for each component in both, None where it does not matter"
+            )
+        self._least = _filled(self.low, -math.inf).expand(size)
+        self._greatest = _filled(self.high, math.inf).expand(size)
+        if (self._least > self._greatest).any():
+            raise ValueError(f"low {low} is above high {high}, so the region is empty; give low <= high")
+
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Least and greatest value of each component, or of all, float64 ``[n]``."""
+        return self._least, self._greatest
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        value = column(steps, self.key).reshape(len(steps), -1)
+        if self._least.numel() not in (1, value.shape[1]):
+            raise ConditionError(
+                f"the region of {self.key!r} has {self._least.numel()} components; the column has {value.shape[1]}. "
+                "Give a bound for each, None where it does not matter"
+            )
+        # In the column's own precision: 0.1 as float32 and 0.1 as float64 are different numbers.
+        dtype = value.dtype if value.is_floating_point() else torch.float64
+        least, greatest = self._least.to(value.device, dtype), self._greatest.to(value.device, dtype)
+        return ((value >= least) & (value <= greatest)).all(1)
+
+    def __repr__(self) -> str:
+        return f"key_in_region({self.key!r}, low={list(self.low)}, high={list(self.high)})"
+
+
+def _key(key: str | Sequence[str]) -> NestedKey:
+    if not isinstance(key, Sequence) or not all(isinstance(part, str) for part in key):
+        raise TypeError(f"key is {key!r}; it must be the name of a column, a string or a tuple of strings")
+    if not key:
+        raise ValueError(f"key is {key!r}; it must be the name of a column")
+    return key if isinstance(key, str) else tuple(key)
+
+
+def _bounds(name: str, bound: Bound) -> tuple[float | None, ...]:
+    if bound is None or isinstance(bound, Real):
+        return (checked_bound(name, bound),)
+    entries = checked_entries(name, bound, "a number, None, or a list of these, one for each component")
+    return tuple(checked_bound(f"{name}[{place}]", entry) for place, entry in enumerate(entries))
+
+
+def _filled(bounds: tuple[float | None, ...], unbounded: float) -> Tensor:
+    return torch.tensor([unbounded if bound is None else bound for bound in bounds], dtype=torch.float64, device="cpu")

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TD errors on their way back: validated, matched with the rows that they belong to, late ones dropped and counted.
+
+:func:`given_feedback` reads what a user gives, and :func:`judged` decides on it: which rows still hold what was drawn,
+and how large their errors are. A sampler only sets priorities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.storage.occupancy import FirstSlots
+from lightning_replay.storage.packed import PackedStorage, occupancy_of
+
+# Slots, int64 ``[B]`` or ``[B, 2]``, -1 where the row has left; magnitudes, float32 ``[B]``; rows that have left.
+Judged = tuple[Tensor, Tensor, int]
+
+
+def given_feedback(index: Any, td_error: Any, generation: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Returns index, TD errors and generation as tensors, of a batch or of what was given beside it.
+
+    Raises:
+        TypeError: a batch without ``index``; a value of another kind.
+    """
+    if isinstance(index, TensorDictBase):
+        if generation is None:
+            generation = index.get("generation", None)
+        index = _index_of(index)
+    index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
+    if generation is not None:
+        generation = row_generations(generation)
+    if td_error is not None:
+        td_error = real_numbers("td_error", td_error, "No priority was changed")
+    return index, td_error, generation
+
+
+def _index_of(batch: TensorDictBase) -> Tensor:
+    index = batch.get("index", None)
+    if index is None:
+        raise TypeError(
+            f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the "
+            "batch that sample() returned"
+        )
+    return index
+
+
+def judged(
+    index: Any,
+    td_error: Any,
+    generation: Any,
+    storage: Storage,
+    set_held: Callable[[Any, Any, Any, Any, int], int | None] | None = None,
+) -> Judged | int:
+    """Returns which rows still hold what was drawn, and the magnitudes of their TD errors.
+
+    Args:
+        index: the batch that was drawn, or int64 ``[B]`` or ``[B, 2]``.
+        td_error: signed, ``[B]`` or ``[B, 1]``, or ``None``.
+        generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` for that of the batch, or to trust the index.
+        storage: of the rows.
+        set_held: of a sampler that compares generations while it sets priorities, see
+            :attr:`~lightning_replay.parts.SamplerHooks.set_held`.
+
+    Returns:
+        Slots, magnitudes and the number of late rows; that number alone where ``set_held`` has set the priorities.
+
+    Raises:
+        TypeError: as :func:`given_feedback`.
+        ValueError: NaN or infinite TD errors, another number of them or of generations than of rows.
+        IndexError: a slot that is not stored.
+    """
+    if isinstance(index, TensorDictBase):
+        if generation is None:
+            generation = index.get("generation", None)
+        index = _index_of(index)
+    packed = storage if isinstance(storage, PackedStorage) else None
+    # A batch as it was drawn, on the CPU, in one pass: a quarter of the time of what follows.
+    if (
+        set_held is not None and packed is not None and type(packed.occupancy) is FirstSlots
+        and type(index) is type(generation) is type(td_error) is Tensor
+        and index.dtype is generation.dtype is torch.int64 and td_error.dtype is torch.float32
+        and index.is_cpu and generation.is_cpu and td_error.is_cpu and not td_error.requires_grad
+    ):  # fmt: skip
+        slots, given, error, stored = index.numpy(), generation.numpy(), td_error.numpy(), packed.generations
+        if stored is not None and slots.ndim == given.ndim == 1 and slots.size == given.size == error.size > 0:
+            late = set_held(slots, error.reshape(-1), given, stored, len(packed))
+            if late is not None:
+                return late
+    index, td_error, generation = given_feedback(index, td_error, generation)
+    index = index.to(storage.device)
+    if index.dtype != torch.int64 or index.ndim not in (1, 2):
+        raise ValueError(
+            f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
+        )
+    if td_error is None:
+        errors = torch.zeros(index.shape[0], device=index.device)
+    elif td_error.numel() == index.shape[0]:
+        errors = magnitudes(td_error.to(storage.device))
+    else:
+        raise ValueError(
+            f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
+            f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
+        )
+    _check_finite(errors)
+    if packed is None or generation is None:
+        _check_slots(index, len(storage))
+        held = occupancy_of(storage).drawable(index)
+        return (index, errors, 0) if held is None else _without(index, errors, ~held)
+    # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
+    highest = _check_slots(index, packed.capacity)
+    generation = generation.to(storage.device)
+    slots = index if index.ndim == 1 or index.shape == generation.shape else index[:, 0]
+    if slots.shape != generation.shape:
+        raise ValueError(
+            f"generation must be the batch's own, of shape {list(slots.shape)}; got {list(generation.shape)}. "
+            "No priority was changed"
+        )
+    # Not by the length: slots emptied since are late like those written since.
+    late = packed.generation_of(slots) != generation
+    is_late = bool(late.any())
+    if highest >= len(packed):
+        _check_slots(slots[~late], len(packed))
+    held = packed.occupancy.drawable(slots.masked_fill(late, 0) if is_late else slots)
+    if held is None:
+        return _without(index, errors, late) if is_late else (index, errors, 0)
+    return _without(index, errors, late | ~held)
+
+
+def _without(index: Tensor, magnitude: Tensor, late: Tensor) -> Judged:
+    """Returns ``index`` with -1, which samplers skip, in place of late rows."""
+    rows = late if late.ndim == 1 else late[:, 0]
+    if late.ndim < index.ndim:
+        late = late.unsqueeze(1).expand_as(index)
+    return torch.where(late, -1, index), magnitude, int(rows.sum())
+
+
+class Feedback:
+    """Counts of a buffer: draws since the last feedback, TD errors received, and those that came late."""
+
+    def __init__(self) -> None:
+        self.draws_since_update: int = 0
+        self.last_index: Tensor | None = None
+        self.received: int = 0
+        self._late = 0
+
+    def count(self, received: int, late: int) -> None:
+        """Counts an update that every part has accepted: its rows, and those of them that had left."""
+        self.draws_since_update = 0
+        self.received += received
+        self._late += late
+
+    def forget(self) -> None:
+        """Discards the last batch, whose rows are gone; the counts stay."""
+        self.draws_since_update = 0
+        self.last_index = None
+
+    def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
+        """Returns counts, and ages of the rows of the last batch in transitions written since."""
+        stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
+        ages = None if self.last_index is None else age_of(self.last_index)
+        if ages is not None:
+            stats["drawn_age_mean"] = float(ages.float().mean())
+            stats["drawn_age_max"] = float(ages.max())
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the counters."""
+        return {"received": self.received, "late": self._late, "draws_since_update": self.draws_since_update}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self.received, self._late = state_dict["received"], state_dict["late"]
+        self.draws_since_update = state_dict["draws_since_update"]
+        self.last_index = None
+
+
+def magnitudes(td_error: Tensor) -> Tensor:
+    """Returns ``|δ|``, float32 ``[B]``, of signed TD errors ``[B]`` or ``[B, 1]``."""
+    return td_error.reshape(-1).abs().to(torch.float32)
+
+
+def given_priority(td_error: Tensor, count: int) -> Tensor:
+    """Returns the magnitudes, float32 ``[N]``, of the TD errors given with ``count`` new rows; NaN is refused."""
+    if td_error.numel() != count:
+        raise ValueError(
+            f"the TD errors given with {count} rows have shape {list(td_error.shape)}; one per row is accepted. "
+            "Nothing was stored"
+        )
+    magnitude = magnitudes(real_numbers("td_error", td_error, "Nothing was stored"))
+    if not bool(magnitude.isfinite().all()):
+        rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
+        raise ValueError(
+            f"the TD errors given with rows {rows[:10]} are NaN or infinite. Nothing was stored; leave the column "
+            "out, or pass update_priority=False"
+        )
+    return magnitude
+
+
+def _check_finite(magnitude: Tensor) -> None:
+    # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
+    if not bool(magnitude.sum(dtype=torch.float64).isfinite()):
+        rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
+        raise ValueError(
+            f"td_error must be finite; rows {rows[:10]} of the batch are NaN or infinite. No priority was changed. "
+            "Look for a diverging loss before this update"
+        )
+
+
+def _check_slots(index: Tensor, length: int) -> int:
+    """Returns the highest slot, -1 where there are none; refuses slots outside of ``length``."""
+    if index.numel() == 0:
+        return -1
+    lowest, highest = (int(bound) for bound in torch.aminmax(index))
+    if lowest < 0 or highest >= length:
+        raise IndexError(
+            f"index must lie in 0..{length - 1}, the rows stored; got {lowest}..{highest}. "
+            "No priority was changed. Pass the 'index' of a batch drawn from this buffer"
+        )
+    return highest
+
+
+def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priority was changed") -> Tensor:
+    """Returns a value as a tensor; raises ``TypeError`` for anything that is none."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.as_tensor(value, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        given = f"a {type(value).__name__}" if isinstance(value, Mapping) else repr(value)
+        raise TypeError(f"{name} is {given}; it must be {accepted}. {outcome}") from error
+
+
+def td_error_of(td_error: Any, signals: dict[str, Any]) -> Any:
+    """Returns TD errors given as such or as ``priority``, TorchRL's name, which is removed from ``signals``."""
+    if "priority" not in signals:
+        return td_error
+    if td_error is not None:
+        raise TypeError(
+            "update_priority got td_error and priority, TorchRL's name of the same; give one. No priority was changed"
+        )
+    return signals.pop("priority")
+
+
+def row_generations(value: Any) -> Tensor:
+    """Returns generations as a tensor; raises ``TypeError`` for anything else or another than an integer dtype."""
+    generation = row_numbers("generation", value, "the batch's 'generation', of an integer dtype")
+    dtype = generation.dtype
+    if dtype is torch.int64:
+        return generation
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise TypeError(
+            f"generation is {dtype}; it must be the batch's 'generation', of an integer dtype. No priority was changed"
+        )
+    return generation
+
+
+def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
+    """Returns a value as a tensor without gradient; raises ``TypeError`` for text, flags and complex numbers."""
+    tensor = row_numbers(name, value, "a tensor of real numbers", outcome)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"{name} is {tensor.dtype}; it must be of real numbers. {outcome}")
+    return tensor
+
+
+def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Tensor:
+    """Returns slots as contiguous int64 ``[n]`` on ``device``.
+
+    Args:
+        index: int, ``[n]``, or for a storage of d dimensions ``[n, d]`` or a tuple of d tensors ``[n]``.
+        device: of the result.
+        storage: whose shape flattens an index of several dimensions; a row with a negative entry becomes -1.
+    """
+    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.device == device:
+        return index.contiguous()
+    if isinstance(index, tuple):
+        index = torch.stack([torch.as_tensor(axis, device=device) for axis in index], -1)
+    index = torch.as_tensor(index, device=device)
+    if index.dtype is not torch.int64:
+        if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype is torch.bool):
+            raise TypeError(f"index is {index.dtype}; slots must be integers, as in batch['index']")
+        index = index.to(torch.int64)
+    if index.ndim < 2:
+        return index.contiguous() if index.ndim else index.reshape(1)
+    shape = (1,) if storage is None or storage.ndim == 1 else tuple(storage.shape)
+    if index.ndim != 2 or index.shape[1] != len(shape):
+        raise ValueError(
+            f"index has shape {list(index.shape)}; a storage of {len(shape)} dimension(s) is indexed by [n] slots"
+            + (f" or [n, {len(shape)}] coordinates" if len(shape) > 1 else ", one per priority")
+        )
+    if len(shape) == 1:
+        return index.reshape(-1)
+    flat, is_outside = torch.zeros_like(index[:, 0]), (index < 0).any(-1)
+    for axis, size in enumerate(shape):
+        flat = flat * size + index[:, axis]
+    return flat.masked_fill(is_outside, -1)
+
+
+def matching_priority(priority: Any, index: Tensor) -> Tensor:
+    """Returns priorities as contiguous float32 ``[n]``, one per slot; a single number is repeated."""
+    priority = torch.as_tensor(priority, device=index.device).detach()
+    if priority.is_complex():
+        raise TypeError(f"priority is {priority.dtype}; it must be real, the magnitudes of TD errors")
+    priority = priority.to(torch.float32)
+    if priority.shape == index.shape:
+        return priority.contiguous()
+    if priority.numel() == index.numel() and priority.ndim <= 2:
+        return priority.reshape(-1)
+    if priority.numel() == 1:
+        return priority.reshape(1).repeat(index.numel())
+    raise ValueError(
+        f"{priority.numel()} priorities of shape {list(priority.shape)} for {index.numel()} slots; give one number, "
+        "or [n] or [n, 1] with one per slot"
+    )
+
+
+def refusal(index: Tensor, priority: Tensor | None, limit: int, stored: int | None) -> Exception:
+    """Returns the error for the first entry that is refused."""
+    if priority is not None:
+        refused = (~(torch.isfinite(priority) & (priority >= 0))).nonzero()
+        if refused.numel():
+            first = int(refused[0])
+            return ValueError(
+                f"priority is {float(priority[first])} at position {first}; priorities must be finite and >= 0. "
+                "Give magnitudes of TD errors; nothing was changed."
+            )
+    outside = ((index < -1) | (index >= limit)).reshape(-1).nonzero()
+    if outside.numel():
+        first = int(outside[0])
+        slot = int(index.reshape(-1)[first])
+        what = f"the sampler has {limit} slots" if stored is None or stored > limit else f"{stored} rows are stored"
+        return IndexError(
+            f"index is {slot} at position {first}, but {what}; accepted are 0 to {limit - 1}, and -1 to skip. "
+            "Give batch['index'], and build the sampler with the capacity of its storage; nothing was changed."
+        )
+    return ValueError(
+        "a priority raised to priority_exponent does not fit float32; give smaller priorities. Nothing was changed."
+    )

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The subcommand ``lightning-replay inspect``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lightning_replay.inspection.page import Subject, page_of, printable, text_about
+from lightning_replay.inspection.saves import SavedBuffer, read_buffers
+from lightning_replay.saving.files import DamagedFileError
+
+__all__ = ["main"]
+
+
+_DESCRIPTION = """Prints what a saved buffer holds, and writes a page of pictures.
+
+PATH is the directory of save_replay, of LevelBuffer.save or of a sharded replay; an RLlib checkpoint or the folder
+replay_buffer in it; a Lightning checkpoint (.ckpt) with its replay beside it, or the folder of that replay. No buffer
+is built and no code is run: rows are read piece by piece, whatever the size of the buffer. The page is one HTML file
+without scripts, for light and dark screens.
+"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the subcommand: prints a summary of each buffer, and writes the page where ``--output`` is given.
+
+    Args:
+        arguments: without the names of program and subcommand.
+
+    Raises:
+        SystemExit: with status 2 and one line, for wrong options, a path without a save, or a damaged one.
+    """
+    parser = argparse.ArgumentParser(
+        prog="lightning-replay inspect", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("path", metavar="PATH", type=Path, help="what was saved")
+    parser.add_argument("--output", metavar="PAGE.html", type=Path, help="file of the page; its folder is created")
+    given = parser.parse_args(arguments)
+    if given.output is not None and given.output.is_dir():
+        parser.error(f"--output is the folder {given.output}; give a file, such as {given.output / 'page.html'}")
+    subjects = []
+    try:
+        for buffer in read_buffers(given.path):
+            subjects.append(Subject(_name(buffer, given.path), buffer.contents, buffer.size))
+            _print(text_about(subjects[-1]))
+    except (DamagedFileError, OSError, ValueError) as error:
+        _refuse(str(error))
+    if given.output is not None:
+        page = page_of(f"Buffer {given.path.name or given.path}", str(given.path.resolve()), subjects)
+        try:
+            given.output.parent.mkdir(parents=True, exist_ok=True)
+            given.output.write_text(page, encoding="utf-8")
+        except OSError as error:
+            _refuse(f"--output is {str(given.output)!r}, which cannot be written ({error}); give another file")
+        _print(f"pictures: {given.output}")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"lightning-replay inspect: error: {printable(sentence)}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _print(text: str) -> None:
+    try:
+        print(printable(text), flush=True)
+    except BrokenPipeError:  # the reader, such as head, has enough; the page is written all the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _name(buffer: SavedBuffer, path: Path) -> str:
+    return buffer.name or ("" if buffer.path == path else buffer.path.name)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inspection of buffers: ages, returns and observations of their rows, as numbers and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from lightning_replay.inspection.plotting import make_figure, save_figure
+from lightning_replay.loading import load_replay
+from lightning_replay.options import check_kind, check_option, checked_choice, checked_count
+from lightning_replay.parts import declared_writer
+from lightning_replay.replay import Replay
+from lightning_replay.storage.frames import FrameStorage
+from lightning_replay.storage.packed import read_columns
+from lightning_replay.storage.rows import Key
+
+PROJECTIONS = ("pca", "tsne")
+_USUAL_KEYS = (("observation",), ("pixels",))
+_OVERSAMPLED = 48  # further directions; with all directions of the rows the result is exact
+_ITERATIONS = 4
+_TSNE_DIMENSIONS = 50  # principal components that rows are reduced to first (van der Maaten and Hinton 2008)
+_PERPLEXITY = 30.0
+_BINS = 30
+_AGE = "age (transitions that came since)"
+_AXIS_NAMES = (
+    ("first coordinate of the observation", "second coordinate"),
+    (_AGE, "share of rows"),
+    ("return of the row", "share of rows"),
+)
+
+
+class Inspection(NamedTuple):
+    """The rows of a buffer, oldest first.
+
+    ``ages``, int64 ``[N]``, and ``returns``, float ``[N]``, of all rows; ``sampled``, int64 ``[P]`` ascending, the rows
+    that are projected, and ``points``, float32 ``[P, 2]``, their coordinates.
+    """
+
+    ages: Tensor
+    returns: Tensor
+    sampled: Tensor
+    points: Tensor
+
+
+def stored_rows(replay: Replay) -> Tensor:
+    """Returns the slots of the stored rows, int64 ``[N]``, oldest first; refuses empty and unordered buffers."""
+    if len(replay) == 0:
+        raise ValueError("the buffer is empty; store transitions with extend first")
+    return replay.oldest_first()
+
+
+def ages(replay: Replay) -> Tensor:
+    """Returns the number of transitions given after each stored row, also of refused ones, int64 ``[N]``, oldest first.
+
+    Raises ``ValueError`` as :func:`stored_rows`.
+    """
+    age = declared_writer(replay.writer).age_of(stored_rows(replay))
+    assert age is not None, "stored_rows sorts by it"
+    return age.cpu()
+
+
+def returns(replay: Replay) -> Tensor:
+    """Returns the rewards of the stored rows, or with ``n_steps`` above 1 their returns, float ``[N]``, oldest first.
+
+    Raises ``ValueError`` as :func:`stored_rows`, and ``KeyError`` if no rewards are stored.
+    """
+    slots, storage = stored_rows(replay), replay.storage
+    if replay._episodes is not None:
+        return replay._episodes.returns(slots, storage).cpu()
+    (reward,) = read_columns(storage, slots, [("next", "reward")])
+    return reward.reshape(len(slots)).float().cpu()
+
+
+def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) -> Tensor:
+    """Returns the stored observations ``[P, ...]`` of the rows in ``slots``, int64 ``[P]``, on the CPU.
+
+    Args:
+        replay: the buffer.
+        slots: see :func:`stored_rows`.
+        key: of the column, a tuple if nested. ``None`` uses the ``image_key`` of a frame storage, else
+            ``"observation"``, else ``"pixels"``.
+
+    Raises:
+        KeyError: no such column; the message lists the stored ones.
+    """
+    storage = replay.storage
+    stored = [_as_tuple(name) for name in storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)]
+    image_key = storage.image_key if isinstance(storage, FrameStorage) else ()
+    wanted = [image_key, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
+    found = next((name for name in wanted if name in stored), None)
+    if found is None:
+        asked = " or ".join(_name(name) for name in wanted if name)
+        there_are = ", ".join(_name(name) for name in stored)
+        raise KeyError(f"no column {asked} is stored; stored are {there_are}. Name the observations: observation_key=")
+    (column,) = read_columns(storage, slots, [found])
+    return column.cpu()
+
+
+def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: int = 0) -> dict[str, Tensor]:
+    """Returns two coordinates of every observation, float32 ``[P, 2]`` by name, on axes common to all buffers.
+
+    Observations are flattened, and centred but not scaled: columns of large numbers weigh more. PCA is torch's; the
+    sign of an axis is that of its largest coefficient. t-SNE is scikit-learn's, on the first 50 principal components.
+
+    Args:
+        observations: by the buffers' names, ``[P, ...]``; numbers of any dtype.
+        projection: ``"pca"`` or ``"tsne"``.
+        seed: of the projection; the global generator is not used.
+
+    Raises:
+        ValueError: an unknown projection, observations of different shapes, NaN or infinite ones, or fewer than 4 of
+            them for t-SNE.
+        ModuleNotFoundError: t-SNE without scikit-learn.
+
+    Example:
+        >>> points = project({"a": torch.tensor([[1.0, 0.0], [5.0, 0.0]]), "b": torch.tensor([[3.0, 1.0]])})
+        >>> points["a"].round().int().tolist(), points["b"].round().int().tolist()
+        ([[-2, 0], [2, 0]], [[0, 1]])
+    """
+    checked_choice("projection", projection, PROJECTIONS)
+    check_option("seed", seed, Integral, "a whole number")
+    shapes = {name: list(each.shape[1:]) for name, each in observations.items()}
+    if len({tuple(shape) for shape in shapes.values()}) > 1:
+        raise ValueError(
+            f"observations have the shapes {shapes}; one projection needs one shape. Compare buffers of one task, or "
+            "name a column that is alike in them"
+        )
+    rows = torch.cat([each.reshape(len(each), -1).to(torch.float32) for each in observations.values()])
+    if not bool(rows.isfinite().all()):
+        bad = int((~rows.isfinite()).any(1).sum())
+        raise ValueError(f"{bad} of {len(rows)} observations are NaN or infinite; clean them, or name another column")
+    points = principal_components(rows, 2, seed) if projection == "pca" else _tsne(rows, seed)
+    return dict(zip(observations, points.split([len(each) for each in observations.values()]), strict=True))
+
+
+def principal_components(rows: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Returns the first ``count`` principal components of float ``[N, F]``: ``[N, count]``, 0 beyond their number."""
+    centred = rows - rows.mean(0)
+    rank = min(count + _OVERSAMPLED, *rows.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        _, _, axes = torch.pca_lowrank(centred, q=rank, center=False, niter=_ITERATIONS)
+    axes = axes[:, :count]
+    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    points = centred @ (axes * largest.sign())
+    return torch.nn.functional.pad(points, (0, count - points.shape[1]))
+
+
+def _tsne(rows: Tensor, seed: int) -> Tensor:
+    try:
+        from sklearn.manifold import TSNE
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "projection='tsne' needs scikit-learn, which is not installed: pip install scikit-learn; "
+            "projection='pca' needs nothing more"
+        ) from error
+    if len(rows) < 4:
+        raise ValueError(f"there are {len(rows)} observations, and t-SNE needs at least 4; use projection='pca'")
+    reduced = principal_components(rows, max(2, min(_TSNE_DIMENSIONS, rows.shape[1])), seed)
+    start = reduced[:, :2]
+    start = start / max(float(start[:, 0].std()), 1e-12)
+    # off the line of a single feature, on which points could not pass each other
+    start = start + 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)  # t-SNE uses three times as many neighbours
+    tsne = TSNE(n_components=2, perplexity=perplexity, init=1e-4 * start.numpy(), random_state=seed)
+    return torch.from_numpy(tsne.fit_transform(reduced.numpy()))
+
+
+def inspect_buffers(
+    buffers: Mapping[str, Replay | str | Path],
+    *,
+    observation_key: NestedKey | None = None,
+    projection: str = "pca",
+    max_points: int = 1_000,
+    seed: int = 0,
+    trust: Sequence[str] = (),
+) -> dict[str, Inspection]:
+    """Returns ages, returns and projected observations of the rows of several buffers, by name.
+
+    Args:
+        buffers: by name; a path is loaded with :func:`~lightning_replay.load_replay`. They are not changed.
+        observation_key: see :func:`observations`.
+        projection: ``"pca"`` or ``"tsne"``, see :func:`project`.
+        max_points: most rows of each buffer that are projected, drawn without replacement.
+        seed: of these draws and of the projection.
+        trust: packages that loading a path may import from, see :func:`~lightning_replay.load_replay`.
+
+    Raises:
+        ValueError: no buffers, an empty one, ``max_points`` below 1, or as :func:`project`.
+        KeyError: no such column.
+    """
+    checked_choice("projection", projection, PROJECTIONS)
+    checked_count("max_points", max_points, of="rows")
+    check_option("seed", seed, Integral, "a whole number")
+    check_kind("buffers", buffers, Mapping, "buffers or paths by name, such as {'retention': replay}")
+    if not buffers:
+        raise ValueError("there are no buffers; give at least one by name, such as {'retention': replay}")
+    read = {}
+    for name, each in buffers.items():
+        replay = each if isinstance(each, Replay) else load_replay(each, trust=trust)
+        read[name] = _read(name, replay, observation_key, max_points, seed)
+    points = project({name: drawn for name, (_, drawn) in read.items()}, projection, seed)
+    return {name: found._replace(points=points[name]) for name, (found, _) in read.items()}
+
+
+def _read(name: str, replay: Replay, key: NestedKey | None, max_points: int, seed: int) -> tuple[Inspection, Tensor]:
+    """Returns the inspection of a buffer without points, and the observations of its sampled rows."""
+    if len(replay) == 0:
+        raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
+    with replay._replay_lock:
+        slots = stored_rows(replay)
+        drawn = torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed), device="cpu")[:max_points]
+        sampled = drawn.sort().values
+        observed = observations(replay, slots[sampled.to(slots.device)], key)
+        return Inspection(ages(replay), returns(replay), sampled, torch.zeros(0, 2, device="cpu")), observed
+
+
+def draw_inspection(
+    inspections: Mapping[str, Inspection], path: str | Path, title: str = "What the buffers hold"
+) -> None:
+    """Writes a picture with a column for each buffer: observations in two dimensions, coloured by age; ages; returns.
+
+    All columns have the same axes and colours. After figure 5 of the retention paper,
+    https://openreview.net/forum?id=SPRHpBKzJE. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
+
+    Args:
+        inspections: from :func:`inspect_buffers`.
+        path: of the picture; its suffix determines the format.
+        title: of the picture.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+    """
+    columns = len(inspections)
+    figure, axes = make_figure(
+        "the picture of what stays", 3, columns, 8.0, max(7.0, 3 * columns), sharex="row", sharey="row"
+    )
+    found = list(inspections.values())
+    oldest = max(int(each.ages.max()) for each in found)
+    histograms = [[each.ages.numpy() for each in found], [each.returns.numpy() for each in found]]
+    edges = [np.histogram_bin_edges(np.concatenate(values), _BINS) for values in histograms]
+    for column, (name, each) in enumerate(inspections.items()):
+        top = axes[0, column]
+        points = top.scatter(
+            *each.points.T.numpy(),
+            c=each.ages[each.sampled].numpy(),
+            s=14,
+            vmin=0,
+            vmax=max(oldest, 1),
+            cmap="viridis_r",
+            edgecolors="0.3",  # the youngest are bright, hardly visible on white
+            linewidths=0.4,
+        )
+        top.set_title(f"{name}: {len(each.ages):,} rows", fontsize="medium")
+        top.locator_params(nbins=5)
+        for row, (values, bins) in enumerate(zip(histograms, edges, strict=True), 1):
+            share = np.full(len(values[column]), 1 / len(values[column]))
+            axes[row, column].hist(values[column], bins=bins, weights=share)
+    figure.colorbar(points, ax=list(axes[0]), label=_AGE, location="bottom", aspect=50)
+    for row, (xlabel, ylabel) in enumerate(_AXIS_NAMES):
+        for each in axes[row]:
+            each.set_xlabel(xlabel)
+        axes[row, 0].set_ylabel(ylabel)
+    figure.suptitle(title)
+    save_figure(figure, path)
+
+
+def _as_tuple(key: NestedKey) -> Key:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _name(key: Key) -> str:
+    return repr(key[0]) if len(key) == 1 else repr(key)

@@ -1,0 +1,602 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contents of a buffer, live or saved: rows and ages, draws, tables, episodes, retention, levels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from lightning_replay.inspection.rows import PackedColumns, RowImages, array_of, images_of
+from lightning_replay.levels.prioritization import effective_number
+from lightning_replay.retention.eviction_order import ARRIVAL_BITS, priority_of
+from lightning_replay.saving.chunks import ChunkedTensor
+from lightning_replay.storage.rows import Key, RowLayout
+
+_ARRIVALS = (1 << ARRIVAL_BITS) - 1
+
+
+class Retained(NamedTuple):
+    """Rows kept by importance. Arrays ``[N]`` are of the rows in ``slots``, int64 ``[N]``, ascending.
+
+    ``arrival`` is the number of each row among all that were offered, int64 ``[N]``; ``priority`` its retention
+    priority and ``surprise`` its latest surprise, NaN where unknown, float32 ``[N]``. ``newest_surprise``, float32, is
+    that of the newest rows offered, kept or not, which a first-in-first-out buffer would hold.
+    """
+
+    slots: np.ndarray
+    arrival: np.ndarray
+    priority: np.ndarray
+    surprise: np.ndarray
+    newest_surprise: np.ndarray
+    offered: int
+    refused: int
+    evicted: int
+
+    def kept_by_arrival(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the share of rows still stored, of equal stretches of all rows offered.
+
+        Args:
+            most: stretches; fewer if fewer rows were offered.
+
+        Returns:
+            The first number of each stretch, with the end, int64 ``[P + 1]``, and the shares, float64 ``[P]``.
+        """
+        edges = np.unique(np.linspace(0, max(self.offered, 1), most + 1).round().astype(np.int64))
+        kept, _ = np.histogram(self.arrival, edges)
+        return edges, kept / np.diff(edges)
+
+
+def retained_of(writer: Mapping[str, Any]) -> Retained | None:
+    """Returns the rows of a :class:`~lightning_replay.writers.RetentionWriter` from its state; of others ``None``."""
+    rows = writer.get("rows")
+    if not isinstance(rows, Mapping) or "keys" not in rows:
+        return None
+    keys = array_of(rows["keys"])
+    slots = np.delete(np.arange(len(keys)), rows["holes"])
+    surprise = np.full(len(keys), np.nan, np.float32)
+    saved = array_of(rows["surprise"])  # format 3 began with it only where a schedule needs it
+    surprise[: len(saved)] = saved
+    diagnostics = writer.get("diagnostics")
+    newest = np.zeros(0, np.float32) if diagnostics is None else array_of(diagnostics["newest"]["surprise"])
+    return Retained(
+        slots=slots,
+        arrival=(keys & _ARRIVALS)[slots],
+        priority=priority_of(keys[slots]),
+        surprise=surprise[slots],
+        newest_surprise=newest[~np.isnan(newest)],
+        offered=int(writer["offered"]),
+        refused=int(writer["refused"]),
+        evicted=int(writer["evicted"]),
+    )
+
+
+_SHOWN_OPTIONS = ("batch_size", "n_steps", "discount", "prefetch")
+_PARTS = ("storage", "sampler", "writer", "transform")
+
+
+def options_of(built_from: Mapping[str, Any], built_by: Any) -> dict[str, str]:
+    """Returns the parts of a buffer and their options as text.
+
+    Args:
+        built_from: names of the parts, from the state.
+        built_by: class and options, see :func:`lightning_replay.saving.spec.describe`.
+    """
+    arguments = _arguments(built_by)
+    shown = {}
+    for part in _PARTS:
+        described = arguments.get(part)
+        names = built_from.get(f"{part}s" if part == "transform" else part)
+        names = names if isinstance(names, list) else [names]
+        if described is not None:
+            shown[part] = text_of(described)
+        elif any(names):
+            shown[part] = ", ".join(str(name) for name in names if name)
+    return shown | {name: text_of(arguments[name]) for name in _SHOWN_OPTIONS if arguments.get(name) is not None}
+
+
+def text_of(described: Any) -> str:
+    """Returns a described object as a call: ``PrioritizedSampler(capacity=100, priority_exponent=0.6)``.
+
+    Options that are ``None`` are left out.
+
+    Example:
+        >>> text_of({"class": "lightning_replay.samplers.uniform:UniformSampler", "arguments": {"seed": None}})
+        'UniformSampler()'
+    """
+    if isinstance(described, list):
+        return f"[{', '.join(map(text_of, described))}]"
+    if not isinstance(described, dict):
+        return repr(described) if isinstance(described, str) else str(described)
+    kind, content = next(iter(described.items()))
+    if kind == "class":
+        given = described.get("arguments", {}).items()
+        return f"{_name(content)}({', '.join(f'{key}={text_of(one)}' for key, one in given if one is not None)})"
+    if kind == "dict":
+        return f"{{{', '.join(f'{key}: {text_of(one)}' for key, one in content.items())}}}"
+    if kind == "tuple":
+        return f"({', '.join(map(text_of, content))})"
+    return _name(content) if kind == "import" else str(content)
+
+
+def table_shares_of(built_by: Any) -> dict[str, float]:
+    """Returns the share of a batch by table, of a sampler with fixed shares; otherwise nothing."""
+    shares = _arguments(_arguments(built_by).get("sampler")).get("table_shares")
+    return dict(shares["dict"]) if isinstance(shares, dict) and isinstance(shares.get("dict"), dict) else {}
+
+
+def counters_of(state: Mapping[str, Any], given: int | None) -> dict[str, int]:
+    """Returns rows given, batches drawn and TD errors returned, as far as the state has them, by name."""
+    writer, feedback = state["writer"], state["feedback"]
+    counters: dict[str, int] = {}
+    if given is not None:
+        counters["rows given"] = given
+    if "refused" in writer:
+        counters["rows refused"], counters["rows evicted"] = int(writer["refused"]), int(writer["evicted"])
+    clocks = _nested(state["sampler"], "clocks")
+    if clocks is not None:
+        counters["batches drawn"] = int(clocks["draws"])
+    if "received" in feedback:
+        counters["TD errors returned"] = int(feedback["received"])
+        counters["TD errors dropped, too late"] = int(feedback["late"])
+    return counters
+
+
+def _nested(sampler: Mapping[str, Any], name: str) -> Any:
+    """Returns an entry of a sampler's state, or of the sampler that it draws its first rows from."""
+    while name not in sampler:
+        if not isinstance(sampler.get("first"), Mapping):
+            return None
+        sampler = sampler["first"]
+    return sampler[name]
+
+
+def _arguments(described: Any) -> Mapping[str, Any]:
+    arguments = described.get("arguments") if isinstance(described, dict) else None
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _name(path: Any) -> str:
+    return str(path).rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its slots, int64 ``[n]`` oldest first; ``share`` of a batch by the options, ``None`` if none is fixed.
+
+    ``appended`` entries ever came; ``drawn`` rows were drawn from it so far. ``events``: the share of all steps that
+    were its events, ``None`` of other tables.
+    """
+
+    name: str
+    slots: np.ndarray
+    capacity: int
+    appended: int
+    share: float | None
+    drawn: int
+    events: float | None = None
+
+    @property
+    def fill(self) -> float:
+        """Entries over the capacity."""
+        return len(self.slots) / self.capacity
+
+
+def tables_of(state: Mapping[str, Any], built_by: Any) -> list[Table]:
+    """Returns the tables of a buffer in the order of their numbers; none of a buffer without.
+
+    Args:
+        state: of the buffer.
+        built_by: class and options, from which the shares of a batch are read.
+    """
+    writer = state["writer"]
+    if "tables" not in writer:
+        return []
+    saved = writer["tables"]
+    named: list[tuple[str, int]] = [(str(name), int(capacity)) for name, capacity in state["built_from"]["tables"]]
+    entries, appended = array_of(saved["entries"]), array_of(saved["appended"])
+    first = array_of(saved["first"]) if "first" in saved else np.zeros(len(named), np.int64)
+    drawn = state["sampler"].get("rows_drawn", [])
+    shares, events = table_shares_of(built_by), _event_shares(writer, named, built_by)
+    tables, offset = [], 0
+    for number, (name, capacity) in enumerate(named):
+        oldest = max(int(first[number]), int(appended[number]) - capacity)
+        places = np.arange(oldest, int(appended[number])) % capacity
+        tables.append(
+            Table(
+                name=name,
+                slots=entries[offset + places],
+                capacity=capacity,
+                appended=int(appended[number]),
+                share=shares.get(name),
+                drawn=int(drawn[number]) if len(drawn) == len(named) else 0,
+                events=events.get(name),
+            )
+        )
+        offset += capacity
+    return tables
+
+
+def _event_shares(writer: Mapping[str, Any], named: list[tuple[str, int]], built_by: Any) -> dict[str, float]:
+    """Returns the share of tested steps that were events by table, where each table has the events of one option."""
+    fired, tested = writer.get("fired", []), int(writer.get("rows_tested", 0))
+    if len(fired) != len(named) - 1 or not tested:  # several events into one table
+        return {}
+    return {name: count / tested for (name, _), count in zip(named[1:], fired, strict=True)}
+
+
+_UNIFORM = ("UniformSampler", "RandomSampler")
+
+
+class Draws(NamedTuple):
+    """Probabilities and priorities of stored rows.
+
+    ``probability``, float64 ``[N]``, sums to 1: of the next draw of one row, of the first row where pairs are drawn.
+    ``priority``, float64 ``[N]``, before any exponent; ``None`` for samplers without priorities. ``default_priority``
+    is what new rows get. ``of_tables``: shares of the tables that the probabilities presume, ``None`` without tables.
+    """
+
+    probability: np.ndarray
+    priority: np.ndarray | None = None
+    default_priority: float | None = None
+    of_tables: list[float] | None = None
+
+    @property
+    def effective_rows(self) -> float:
+        """Effective sample size ``1 / Σ p²``: the number of equally likely rows that would repeat as often."""
+        return effective_number(self.probability)
+
+    def share_of_top(self, top: float) -> float:
+        """Returns the share of all draws that go to the likeliest ``top`` of the rows, such as 0.1 for a tenth.
+
+        Example:
+            >>> round(Draws(np.array([0.7, 0.1, 0.1, 0.1])).share_of_top(0.25), 3)
+            0.7
+        """
+        count = max(1, round(top * len(self.probability)))
+        return float(np.partition(self.probability, -count)[-count:].sum())
+
+
+def draws_of(names: Sequence[str], sampler: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) -> Draws | None:
+    """Returns how rows are drawn; ``None`` for an empty buffer and for samplers whose rule is not known here.
+
+    Args:
+        names: classes of the sampler and of the one that draws its first rows.
+        sampler: its state.
+        slots: that hold a row, int64 ``[N]``, ascending.
+        tables: of the buffer, if any.
+    """
+    if not len(slots):
+        return None
+    while isinstance(sampler.get("first"), Mapping):
+        sampler = sampler["first"]
+    if tables:
+        return _of_tables(sampler, slots, tables)
+    if "tree" in sampler and "priority_exponent" in sampler:
+        leaves = array_of(sampler["tree"]["leaves"])[slots].astype(np.float64)
+        total, exponent = leaves.sum(), float(sampler["priority_exponent"])
+        if not total > 0:
+            return None
+        priority = default = None
+        if exponent > 0:
+            priority = np.maximum(leaves ** (1 / exponent) - float(sampler["priority_offset"]), 0.0)
+            default = _default_priority(sampler)
+        return Draws(leaves / total, priority, default)
+    if names[-1] in _UNIFORM:
+        return Draws(np.full(len(slots), 1 / len(slots)))
+    return None
+
+
+def _of_tables(sampler: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) -> Draws | None:
+    """Returns probabilities over all tables: by fixed shares, else by the shares drawn so far."""
+    if "rows_drawn" not in sampler:  # draws among all slots
+        return None
+    filled = np.array([len(table.slots) > 0 for table in tables])
+    if all(table.share is not None for table in tables):
+        shares = np.array([table.share for table in tables], dtype=np.float64)
+    else:
+        shares = np.array([table.drawn for table in tables], dtype=np.float64)
+    shares = shares * filled
+    if not shares.sum() > 0:
+        shares = filled.astype(np.float64)
+    if not shares.sum() > 0:
+        return None
+    shares /= shares.sum()
+    exponent, offset = float(sampler["priority_exponent"]), float(sampler.get("priority_offset", 0.0))
+    by_slot, priority, default = None, None, None
+    if exponent > 0 and len(sampler["priority"]):
+        by_slot = array_of(sampler["priority"]).astype(np.float64)
+        priority, default = by_slot[slots], _default_priority(sampler)
+    probability = np.zeros(len(slots))
+    for table, share in zip(tables, shares.tolist(), strict=True):
+        if share > 0:
+            weight = np.ones(len(table.slots)) if by_slot is None else (by_slot[table.slots] + offset) ** exponent
+            if weight.sum() > 0:
+                probability[np.searchsorted(slots, table.slots)] += share * weight / weight.sum()
+    return Draws(probability / probability.sum(), priority, default, shares.tolist()) if probability.any() else None
+
+
+def _default_priority(sampler: Mapping[str, Any]) -> float:
+    largest = float(sampler["largest_priority"])
+    return largest if largest > 0 else 1.0
+
+
+REWARD: Key = ("next", "reward")
+TERMINATED: Key = ("next", "terminated")
+TRUNCATED: Key = ("next", "truncated")
+DONE: Key = ("next", "done")
+TRAJECTORY: Key = ("trajectory",)
+_READ = (REWARD, TERMINATED, TRUNCATED, DONE, TRAJECTORY)
+
+
+@dataclass(frozen=True)
+class ReplayContents:
+    """A replay buffer at one moment. Arrays ``[N]`` are of the rows in ``slots``, int64 ``[N]``, ascending.
+
+    Attributes:
+        capacity: most rows.
+        given: rows ever given, refused ones included; ``None`` if the writer does not count them.
+        slots: that hold a row.
+        written: the number of each row in the order in which rows were given, int64 ``[N]``, counted from 0; ``None``
+            if the writer keeps no order.
+        draws: how the next batch is drawn; ``None`` for samplers whose rule is not known here.
+        tables: of buffers with tables, in the order of their numbers.
+        retained: of buffers that keep rows by importance.
+        columns: stored ones, read whole: reward, episode ends, trajectory, as far as they are stored, ``[N]``.
+        layout: dtype and shape by column name.
+        images: of rows; ``None`` if none are stored.
+        options: parts of the buffer and their options, as text.
+        counters: rows given, batches drawn and the like.
+    """
+
+    capacity: int
+    given: int | None
+    slots: np.ndarray
+    written: np.ndarray | None
+    draws: Draws | None
+    tables: list[Table]
+    retained: Retained | None
+    columns: Mapping[Key, np.ndarray]
+    layout: Mapping[str, str]
+    images: RowImages | None
+    options: Mapping[str, str]
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def ages(self) -> np.ndarray | None:
+        """Rows given after each row, int64 ``[N]``."""
+        return None if self.written is None or self.given is None else self.given - 1 - self.written
+
+    @property
+    def ended(self) -> np.ndarray | None:
+        """Whether each row is the last of its episode, bool ``[N]``; ``None`` if that is not stored."""
+        if DONE in self.columns:
+            return self.columns[DONE]
+        found = [self.columns[key] for key in (TERMINATED, TRUNCATED) if key in self.columns]
+        return np.logical_or.reduce(found) if found else None
+
+    def places_of(self, slots: np.ndarray) -> np.ndarray:
+        """Returns where slots, int64 ``[n]``, stand in :attr:`slots`."""
+        return np.searchsorted(self.slots, slots)
+
+
+def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
+    """Returns what a buffer holds.
+
+    Args:
+        state: of a buffer, see :mod:`lightning_replay.saves`; its tensors may be in chunk files.
+        built_by: class and options of the buffer, see :func:`lightning_replay.saving.spec.describe`.
+
+    Raises:
+        DamagedFileError: a chunk file that is read was changed.
+    """
+    writer, sampler, storage = state["writer"], state["sampler"], state["storage"]
+    retained = retained_of(writer)
+    slots, written, given = _rows_held(state, retained)
+    tables = tables_of(state, built_by)
+    draws = draws_of(state["built_from"]["sampler"], sampler, slots, tables)
+    columns, layout, packed = _columns_of(storage, slots)
+    return ReplayContents(
+        capacity=int(state["built_from"]["capacity"]),
+        given=given,
+        slots=slots,
+        written=written,
+        draws=draws,
+        tables=tables,
+        retained=retained,
+        columns=columns,
+        layout=layout,
+        images=None if packed is None else images_of(storage, packed),
+        options=options_of(state["built_from"], built_by),
+        counters=counters_of(state, given),
+    )
+
+
+def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.ndarray, np.ndarray | None, int | None]:
+    """Returns the slots that hold a row, the number of each in the order given, and how many were given."""
+    writer, storage = state["writer"], state["storage"]
+    if retained is not None:
+        return retained.slots, retained.arrival, retained.offered
+    if "tables" in writer:
+        tables = writer["tables"]
+        slots = np.flatnonzero(array_of(tables["slots"]["references"]) > 0)
+        return slots, array_of(tables["written_at"])[slots], int(tables["rows_written"])
+    length = int(state["length"])
+    if not 0 <= length <= _most_rows(storage):
+        raise ValueError(f"{length:,} rows are claimed, more than are stored")
+    slots = np.arange(length)
+    if storage.get("live") is not None:  # rows left for others' frames
+        slots = np.sort(array_of(storage["live"]))
+    if "cursor" not in writer:
+        return slots, None, None
+    capacity, given = int(state["built_from"]["capacity"]), int(writer["write_count"])
+    return slots, given - 1 - (int(writer["cursor"]) - 1 - slots) % capacity, given
+
+
+def _most_rows(stored: Any) -> int:
+    """Returns the length of the longest tensor or list in the state of a storage."""
+    if isinstance(stored, Mapping):
+        return max(map(_most_rows, stored.values()), default=0)
+    if isinstance(stored, list):
+        return max(len(stored), *map(_most_rows, stored[:1]), 0)
+    return int(stored.shape[0]) if isinstance(stored, Tensor | ChunkedTensor) and len(stored.shape) else 0
+
+
+def _columns_of(
+    storage: Mapping[str, Any], slots: np.ndarray
+) -> tuple[dict[Key, np.ndarray], dict[str, str], PackedColumns | None]:
+    """Returns the columns that are read whole, of the rows in ``slots``, a text for every column, and all of them."""
+    described = storage.get("layout")
+    if described is None or storage.get("rows") is None:
+        return {}, {}, None
+    packed = PackedColumns(storage["rows"], RowLayout.from_description(described))
+    whole = packed.whole(_READ)
+    columns = {key: values[slots].reshape(len(slots), -1)[:, 0] for key, values in whole.items() if values[:1].size}
+    layout = {".".join(leaf["key"]): f"{leaf['dtype']} {leaf['shape']}" for leaf in described}
+    return columns, layout, packed
+
+
+class StoredEpisode(NamedTuple):
+    """The stored rows of an episode: places in ``ReplayContents.slots``, int64 ``[n]``, in order of time.
+
+    ``rank`` is the mean of what episodes are ranked by, ``value`` that of each row, float64 ``[n]``.
+    """
+
+    places: np.ndarray
+    rank: float
+    value: np.ndarray
+    episode_return: float | None
+
+
+class RankedEpisodes(NamedTuple):
+    """Episodes in the order of ``by``, the highest first, and the ``total`` number of all."""
+
+    by: str
+    episodes: list[StoredEpisode]
+    total: int
+
+
+def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | None:
+    """Returns the episodes whose stored rows have the highest mean priority.
+
+    By retention priority where rows are drawn without priorities but kept by them, and by return where there is
+    neither. Episodes are rows of one ``trajectory``; without this column, rows between two ends in the order in which
+    they were given. Of equal episodes the newer comes first.
+
+    Args:
+        contents: of a buffer.
+        most: number of episodes returned.
+
+    Returns:
+        ``None`` if the buffer is empty, keeps no order of rows, or stores neither trajectories nor ends.
+    """
+    written, columns = contents.written, contents.columns
+    if written is None or not len(contents):
+        return None
+    trajectory, ended = columns.get(TRAJECTORY), contents.ended
+    if trajectory is not None:
+        in_order = np.lexsort((written, trajectory))
+        starts = np.flatnonzero(np.diff(trajectory[in_order], prepend=trajectory[in_order[0]] - 1))
+    elif ended is not None:
+        in_order = np.argsort(written)
+        starts = np.concatenate(([0], np.flatnonzero(ended[in_order[:-1]]) + 1))
+    else:
+        return None
+    reward = columns.get(REWARD)
+    ranked = _ranked_by(contents, reward)
+    if ranked is None:
+        return None
+    by, value = ranked
+    lengths = np.diff(starts, append=len(in_order))
+    sums = np.add.reduceat(value[in_order], starts)
+    rank = sums if by == "return" else sums / lengths
+    newest = np.maximum.reduceat(written[in_order], starts)
+    returns = None if reward is None else np.add.reduceat(reward[in_order].astype(np.float64), starts)
+    episodes = []
+    for number in np.lexsort((-newest, -rank))[:most].tolist():
+        places = in_order[starts[number] : starts[number] + lengths[number]]
+        total = None if returns is None else float(returns[number])
+        episodes.append(StoredEpisode(places, float(rank[number]), value[places], total))
+    return RankedEpisodes(by, episodes, len(starts))
+
+
+def shown_rows(episode: StoredEpisode, most: int) -> np.ndarray:
+    """Returns which rows of an episode to show, int64 ``[<= most]`` ascending: the highest and others evenly apart."""
+    count = len(episode.places)
+    chosen = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
+    highest = int(np.argmax(episode.value))
+    chosen[int(np.argmin(np.abs(chosen - highest)))] = highest
+    return chosen
+
+
+def _ranked_by(contents: ReplayContents, reward: np.ndarray | None) -> tuple[str, np.ndarray] | None:
+    draws = contents.draws
+    if draws is not None and draws.priority is not None:
+        return "mean priority", draws.priority
+    if contents.retained is not None:
+        return "mean retention priority", contents.retained.priority.astype(np.float64)
+    return None if reward is None else ("return", reward.astype(np.float64))
+
+
+class LevelContents(NamedTuple):
+    """The levels that have a score, ascending by id. Arrays are ``[L]``.
+
+    ``staleness`` counts episodes since each level was played; ``probability``, of being replayed next, is ``None`` in
+    saves of earlier versions. ``kind`` is the class, ``counters`` have episodes, replays and the like.
+    """
+
+    kind: str
+    capacity: int | None
+    level_ids: np.ndarray
+    score: np.ndarray
+    staleness: np.ndarray
+    probability: np.ndarray | None
+    counters: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.level_ids)
+
+    @property
+    def effective_levels(self) -> float | None:
+        """Effective number of levels that are replayed; ``None`` if no probabilities are known."""
+        has_mass = self.probability is not None and len(self) and self.probability.sum() > 0
+        return effective_number(self.probability) if has_mass and self.probability is not None else None
+
+
+def levels_of(state: Mapping[str, Any]) -> LevelContents:
+    """Returns what a level source holds, from its ``state_dict()``; one without scores has no levels.
+
+    Raises:
+        KeyError: not the state of a level source.
+    """
+    kind = str(state["kind"])
+    sampler, writer = state.get("sampler"), state.get("writer")
+    counters = {"episodes in flight": len(state["running"]["actors"])} if "running" in state else {}
+    if not isinstance(sampler, Mapping) or not isinstance(writer, Mapping):
+        none = np.zeros(0)
+        return LevelContents(kind, state.get("capacity"), none.astype(np.int64), none, none, None, counters)
+    level_ids = array_of(writer["level_id"])
+    order = np.argsort(level_ids, kind="stable")
+    episodes = int(sampler["episodes"])
+    probability = sampler.get("probability")
+    return LevelContents(
+        kind=kind,
+        capacity=int(state["capacity"]),
+        level_ids=level_ids[order],
+        score=array_of(sampler["score"])[order],
+        staleness=(episodes - array_of(sampler["timestamp"]))[order],
+        probability=None if probability is None else array_of(probability)[order],
+        counters={
+            "episodes": episodes,
+            "episodes that replayed a level": int(state["replayed"]),
+            **counters,
+            "levels refused": int(writer["refused"]),
+            "levels replaced": int(writer["replaced"]),
+        },
+    )

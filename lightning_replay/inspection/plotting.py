@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of one style, drawn with matplotlib, which is imported when the first one is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lightning_replay.options import missing_extra
+
+# Okabe and Ito, "Color Universal Design", 2008, without their yellow, which is hard to see on white
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_LINES = ("-", "--")  # beyond the last colour
+_DPI = 120
+_MOST_POINTS = 100  # of a line; more are averaged in groups
+_MOST_GROUPS, _LEAST_IN_A_GROUP = 50, 5
+_MOST_DECADES = 6  # of a colour scale; smaller values get its lowest colour
+
+
+def import_matplotlib(picture: str) -> Any:
+    """Returns ``matplotlib``.
+
+    Raises ``MissingExtraError``, with the name of the ``picture``, without the extra ``plots``.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise missing_extra(picture, "matplotlib", "plots") from error
+    return matplotlib
+
+
+def make_figure(
+    picture: str, rows: int = 1, columns: int = 1, height: float = 4.0, width: float = 7.0, **options: Any
+) -> tuple[Any, Any]:
+    """Returns a figure with a light grid and colour-blind-safe colours, and its ``Axes`` as array ``[rows, columns]``.
+
+    The figure draws into files alone: the display that ``pyplot`` uses, such as that of a notebook, stays as it is.
+    Text of 10 points in a figure 7 inches wide is readable on a page that shows the picture 700 pixels wide.
+
+    Args:
+        picture: see :func:`import_matplotlib`.
+        rows: of panels.
+        columns: of panels.
+        height: of the figure, in inches.
+        width: of the figure, in inches.
+        options: further ones of ``Figure.subplots``.
+    """
+    import_matplotlib(picture)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    styles = [line_style(number) for number in range(len(COLORS) * len(_LINES))]
+    for axes in panels.flat:
+        axes.set_prop_cycle(**{name: [style[name] for style in styles] for name in styles[0]})
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    return figure, panels
+
+
+def line_style(number: int) -> dict[str, str]:
+    """Returns colour and dashes of line ``number`` of a panel, for lines that look alike in several panels.
+
+    Example:
+        >>> line_style(0), line_style(7)
+        ({'color': '#0072B2', 'linestyle': '-'}, {'color': '#0072B2', 'linestyle': '--'})
+    """
+    dashes, color = divmod(number, len(COLORS))
+    return {"color": COLORS[color], "linestyle": _LINES[dashes % len(_LINES)]}
+
+
+def draw_band(axes: Any, x: ArrayLike, curves: ArrayLike, label: str, **line_options: Any) -> Any:
+    """Draws the mean of curves over seeds, with a band of one standard error of the mean, and returns the line.
+
+    A single curve has no band. Where one of the curves is NaN, mean and band have a gap.
+
+    Args:
+        axes: the panel.
+        x: of the points of all curves, ``[P]``.
+        curves: ``[seeds, P]``.
+        label: for the legend; :func:`band_note` describes the band.
+        line_options: further ones of ``axes.plot``.
+
+    Raises:
+        ValueError: curves of another shape.
+    """
+    values, at = np.asarray(curves, dtype=np.float64), np.asarray(x)
+    if values.ndim != 2 or not len(values) or values.shape[1:] != at.shape:
+        raise ValueError(
+            f"curves have the shape {list(values.shape)} and x {list(at.shape)}; give [seeds, P] of at least one seed, "
+            "and [P]. A single curve is curve[None]."
+        )
+    mean = values.mean(0)
+    (line,) = axes.plot(at, mean, label=label, **line_options)
+    if len(values) > 1:
+        fill_band(axes, at, mean, values.std(0, ddof=1) / np.sqrt(len(values)), line)
+    return line
+
+
+def fill_band(axes: Any, x: ArrayLike, mean: np.ndarray, spread: np.ndarray, line: Any) -> None:
+    """Fills ``mean ± spread``, all ``[P]``, in the colour of a line."""
+    axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
+
+
+def band_note(seeds: int) -> str:
+    """Returns a description of the lines and bands of :func:`draw_band`, for a title or a legend.
+
+    Example:
+        >>> band_note(8)
+        'mean of 8 seeds, band: ± 1 standard error'
+    """
+    return "one seed" if seeds == 1 else f"mean of {seeds} seeds, band: ± 1 standard error"
+
+
+def consecutive_groups(points: ArrayLike) -> list[np.ndarray]:
+    """Splits points ``[P, ...]`` of a line: up to 100 into a group each, more into at most 50 groups of at least 5."""
+    rows = np.asarray(points, dtype=np.float64)
+    many = len(rows) > _MOST_POINTS
+    return np.array_split(rows, min(_MOST_GROUPS, len(rows) // _LEAST_IN_A_GROUP) if many else max(1, len(rows)))
+
+
+def count_on(axis: Any) -> None:
+    """Shortens counts on an axis: 20k and 1.5M for 20,000 and 1,500,000."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.set_major_formatter(EngFormatter(sep=""))
+
+
+def log_colors(values: ArrayLike) -> tuple[np.ndarray, Any]:
+    """Returns the values ``[P]`` to draw on a logarithmic colour scale, and matplotlib's ``LogNorm``.
+
+    Args:
+        values: not negative, ``[P]``; those below a millionth of the largest get the lowest colour.
+    """
+    from matplotlib.colors import LogNorm
+
+    given = np.asarray(values, dtype=np.float64)
+    largest = float(given.max()) or 1.0
+    lowest = max(float(given[given > 0].min(initial=largest)), largest * 10.0**-_MOST_DECADES)
+    # matplotlib draws no scale of length 0
+    return given.clip(lowest), LogNorm(min(lowest, largest / 10), largest)
+
+
+def save_figure(figure: Any, path: str | Path) -> None:
+    """Writes a figure in the format of the suffix, and creates its folder if absent."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=_DPI)

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a saved state, read when they are needed, and the images in them."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_replay.saving.chunks import ChunkedTensor, check_file
+from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout
+
+Stored = Tensor | ChunkedTensor
+
+_PIECE_BYTES = 8 << 20  # rows that are unpacked at a time
+_FILES_KEPT = 2  # a row may lie in two chunk files
+
+
+class ChunkBytes:
+    """The bytes of a tensor in chunk files; the last files are kept.
+
+    Args:
+        tensor: see :func:`~lightning_replay.saving.chunks.locate_chunks`.
+    """
+
+    def __init__(self, tensor: ChunkedTensor) -> None:
+        self._files = tensor.files
+        self._ends = np.cumsum([expected["bytes"] for _, expected in tensor.files])
+        self._contents: dict[int, bytearray] = {}
+
+    def read(self, start: int, stop: int) -> bytearray:
+        """Returns the bytes from ``start`` to below ``stop``; raises ``DamagedFileError`` for a changed file."""
+        found = bytearray()
+        while start < stop:
+            number = int(np.searchsorted(self._ends, start, side="right"))
+            content, end = self._content(number), int(self._ends[number])
+            first = start - (end - len(content))
+            found += memoryview(content)[first : first + min(stop, end) - start]
+            start = min(stop, end)
+        return found
+
+    def _content(self, number: int) -> bytearray:
+        if number not in self._contents:
+            while len(self._contents) >= _FILES_KEPT:
+                del self._contents[next(iter(self._contents))]
+            file, expected = self._files[number]
+            check_file(file, expected, reads=False)  # before that many bytes are allocated
+            content = bytearray(expected["bytes"])
+            check_file(file, expected, memoryview(content))
+            self._contents[number] = content
+        return self._contents[number]
+
+
+def tensor_of(stored: Stored) -> Tensor:
+    """Returns a tensor on the CPU, read and checked if it is in chunk files."""
+    if isinstance(stored, Tensor):
+        return stored.detach().cpu()
+    content = ChunkBytes(stored).read(0, stored.num_bytes)
+    flat = (
+        torch.frombuffer(content, dtype=stored.dtype) if content else torch.zeros(0, dtype=stored.dtype, device="cpu")
+    )
+    return flat.view(stored.shape)
+
+
+def array_of(stored: Stored) -> np.ndarray:
+    """Returns :func:`tensor_of` as an array."""
+    return tensor_of(stored).numpy()
+
+
+class StoredRows:
+    """Rows of equal length, in memory or in chunk files, of which a part is in memory at a time.
+
+    Args:
+        rows: ``[N, ...]``; of chunk files nothing is read yet.
+    """
+
+    def __init__(self, rows: Stored) -> None:
+        self._count = int(rows.shape[0])
+        self._rows = rows if isinstance(rows, Tensor) else None
+        self._chunks = None if isinstance(rows, Tensor) else ChunkBytes(rows)
+        self._shape, self._dtype = rows.shape[1:], rows.dtype
+        self._row_bytes = max(1, self._shape.numel() * self._dtype.itemsize)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def rows(self, first: int, stop: int) -> Tensor:
+        """Returns the rows from ``first`` to below ``stop``, on the CPU."""
+        if self._rows is not None:
+            return self._rows[first:stop].cpu()
+        assert self._chunks is not None
+        content = self._chunks.read(first * self._row_bytes, stop * self._row_bytes)
+        return torch.frombuffer(content, dtype=self._dtype).view(stop - first, *self._shape)
+
+    def select(self, index: np.ndarray) -> Tensor:
+        """Returns the rows of an index, int64 ``[n]``, n > 0, one by one; each chunk file is read at most once."""
+        places, inverse = np.unique(index, return_inverse=True)
+        return torch.cat([self.rows(place, place + 1) for place in places.tolist()])[torch.from_numpy(inverse)]
+
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        """Yields all rows in order, a few MiB at a time, each piece with the number of its first row."""
+        step = max(1, _PIECE_BYTES // self._row_bytes)
+        for first in range(0, self._count, step):
+            yield first, self.rows(first, min(first + step, self._count))
+
+
+class PackedColumns:
+    """Columns of packed rows.
+
+    Args:
+        rows: int64 ``[N, words]``.
+        layout: of each row.
+    """
+
+    def __init__(self, rows: Stored, layout: RowLayout) -> None:
+        if tuple(rows.shape[1:]) != (layout.row_bytes // WORD_BYTES,) or rows.dtype != torch.int64:
+            raise ValueError(f"rows {list(rows.shape)} are not of {layout.row_bytes} bytes each")
+        self._rows = StoredRows(rows)
+        self.layout: RowLayout = layout
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def whole(self, keys: Sequence[Key]) -> dict[Key, np.ndarray]:
+        """Returns columns ``[N, ...]`` by key, read in one pass over all rows; those that are not stored are absent."""
+        wanted = [key for key in keys if key in self.layout.columns]
+        columns: dict[Key, np.ndarray] = {}
+        for first, rows in self._rows.pieces() if wanted else ():
+            leaves = self.layout.leaves(rows, torch.Size([len(rows)]))
+            for key in wanted:
+                part = _plain(leaves[key])
+                if key not in columns:
+                    columns[key] = np.empty((len(self), *part.shape[1:]), part.dtype)
+                columns[key][first : first + len(rows)] = part
+        return columns
+
+    def of_rows(self, key: Key, slots: np.ndarray) -> np.ndarray:
+        """Returns a stored column of rows, ``[n, ...]``, by their slots, int64 ``[n]``, n > 0."""
+        rows = self._rows.select(slots)
+        return _plain(self.layout.leaves(rows, torch.Size([len(rows)]))[key])
+
+
+def _plain(values: Tensor) -> np.ndarray:
+    """Returns numbers as an array; of a dtype that NumPy lacks as float32."""
+    lacks = values.dtype is torch.bfloat16 or (values.is_floating_point() and values.element_size() == 1)
+    return (values.float() if lacks else values).numpy()
+
+
+_FRAMES: Key = ("frames_of_stacks",)  # see lightning_replay.storage.frames
+_LEAST_SIDE = 5  # pixels; smaller arrays are no images
+_MOST_PIXELS = 160  # of a side; a page shows 84
+_MOST_CHANNELS = 10  # of planes such as MinAtar's
+# of planes of flags, one for each kind of object
+_PLANES = np.array(
+    [
+        *((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0)),
+        *((86, 180, 233), (240, 228, 66), (160, 160, 160), (120, 60, 160), (255, 255, 255)),
+    ],
+    dtype=np.float32,
+)
+
+
+class RowImages(NamedTuple):
+    """Images of rows: a column of the rows, or the last frame of each observation where frames are stored once."""
+
+    packed: PackedColumns
+    key: Key
+    frames: StoredRows | None
+    frame_shape: tuple[int, ...]
+
+    def of_rows(self, slots: np.ndarray) -> list[np.ndarray]:
+        """Returns the images of rows, uint8 ``[H, W, 3]`` each, by their slots, int64 ``[n]``.
+
+        Larger ones than 160 pixels are scaled down by a whole number, to the means of squares.
+        """
+        if not len(slots):
+            return []
+        values = self.packed.of_rows(self.key, slots)
+        if self.frames is not None:
+            numbers = values[:, values.shape[1] // 2 - 1].astype(np.int64)  # the observation's frames come first
+            values = self.frames.select(numbers).numpy().reshape(-1, *self.frame_shape)
+        return [_scaled_down(as_rgb(image)) for image in values]
+
+
+def images_of(storage: Mapping[str, Any], packed: PackedColumns) -> RowImages | None:
+    """Returns the images of stored rows; ``None`` if no column holds images."""
+    if storage.get("frames") is not None and _FRAMES in packed.layout.columns:
+        shape = tuple(storage["frame_shape"])
+        return RowImages(packed, _FRAMES, StoredRows(storage["frames"]), shape)
+    for key, (dtype, shape) in packed.layout.columns.items():
+        if key[0] != "next" and _holds_images(dtype, tuple(shape)):
+            return RowImages(packed, key, None, tuple(shape))
+    return None
+
+
+def _holds_images(dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Returns whether rows of a column are images: bytes or flags, or planes of floats with few channels."""
+    if len(shape) not in (2, 3, 4):
+        return False
+    height, width, _ = _sides(shape)
+    is_large = min(height, width) >= _LEAST_SIDE
+    return is_large and (dtype in (torch.uint8, torch.bool) or (len(shape) == 3 and height == width))
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int, str]:
+    """Returns height, width and the order of the axes: ``"HW"``, ``"HWC"``, ``"CHW"``, ``"KHW"`` or ``"KHWC"``."""
+    if len(shape) == 2:
+        return shape[0], shape[1], "HW"
+    if len(shape) == 4:
+        return shape[1], shape[2], "KHWC"
+    if shape[2] <= _MOST_CHANNELS and min(shape[:2]) >= _LEAST_SIDE:
+        return shape[0], shape[1], "HWC"
+    return shape[1], shape[2], "CHW" if shape[0] in (1, 3) else "KHW"
+
+
+def as_rgb(image: np.ndarray) -> np.ndarray:
+    """Returns an image as uint8 ``[H, W, 3]``.
+
+    Args:
+        image: ``[H, W]``, ``[H, W, C]``, ``[C, H, W]`` with 1 or 3 channels, or a stack of frames ``[K, H, W]`` or
+            ``[K, H, W, C]``, of which the last is taken. Bytes are intensities; other numbers are scaled to the largest
+            of the image. Other channels than 1 and 3, or 4 of bytes, are planes of flags, each in a
+            colour of its own.
+    """
+    *_, order = _sides(image.shape)
+    if order[0] == "K":
+        image, order = image[-1], order[1:]
+    if order == "CHW":
+        image = np.moveaxis(image, 0, -1)
+    if image.ndim == 2:
+        image = image[..., None]
+    is_bytes = image.dtype == np.uint8
+    if not is_bytes:
+        scaled = np.nan_to_num(image.astype(np.float32)).clip(0)
+        image = scaled * (255.0 / max(float(scaled.max()), 1e-12))
+    channels = image.shape[2]
+    if channels == 1:
+        image = image.repeat(3, 2)
+    elif channels != 3 and not (is_bytes and channels == 4):
+        largest = image.argmax(2)
+        image = _PLANES[largest % len(_PLANES)] * (image.max(2)[..., None] / 255.0)
+    return np.ascontiguousarray(image[..., :3].astype(np.uint8))
+
+
+def _scaled_down(image: np.ndarray) -> np.ndarray:
+    factor = -(-max(image.shape[:2]) // _MOST_PIXELS)
+    if factor == 1:
+        return image
+    sums: np.ndarray = image.astype(np.float32)
+    for axis in (0, 1):
+        starts = np.arange(0, image.shape[axis], factor)
+        widths = np.diff(starts, append=image.shape[axis]).astype(np.float32)
+        sums = np.add.reduceat(sums, starts, axis) / np.expand_dims(widths, [one for one in range(3) if one != axis])
+    return sums.round().astype(np.uint8)
+
+
+def png_of(image: np.ndarray) -> bytes:
+    """Returns uint8 ``[H, W, 3]`` as a PNG file.
+
+    Example:
+        >>> png_of(np.zeros((2, 2, 3), np.uint8))[:8]
+        b'\\x89PNG\\r\\n\\x1a\\n'
+    """
+    height, width, _ = image.shape
+    lines = np.concatenate((np.zeros((height, 1), np.uint8), image.reshape(height, -1)), axis=1)  # filter 0 of each
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

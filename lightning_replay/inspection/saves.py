@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved buffers at a path: a replay, levels, and those in checkpoints of Lightning and RLlib."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of, levels_of
+from lightning_replay.saving.directory import read_manifest, read_save
+from lightning_replay.saving.files import MALFORMED, DamagedFileError, join_state
+from lightning_replay.saving.replays import MANIFEST, replay_manifest
+from lightning_replay.saving.states import STATE_MANIFEST, STATE_VERSION, SavedState, open_data
+
+# of RLlib checkpoints, see rllib_ext.checkpoints and rllib_ext.sharded.checkpoint
+_MODULES_MANIFEST, _SHARDS_MANIFEST = "buffer.json", "shards.json"
+_VERSIONS = {_MODULES_MANIFEST: 2, _SHARDS_MANIFEST: 1}
+_CHECKPOINT_FOLDERS = ("replay_buffer", "levels")
+
+Contents = ReplayContents | LevelContents
+
+
+class SavedBuffer(NamedTuple):
+    """A buffer that was read from a save. ``name`` is empty for the only one at a path; ``size`` is in bytes."""
+
+    name: str
+    path: Path
+    contents: Contents
+    size: int
+
+
+def read_buffers(path: str | Path) -> Iterator[SavedBuffer]:
+    """Yields what the buffers saved at a path hold, one after the other; no code is run and no buffer is built.
+
+    Of rows only the columns that are needed are kept, and chunk files are read piece by piece. What is read is checked.
+
+    Args:
+        path: a directory of ``save_replay``, of ``LevelBuffer.save``, or of a sharded replay; an RLlib checkpoint or
+            its folder ``replay_buffer``; a Lightning checkpoint file or the folder of a replay beside it.
+
+    Raises:
+        FileNotFoundError: nothing was saved there.
+        DamagedFileError: a file that is read is missing, truncated or changed, or holds the state of something else.
+        ValueError: saved by a newer version of this library.
+    """
+    for name, place in _places(Path(path)):
+        yield _read(name, place)
+
+
+def _places(path: Path) -> list[tuple[str, Path]]:
+    """Returns names and directories of the buffers at a path."""
+    if path.is_file() and path.suffix == ".ckpt":
+        return _beside(path)
+    if (path / MANIFEST).exists() or (path / STATE_MANIFEST).exists():
+        return [("", path)]
+    if (path / _SHARDS_MANIFEST).exists():
+        data, manifest = _data_of(path / _SHARDS_MANIFEST)
+        shards = [(f"shard {number}", data / f"shard-{number}") for number in range(int(manifest["num_shards"]))]
+        return [(_joined(name, inner), place) for name, shard in shards for inner, place in _places(shard)]
+    if (path / _MODULES_MANIFEST).exists():
+        data, _ = _data_of(path / _MODULES_MANIFEST)
+        modules = sorted(data.glob("module-*"))
+        names = [unquote(module.name.removeprefix("module-")) for module in modules]
+        return [("" if len(modules) == 1 else f"module {name}", one) for name, one in zip(names, modules, strict=True)]
+    inside = [path / name for name in _CHECKPOINT_FOLDERS if (path / name).is_dir()]
+    if inside:
+        return [found for folder in inside for found in _places(folder)]
+    raise _nothing_at(path)
+
+
+def _beside(checkpoint: Path) -> list[tuple[str, Path]]:
+    """Returns the replays beside a Lightning checkpoint, see :mod:`lightning_replay.lit.checkpoint_files`."""
+    pattern = re.compile(rf"{re.escape(checkpoint.stem)}\.\d+(?:-\d+)?\.replay")
+    found = sorted(one for one in checkpoint.parent.iterdir() if pattern.fullmatch(one.name))
+    if not found:
+        raise FileNotFoundError(
+            f"no replay is beside {checkpoint}: there is no folder {checkpoint.stem}.UPDATES.replay. Levels are inside "
+            "the checkpoint file; save them with levels.save(path)"
+        )
+    return [("" if len(found) == 1 else one.name, one) for one in found]
+
+
+def _nothing_at(path: Path) -> FileNotFoundError:
+    if not path.exists():
+        return FileNotFoundError(f"{path} does not exist; give the directory of a saved buffer")
+    inside = sorted(one.name for one in path.glob("*") if one.suffix in (".replay", ".ckpt")) if path.is_dir() else []
+    hint = f". There are {', '.join(inside)}: give one of them" if inside else ""
+    return FileNotFoundError(
+        f"no saved buffer in {path}; give the directory of save_replay or LevelBuffer.save, an RLlib checkpoint, or a "
+        f"Lightning checkpoint with its replay beside it{hint}"
+    )
+
+
+def _data_of(file: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns the folder that a manifest of several buffers names, and the manifest."""
+    manifest = read_manifest(file, _VERSIONS[file.name])
+    try:
+        folder = file.parent / Path(manifest["data"]).name
+    except MALFORMED as error:
+        raise DamagedFileError(f"{file} is damaged ({error}); give an earlier save") from error
+    if not folder.is_dir():
+        raise DamagedFileError(f"{file} names the folder {folder.name}, which is missing; give an earlier save")
+    return folder, manifest
+
+
+def _read(name: str, path: Path) -> SavedBuffer:
+    if (path / MANIFEST).exists():
+        return read_save(path, lambda: replay_manifest(path), lambda *save: _read_replay(name, path, *save))
+    state = read_save(
+        path,
+        lambda: read_manifest(path / STATE_MANIFEST, STATE_VERSION),
+        lambda manifest, data: _lazy(open_data(manifest, data)),
+    )
+    state = state.get("levels", state)  # of an RLlib checkpoint
+    with _refusing(path, "a level buffer"):
+        contents = levels_of(state)
+    return SavedBuffer(name, path, contents, _bytes_in(path))
+
+
+def _read_replay(name: str, path: Path, manifest: dict[str, Any], data: Path) -> SavedBuffer:
+    state = _lazy(open_data(manifest, data))
+    with _refusing(path, "a replay buffer"):
+        contents = contents_of(state, manifest["built_by"])
+    return SavedBuffer(name, path, contents, sum(int(one["bytes"]) for one in manifest["files"].values()))
+
+
+def _lazy(saved: SavedState) -> dict[str, Any]:
+    """Returns a state whose large tensors are still in their files."""
+    return join_state(saved.values, {**saved.tensors, **saved.chunked})  # type: ignore[dict-item]
+
+
+@contextmanager
+def _refusing(path: Path, what: str) -> Iterator[None]:
+    """Context manager: errors of a state of another shape become ``DamagedFileError``."""
+    try:
+        yield
+    except DamagedFileError:
+        raise
+    except MALFORMED as error:
+        raise DamagedFileError(
+            f"{path} does not hold the state of {what} as this version reads it ({error!r}); give another save"
+        ) from error
+
+
+def _bytes_in(path: Path) -> int:
+    return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+
+
+def _joined(*names: str) -> str:
+    return ", ".join(name for name in names if name)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning callbacks: priority feedback, evaluation, checkpoints, statistics, progress, pictures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+import torch
+
+from lightning_replay.agents.interfaces import UpdatePriorities
+from lightning_replay.lit.checkpoints import ReplayCheckpoint
+from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
+from lightning_replay.lit.evaluation import Evaluate, GeneralizationGap, ReplayProgressBar
+from lightning_replay.lit.level_data import level_source_of
+from lightning_replay.lit.pictures import (
+    InspectBuffer,
+    LearningCurve,
+    LevelCurriculum,
+    ScoreAgainstStaleness,
+    draw_learning_curves,
+    draw_level_curriculum,
+    draw_score_against_staleness,
+)
+from lightning_replay.lit.replay_data import ReplayDataModule
+from lightning_replay.options import checked_count
+from lightning_replay.table_replay import CurriculumReplay
+
+__all__ = [
+    "Evaluate",
+    "GeneralizationGap",
+    "InspectBuffer",
+    "LearningCurve",
+    "LevelCurriculum",
+    "LogLevelStats",
+    "LogReplayStats",
+    "ReplayCheckpoint",
+    "ReplayProgressBar",
+    "ScoreAgainstStaleness",
+    "UpdatePriorities",
+    "draw_learning_curves",
+    "draw_level_curriculum",
+    "draw_score_against_staleness",
+]
+
+
+class _LogStats(L.Callback):
+    """Writes a record every so many updates, with the speed since the last one."""
+
+    _last: tuple[int, float]  # clock and time of the last record
+
+    def _write(self, trainer: L.Trainer, clock: int, rate: str, stats: dict[str, float], outputs: Any) -> None:
+        """Adds the recent return, the scalars among a training step's outputs and the speed of a clock."""
+        collection, now = source_of(trainer, self).collection, time.perf_counter()
+        for name, value in dict(outputs or {}).items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                stats[f"train/{name}"] = float(value)
+        if collection.episodes:
+            stats["train/return"] = collection.recent_return
+        stats[rate] = (clock - self._last[0]) / (now - self._last[1])
+        for logger in trainer.loggers:
+            logger.log_metrics(stats)
+        self._last = (clock, now)
+
+
+class LogReplayStats(_LogStats, ActsAtUpdates):
+    """Every ``every_n_updates`` writes ``replay/*`` and ``train/*`` to the trainer's loggers.
+
+    Buffers with tables add ``replay/tables/<name>/*``, a curriculum ``replay/probability/<task>``, and the data module
+    both clocks. ``self.log`` costs 0.3 ms in every training step; this costs nothing between two records.
+
+    Args:
+        every_n_updates: updates between two records.
+    """
+
+    def __init__(self, every_n_updates: int = 500) -> None:
+        self.every_n_updates: int = checked_count("every_n_updates", every_n_updates)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        source = trainer.datamodule  # type: ignore[attr-defined]
+        self._last = (source.updates_done if isinstance(source, ReplayDataModule) else 0, time.perf_counter())
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        source = trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(source, ReplayDataModule) or not self.is_due(source):
+            return
+        stats = _numbers(source.replay.stats(), "replay")
+        if isinstance(source.replay, CurriculumReplay):
+            stats |= _numbers(source.replay.probabilities(), "replay/probability")
+        if isinstance(outputs, dict) and "td_error" in outputs:
+            stats["train/td_error"] = float(outputs["td_error"].abs().mean())
+        self._write(trainer, source.updates_done, "updates_per_second", stats, outputs)
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        has_loggers = source.trainer is not None and bool(source.trainer.loggers)
+        return has_loggers and source.updates_done // self.every_n_updates > self._last[0] // self.every_n_updates
+
+
+class LogLevelStats(_LogStats):
+    """Every ``every_n_rollouts`` writes ``levels/*`` and ``train/*`` to the trainer's loggers.
+
+    ``levels/*`` are those of ``levels.stats()``, ``train/*`` the outputs of the training step and the mean return of
+    the last ten episodes. The data module adds both clocks.
+
+    Args:
+        every_n_rollouts: rollouts between two records.
+    """
+
+    def __init__(self, every_n_rollouts: int = 10) -> None:
+        self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._last = (level_source_of(trainer, self).env_steps_done, time.perf_counter())
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        source = level_source_of(trainer, self)
+        if trainer.loggers and source.updates_done % self.every_n_rollouts == 0:
+            stats = {f"levels/{name}": float(value) for name, value in source.levels.stats().items()}
+            self._write(trainer, source.env_steps_done, "env_steps_per_second", stats, outputs)
+
+
+def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Returns the numbers of nested mappings by path, such as ``replay/tables/goal/fill``."""
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            numbers |= _numbers(value, f"{prefix}/{name}")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            numbers[f"{prefix}/{name}"] = value
+    return numbers

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint files with a replay beside each, which is written, removed and found with it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_replay.saves import save_id
+from lightning_replay.saving import DamagedFileError
+from lightning_replay.saving.directory import LOCK_FILE, exclusive
+from lightning_replay.saving.files import sync
+from lightning_replay.training_replay import TrainingReplay
+
+__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "check_checkpoint", "replays_beside", "saved_replay"]
+
+
+_UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
+
+
+class _ReplayOwner(Protocol):
+    """A data module whose replay is saved beside its checkpoints."""
+
+    replay: TrainingReplay
+
+    def replay_stamp(self) -> Hashable: ...
+
+    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None: ...
+
+
+class CheckedCheckpointIO(CheckpointIO):
+    """Warns once of entries that could not be loaded again, and waits until a checkpoint file is on the disk.
+
+    A data module installs it; other plug-ins keep working underneath.
+
+    Args:
+        wrapped: writes and reads the file itself.
+    """
+
+    def __init__(self, wrapped: CheckpointIO) -> None:
+        self.wrapped = wrapped
+        self._is_loadable_checked = False
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+        if not self._is_loadable_checked:
+            self._is_loadable_checked = True
+            _warn_of_unloadable(checkpoint)
+        if Path(path).is_file():  # not if a plug-in writes later or elsewhere
+            sync(Path(path))
+            sync(Path(path).parent)
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = self.wrapped.load_checkpoint(path, *args, **kwargs)
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        self.wrapped.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        self.wrapped.teardown()
+
+
+class ReplayCheckpointIO(CheckedCheckpointIO):
+    """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
+
+    An existing folder is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
+    checkpoint holds the folder's name and the id of the save in it, so that both can be moved together and another
+    buffer is refused. A checkpoint is overwritten before its former buffer is removed: killed at any time, the file
+    finds the buffer it was saved with. The next save removes the remains of a killed one.
+    """
+
+    def __init__(self, wrapped: CheckpointIO, datamodule: _ReplayOwner) -> None:
+        super().__init__(wrapped)
+        self.datamodule = datamodule
+        self._newest: tuple[Hashable, Path] | None = None  # state and folder
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Saves the buffer, then the file that names it, then removes the buffers saved with it before."""
+        state = checkpoint.get(type(self.datamodule).__qualname__)
+        if state is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
+            self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+            return
+        file = _local(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(file.parent) as is_alone:
+            before = replays_beside(file)
+            target = self._save_replay(file, state["updates"])
+            state["replay"], state["replay_id"] = target.name, save_id(target)
+            super().save_checkpoint(checkpoint, path, storage_options)
+            (target / _UNFINISHED).unlink(missing_ok=True)
+            # Without a lock, a replay that no checkpoint names yet may be another process's in the making.
+            for stale in [*before, *(self._abandoned(file) if is_alone else [])]:
+                if stale != target:
+                    shutil.rmtree(stale, ignore_errors=True)
+
+    def _save_replay(self, file: Path, updates: int) -> Path:
+        """Saves, or links the files of a save of the same state; ``save_last=True`` makes two of each."""
+        stamp = self.datamodule.replay_stamp()
+        before, newest = self._newest or (None, None)
+        if newest is not None and before == stamp and newest.is_dir():
+            if newest in replays_beside(file):
+                return newest
+            target = _new_replay(file, updates)
+            try:
+                left_out = shutil.ignore_patterns(LOCK_FILE, _UNFINISHED)
+                shutil.copytree(newest, target, copy_function=os.link, ignore=left_out, dirs_exist_ok=True)
+                for folder in (*(path for path in target.rglob("*") if path.is_dir()), target, target.parent):
+                    sync(folder)
+                return target
+            except OSError:  # a file system without hard links
+                shutil.rmtree(target, ignore_errors=True)
+        target = _new_replay(file, updates)
+        self.datamodule.replay.save(target, previous=newest)
+        self._newest = (stamp, target)
+        return target
+
+    def _abandoned(self, file: Path) -> list[Path]:
+        """Returns replays in the folder of ``file`` whose saves were killed before a checkpoint named them."""
+        found = []
+        for replay in file.parent.glob("*.replay"):
+            owner = file.with_name(f"{_stem_of(replay)}{file.suffix}")
+            if not (replay / _UNFINISHED).exists():
+                continue
+            try:
+                name = type(self.datamodule).__qualname__
+                if not owner.exists() or self.wrapped.load_checkpoint(owner)[name]["replay"] != replay.name:
+                    found.append(replay)
+            except Exception:  # a plug-in may raise any error for a file that it cannot read: keep its replay
+                continue
+        return found
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads the file and finds the replay beside it, before anything is restored.
+
+        Raises:
+            DamagedFileError: the replay is that of another checkpoint, or damaged.
+            FileNotFoundError: the replay is not there.
+        """
+        checkpoint = super().load_checkpoint(path, *args, **kwargs)
+        replay = self.datamodule.find_replay(checkpoint, _local(path))
+        if replay is not None and self._newest is None:
+            self._newest = (None, replay)  # of another state, but rows that stay have the same files
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        super().remove_checkpoint(path)
+        for directory in replays_beside(_local(path)):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def check_checkpoint(path: str | Path | None) -> None:
+    """Refuses a local file that is no checkpoint of Lightning; names such as ``"last"`` and addresses pass.
+
+    Raises:
+        ValueError: there is no such file, or it is something else.
+    """
+    if path is None or "://" in str(path) or str(path) in ("best", "last", "hpc") or str(path).startswith("registry"):
+        return
+    accepted = "give a .ckpt file that a run has saved, or 'last'"
+    if not Path(path).is_file():
+        raise ValueError(f"ckpt_path is {str(path)!r}, which is no file; {accepted}")
+    try:
+        content = torch.load(path, map_location="meta", weights_only=True)
+    except Exception as error:  # torch raises errors of many kinds for files of other programs
+        reason = " ".join(str(error).split(". ")[0].split())
+        raise ValueError(f"ckpt_path is {str(path)!r}, which torch does not load ({reason}); {accepted}") from error
+    if not isinstance(content, Mapping) or not {"state_dict", "pytorch-lightning_version"} <= set(content):
+        raise ValueError(f"ckpt_path is {str(path)!r}, which is no checkpoint of Lightning; {accepted}")
+
+
+def _warn_of_unloadable(checkpoint: Mapping[str, Any]) -> None:
+    """Warns of entries with objects that torch does not load with ``weights_only``, Lightning's default."""
+    parts: dict[str, Any] = {}
+    for name, value in checkpoint.items():
+        if name not in ("state_dict", "optimizer_states"):  # tensors, and large
+            nested = isinstance(value, Mapping)
+            parts |= {f"{name}.{key}": entry for key, entry in value.items()} if nested else {name: value}
+    unloadable = {name: type(value).__name__ for name, value in parts.items() if not _is_loadable(value)}
+    if unloadable:
+        named = ", ".join(f"{name} ({kind})" for name, kind in unloadable.items())
+        rank_zero_warn(
+            f"a checkpoint holds {named}, which fit(ckpt_path=...) and load_from_checkpoint do not load unless "
+            "weights_only=False is given. Give the hyperparameters as plain numbers, texts, lists and tensors, or "
+            "leave them out with save_hyperparameters(ignore=...)."
+        )
+
+
+def _is_loadable(value: Any) -> bool:
+    content = io.BytesIO()
+    try:
+        torch.save(value, content)
+        content.seek(0)
+        torch.load(content, weights_only=True)
+    except Exception:  # as of objects of any class
+        return False
+    return True
+
+
+def replays_beside(file: Path) -> list[Path]:
+    """Returns the buffers saved with this checkpoint file."""
+    return [path for path in file.parent.glob("*.replay") if _stem_of(path) == file.stem]
+
+
+def saved_replay(file: Path, name: str | None, replay_id: str) -> Path:
+    """Returns the buffer a checkpoint file refers to: the folder it names, or one that was renamed together with it.
+
+    Args:
+        file: the checkpoint.
+        name: of the folder in the checkpoint.
+        replay_id: of the save, see :func:`~lightning_replay.saves.save_id`.
+
+    Raises:
+        FileNotFoundError: neither is beside the file.
+        DamagedFileError: the folder beside it was saved with another checkpoint.
+    """
+    candidates = [*([file.with_name(name)] if name else []), *replays_beside(file)]
+    found = [candidate for candidate in candidates if candidate.is_dir()]
+    for candidate in found:
+        if save_id(candidate) == replay_id:
+            return candidate
+    if found:
+        raise DamagedFileError(
+            f"checkpoint {file} was saved with another replay than the one in {found[0]}, which belongs to another run "
+            "or another moment. Nothing was restored. Put the folder it was saved with beside it, or load the weights "
+            "alone with load_from_checkpoint."
+        )
+    raise FileNotFoundError(
+        f"checkpoint {file} was saved with the replay {name}, which is not beside it. "
+        "Move both together, or load the weights alone with load_from_checkpoint."
+    )
+
+
+def _new_replay(file: Path, updates: int) -> Path:
+    """Creates the folder of a replay: not one that is there, which the checkpoint may name until it is overwritten."""
+    target, number = file.with_name(f"{file.stem}.{updates}.replay"), 0
+    while target.exists():
+        number += 1
+        target = file.with_name(f"{file.stem}.{updates}-{number}.replay")
+    target.mkdir()
+    (target / _UNFINISHED).touch()
+    return target
+
+
+def _stem_of(replay: Path) -> str | None:
+    """Returns the stem of the checkpoint file that a replay was saved with."""
+    match = re.fullmatch(r"(.+)\.\d+(?:-\d+)?\.replay", replay.name)
+    return None if match is None else match[1]
+
+
+def _local(path: str | Path) -> Path:
+    if "://" in str(path):
+        raise ValueError(
+            f"checkpoint path {path} is remote; a replay is saved beside local checkpoints only. "
+            "Use a local dirpath, or save the weights alone (save_weights_only=True)."
+        )
+    return Path(path)

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of the best and the last state, also of a run that is interrupted by a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from os import PathLike
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+from typing import Any, Literal, NoReturn
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch.nn.parameter import is_lazy
+
+from lightning_replay.levels import LevelSelector
+from lightning_replay.lit.collection import Collection
+from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
+from lightning_replay.options import check_kind, checked_choice, checked_count
+from lightning_replay.saving.files import check_writable
+from lightning_replay.training_replay import TrainingReplay
+
+__all__ = ["ReplayCheckpoint", "StopSignals"]
+
+
+SIGTERM_STATUS = 128 + signal.SIGTERM  # of a process, as shells and schedulers read it
+_HINT = b"\nStopping after the training step in progress. A second signal does not wait for it.\n"
+
+
+class StopSignals:
+    """Defers the first SIGINT or SIGTERM to :meth:`raise_pending`; the second one interrupts at once.
+
+    Raises ``KeyboardInterrupt`` for SIGINT and Lightning's ``SIGTERMException`` for SIGTERM, after calling the former
+    handlers, Lightning's among them; a process that does not catch the latter exits with status 143. A SIGINT that the
+    program handles itself or ignores keeps its effect. Python runs handlers in the main thread only; in another thread
+    this class does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[int, Any] = {}
+        self._pending: int | None = None
+        self._process = 0
+
+    def install(self) -> None:
+        self._pending = None
+        self._process = os.getpid()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._receive)
+        if signal.getsignal(signal.SIGTERM) not in (None, signal.SIG_IGN):
+            self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
+
+    def remove(self) -> None:
+        """Restores the handlers, except those that were replaced since."""
+        while self._previous:
+            number, handler = self._previous.popitem()
+            if signal.getsignal(number) == self._receive:
+                signal.signal(number, handler)
+
+    @property
+    def is_pending(self) -> bool:
+        return self._pending is not None
+
+    def raise_pending(self) -> None:
+        """Raises the exception of the deferred signal, if there is one."""
+        if self._pending is not None:
+            self._raise(self._pending, None)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A forked environment. Ctrl-C reaches it too, but its parent needs it to finish the step.
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+        elif self._pending is None:
+            self._pending = number
+            os.write(2, _HINT)  # print may not be called in a handler: the step may be printing
+        else:
+            self._raise(number, frame)
+
+    def _raise(self, number: int, frame: FrameType | None) -> NoReturn:
+        previous = self._previous.get(number)
+        if callable(previous):
+            previous(number, frame)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SIGTERMException(SIGTERM_STATUS)
+
+
+class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
+    """Keeps ``best.ckpt``, the best by a metric, and ``last.ckpt``, from which ``fit(ckpt_path="last")`` resumes.
+
+    ``last.ckpt`` is written at the end of ``fit``, every ``every_n_updates``, with every best one, and when the run is
+    stopped by Ctrl-C, SIGTERM, or an exception in environment, agent or callback. It is replaced atomically: killed at
+    any time, the newest complete one loads. A run that is stopped between two training steps and resumed equals a run
+    without a break whose environments are closed there.
+
+    * The first SIGINT or SIGTERM waits for the end of the training step, or of a piece of the warm-up; the second
+      interrupts at once. Exceptions are Lightning's; the exit status is 143 after SIGTERM, 1 after SIGINT.
+    * After an exception inside a training step, steps collected before it are stored and counted; the update is not
+      counted and is repeated with another batch, on weights that may have changed already. A rollout of levels is
+      collected again; scores it has given to levels stay.
+    * With several processes nothing is saved after an exception or a signal, as the others may be elsewhere.
+    * Nothing is saved, and ``last.ckpt`` stays unchanged, if the exception came from saving or interrupted a write to
+      the replay, or if weights are NaN or infinite.
+    * A new run in a folder with checkpoints leaves them alone and writes ``last-v1.ckpt``. Without ``dirpath`` each run
+      has the folder of its logger's version, and ``ckpt_path="last"`` finds the one of the most steps
+      of all versions. The resumed run writes to a version of its own; what was the best so far stays the best.
+
+    Args:
+        dirpath: folder; by default ``checkpoints`` in the logger's folder, without a logger in ``default_root_dir``.
+        filename: of the best ones; may hold ``{step}`` and metrics, as with Lightning.
+        monitor: metric, compared each time its value changes; ``None`` keeps only the last.
+        mode: whether the largest or the smallest is best.
+        save_top_k: how many of the best are kept, each with its replay; from the second on ``best-v1.ckpt`` and so on.
+        every_n_updates: updates of the data module between two ``last.ckpt``; by default 10,000 with a replay and 10
+            with levels. Files of the replay that have not changed are linked, the others written.
+
+    Raises:
+        TypeError: an option of another kind; at ``fit``, a data module that counts no environment steps.
+        OSError: at ``fit``, a folder that cannot be written.
+        ValueError: a count below 1, another mode.
+    """
+
+    last_model_path: str
+    kth_best_model_path: str
+    best_k_models: dict[str, torch.Tensor]
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str = "best",
+        monitor: str | None = "eval/return",
+        mode: Literal["max", "min"] = "max",
+        save_top_k: int = 1,
+        every_n_updates: int | None = None,
+    ) -> None:
+        check_kind("dirpath", dirpath, str | PathLike | None, "a folder, or None")
+        check_kind("filename", filename, str, "a name such as 'best' or '{step}'")
+        check_kind("monitor", monitor, str | None, "the name of a metric such as 'eval/return', or None")
+        if every_n_updates is not None:
+            checked_count("every_n_updates", every_n_updates)
+        super().__init__(
+            dirpath,
+            filename,
+            monitor=monitor,
+            mode=checked_choice("mode", mode, ("max", "min")),
+            save_top_k=checked_count("save_top_k", save_top_k) if monitor is not None else 0,
+            save_last=True,
+            every_n_epochs=0,  # none of Lightning's own times
+        )
+        self.every_n_updates = every_n_updates
+        self._has_own_folder = dirpath is None
+        self._signals = StopSignals()
+        self._source: EnvStepDataModule | None = None  # while it trains
+        self._seen: torch.Tensor | None = None
+        self._saved = (0, 0)
+        self._newest = ""
+        self._is_saving = False
+        self._is_step_open = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == TrainerFn.FITTING:
+            source_of(trainer, self)
+        super().setup(trainer, pl_module, stage)
+        is_written = stage == TrainerFn.FITTING and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        if is_written and self.dirpath is not None and "://" not in str(self.dirpath):
+            check_writable("dirpath", self.dirpath)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        source = source_of(trainer, self)
+        resumed = trainer.ckpt_path
+        last = self.last_model_path
+        is_same_file = resumed is not None and os.path.exists(last) and os.path.samefile(resumed, last)
+        if not (source.env_steps_done if resumed is None else is_same_file):
+            # The checkpoints in the folder are of another run: this one writes under other names.
+            self.last_model_path = self.kth_best_model_path = ""
+            self.best_k_models = {}
+        if resumed is not None or not source.env_steps_done:
+            self._saved = source.clocks
+        self._newest = str(resumed or self.last_model_path)
+        self._seen = self._metric(trainer)  # of an untrained agent, or of one that was saved with its score
+        self._is_saving = False
+        source.pause_hooks.append(self._pause)
+        self._source = source
+        self._signals.install()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Marks the update as finished; it is saved only after the LightningModule's own hook."""
+        if self._source is not None:
+            self._source.is_update_open = False
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves the best at the end of the run, before averages replace the weights that were scored."""
+        if self._source is not None and (trainer.should_stop or self._source.is_finished):
+            self._save_best(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._source is None:
+            return
+        self._save_due(trainer, self._source, is_last=True)
+        self._signals.raise_pending()
+        self._release()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Saves the finished updates and steps, and prints the file's name in one line."""
+        source = self._source
+        if source is None:  # before the training, such as while a checkpoint is restored, or after it
+            return
+        self._release()
+        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current  # declared without `processed`
+        is_learned = progress.ready == progress.processed == progress.completed + 1
+        self._is_step_open = progress.ready > progress.processed
+        if is_learned:
+            source.is_update_open = False
+        source.drop_open_update()
+        reason = self._reason_against_saving(trainer, exception)
+        if reason is None and source.clocks != self._saved:
+            try:
+                self._save_last(trainer, source)
+            except Exception as failure:  # the exception that ended the run is the one to be raised
+                reason = f"saving failed, {type(failure).__name__}: {failure}"
+        self._is_step_open = False
+        self._report(reason)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Restores the handlers of a run that ended without ``on_train_end`` and without an exception."""
+        self._release()
+        super().teardown(trainer, pl_module, stage)
+
+    def _release(self) -> None:
+        self._signals.remove()
+        if self._source is not None:
+            self._source.pause_hooks.remove(self._pause)
+        self._source = None
+
+    def _pause(self, is_between_steps: bool) -> None:
+        if is_between_steps and self._source is not None and self._source.trainer is not None:
+            self._save_due(self._source.trainer, self._source)
+        self._signals.raise_pending()
+
+    def _save_best(self, trainer: L.Trainer) -> bool:
+        metric, seen = self._metric(trainer), self._seen
+        is_seen = metric is seen
+        if metric is not None and seen is not None and self.best_k_models:
+            # By value too: Lightning returns what a module logged once as a new tensor each time, until the epoch ends.
+            is_seen |= metric.item() == seen.item()
+        is_best = metric is not None and not is_seen and self.check_monitor_top_k(trainer, metric)
+        if is_best:
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+        if metric is not None:  # that of an evaluation is absent until the next one
+            self._seen = metric
+        return is_best
+
+    def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
+        is_best = self._save_best(trainer)
+        is_due = self._is_save_due(source) or (is_last and source.clocks != self._saved)
+        # With the best too: a run that is resumed before it would search for it again and might overwrite it.
+        if is_best or is_due:
+            self._save_last(trainer, source)
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether a checkpoint, or the end of the run by a signal, follows the update that was made last."""
+        return self._source is not None and (self._signals.is_pending or self._is_save_due(source))
+
+    def _is_save_due(self, source: EnvStepDataModule) -> bool:
+        every = source.updates_per_checkpoint if self.every_n_updates is None else self.every_n_updates
+        return source.updates_done - self._saved[1] >= every
+
+    def _save_last(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
+        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        self._saved = source.clocks
+        self._newest = self.last_model_path
+
+    def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
+        self._is_saving = True
+        super()._save_checkpoint(trainer, filepath)
+        self._is_saving = False
+
+    def _metric(self, trainer: L.Trainer) -> torch.Tensor | None:
+        return None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
+
+    def _reason_against_saving(self, trainer: L.Trainer, exception: BaseException) -> str | None:
+        if trainer.world_size > 1:
+            return "the other processes of the trainer cannot take part"
+        if self._is_saving:  # a signal that interrupts it leaves the state as it was
+            return "saving failed" if isinstance(exception, Exception) else None
+        if _interrupts_a_write(exception):
+            return "the replay was being written"
+        parameters = trainer.lightning_module.parameters()
+        if not all(torch.isfinite(weights).all() for weights in parameters if not is_lazy(weights)):
+            return "weights of the agent are NaN or infinite"
+        return None
+
+    def _report(self, reason: str | None) -> None:
+        env_steps, updates = self._saved
+        if not self._newest and reason is None:
+            return  # no step was collected
+        kept = "there is no checkpoint of this run yet"
+        if self._newest:
+            kept = (
+                f"update {updates:,} (environment step {env_steps:,}) is in {self._newest}. Go on with "
+                'fit(..., ckpt_path="last"), on the command line --ckpt_path=last.'
+            )
+        # not a warning: one that is turned into an error would take the place of the exception that ended the run
+        rank_zero_info(f"\nSaved: {kept}" if reason is None else f"\nNothing was saved, because {reason}; {kept}")
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Removes an unfinished training step from Lightning's counts, as from the data module's."""
+        if self._is_step_open:
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            for counts in (progress["total"], progress["current"]):
+                counts.update(dict.fromkeys(counts, counts["completed"]))
+            progress["is_last_batch"] = False
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores which checkpoints are the best, also of another folder, where they still exist."""
+        best = {path: score for path, score in state_dict["best_k_models"].items() if os.path.exists(path)}
+        super().load_state_dict(state_dict | {"dirpath": self.dirpath, "best_k_models": best})
+
+    def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
+        """Returns the checkpoint for ``ckpt_path="last"``: the one of the most steps, of these the one written last.
+
+        Not by the times of the files alone, which a copied folder has in any order.
+        """
+        found: set[str] = super()._find_last_checkpoints(trainer)
+        if not found and self._has_own_folder and trainer.loggers:
+            logger = trainer.loggers[0]
+            runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+            names = f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
+            found = {str(path) for path in runs.glob(names)}
+        if len(found) < 2:
+            return found
+        module = type(source_of(trainer, self)).__qualname__
+        clocks = {path: _clocks_in(path, module) for path in found}
+        chosen = max(found, key=lambda path: (clocks[path], os.path.getmtime(path)))
+        env_steps, updates = clocks[chosen]
+        rank_zero_info(
+            f'ckpt_path="last": of {len(found)} checkpoints {chosen} holds the most environment steps, {env_steps:,}, '
+            f"and {updates:,} updates."
+        )
+        return {chosen}
+
+
+def _clocks_in(path: str, module: str) -> tuple[int, int]:
+    """Returns environment steps and updates in a checkpoint of a data module; -1 each if they cannot be read."""
+    try:
+        state = torch.load(path, map_location="meta", weights_only=True)[module]
+        return int(state["collection"]["env_steps"]), int(state["updates"])
+    except Exception:  # torch raises errors of many kinds for damaged files and those of others
+        return -1, -1
+
+
+def _interrupts_a_write(exception: BaseException) -> bool:
+    """Returns whether replay or levels may be inconsistent; after an ``Exception`` they are as they were."""
+    if isinstance(exception, Exception) and not isinstance(exception, MemoryError):
+        return False
+    for frame, _ in walk_tb(exception.__traceback__):
+        owner, name = frame.f_locals.get("self"), frame.f_code.co_name
+        if isinstance(owner, TrainingReplay | LevelSelector):
+            return name != "sample"
+        if isinstance(owner, Collection) and name == "_store":
+            return True
+    return False

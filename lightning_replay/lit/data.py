@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data modules that follow environment steps: the source of updates, the clock, and joined updates."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any, NoReturn
+
+import gymnasium
+import lightning as L
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from tensordict import TensorDictBase
+
+from lightning_replay.agents.interfaces import TrainingData, UpdateBatches, idle_schedulers, name_of
+from lightning_replay.envs.building import check_env
+from lightning_replay.lit.checkpoint_files import CheckedCheckpointIO
+from lightning_replay.lit.collection import Collector, Pace, RolloutPace
+from lightning_replay.lit.playing import EvaluationStream, make_environment
+from lightning_replay.options import check_kind, checked_flag
+
+__all__ = ["ActsAtUpdates", "EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
+
+
+_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
+
+
+class EnvStepDataModule(L.LightningDataModule, TrainingData):
+    """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
+
+    Subclasses document the arguments, and set ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of
+    ``trainer.validate``.
+
+    Attributes:
+        updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
+        updates_done: batches or rollouts handed to the agent.
+        is_update_open: whether the agent may not have learned from the newest of them yet.
+        is_evaluated: whether a callback ``Evaluate`` ends the epochs.
+        pause_hooks: called with ``True`` between training steps, and with ``False`` while many steps are collected.
+    """
+
+    pace: Pace | RolloutPace
+    collection: Collector
+    observation_space: gymnasium.Space[Any] | None
+    action_space: gymnasium.Space[Any] | None
+    evaluation_episodes: int
+    updates_per_checkpoint = 10_000
+    steps_environments = True
+    _each_process_would: str  # completes the error of a trainer with several processes
+
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
+        asynchronous: bool,
+        env_kwargs: dict[str, Any] | None,
+        evaluation_env_kwargs: dict[str, Any] | None,
+    ) -> None:
+        super().__init__()
+        check_env(env)
+        for name, given in (("env_kwargs", env_kwargs), ("evaluation_env_kwargs", evaluation_env_kwargs)):
+            check_kind(name, given, Mapping | None, "arguments of the environment by name, or None")
+        self.env = env
+        self.env_kwargs: dict[str, Any] = dict(env_kwargs or {})
+        self.evaluation_env_kwargs: dict[str, Any] = self.env_kwargs | dict(evaluation_env_kwargs or {})
+        self.updates_done: int = 0
+        self.is_update_open: bool = False
+        self.is_evaluated: bool = False
+        self.pause_hooks: list[Callable[[bool], None]] = []
+        self._asynchronous = checked_flag("asynchronous", asynchronous)
+        self._validation: dict[str, Any] = {}  # options of the trainer to restore
+        self._own_loggers = ExitStack()  # restores them
+
+    @property
+    @abstractmethod
+    def _source(self) -> str:
+        """Description of the replay or the levels, for :meth:`__repr__`."""
+
+    def __repr__(self) -> str:
+        updates = self.updates_done + self.remaining_updates
+        return (
+            f"{type(self).__name__}({name_of(self.env)}, {self.env_steps_done:,} of {self.pace.env_steps:,} env steps, "
+            f"{self.updates_done:,} of {updates:,} updates, {self._source})"
+        )
+
+    __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
+
+    def make_environment(self) -> gymnasium.Env[Any, Any]:
+        return make_environment(self.env, self.evaluation_env_kwargs)
+
+    def _make_probe(self) -> gymnasium.Env[Any, Any]:
+        """Builds the environment whose spaces are read, after a check that it can be used."""
+        return self.make_environment()
+
+    @abstractmethod
+    def draw(self) -> TensorDictBase:
+        """Collects the steps due before the next update, then returns its batch or rollout on the agent's device."""
+
+    @abstractmethod
+    def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
+        """Plays the episodes of ``trainer.validate`` and returns their returns."""
+
+    def val_dataloader(self) -> EvaluationStream:
+        """Returns episodes for ``trainer.validate``; during ``fit`` a callback such as ``Evaluate`` plays them."""
+        return EvaluationStream(self._agent, self.evaluation_episodes, self._evaluate)
+
+    def drop_open_update(self) -> None:
+        """Removes an update that failed from the count, so that it is due again."""
+        if self.is_update_open:
+            self.updates_done -= 1
+            self.is_update_open = False
+
+    @property
+    @abstractmethod
+    def remaining_updates(self) -> int:
+        """Updates until the end of the run."""
+
+    @property
+    def env_steps_done(self) -> int:
+        return self.collection.env_steps
+
+    @property
+    def clocks(self) -> tuple[int, int]:
+        return self.env_steps_done, self.updates_done
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all environment steps are collected and all updates drawn."""
+        return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
+
+    def setup(self, stage: str) -> None:
+        """Reads the spaces and installs the checkpoint plug-in and the loggers' axis.
+
+        Raises:
+            ValueError: several processes, a precision that changes the dtype of weights, or an environment that cannot
+                be used.
+        """
+        self.is_evaluated = False
+        if self.trainer is not None:
+            self._join_processes(self.trainer.world_size)
+            self._check_precision(str(self.trainer.precision))
+        if self.observation_space is None:
+            with closing(self._make_probe()) as probe:
+                self.observation_space, self.action_space = probe.observation_space, probe.action_space
+        if self.trainer is not None:
+            self._agent.configure_model()  # before callbacks such as StochasticWeightAveraging copy the agent
+            # last: Lightning does not undo changes of the trainer if setup raises
+            plugin = self.trainer.strategy.checkpoint_io
+            while isinstance(plugin, CheckedCheckpointIO):  # of an earlier fit
+                plugin = plugin.wrapped
+            self.trainer.strategy.checkpoint_io = self._checkpoint_io(plugin)
+            self._log_by_env_steps(self.trainer.loggers)
+            self._limit_validation(stage == TrainerFn.FITTING)
+            # Lightning advises to save the weights from before the step; those after it are the ones to resume from
+            warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+
+    def _log_by_env_steps(self, loggers: Sequence[Logger]) -> None:
+        """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for other callbacks.
+
+        Lightning logs against the number of batches, so that one file would have losses and returns in two units on one
+        axis. ``{step}`` in the file names of ``ModelCheckpoint`` still counts optimizer steps, ``trainer.global_step``.
+        """
+        self._own_loggers.close()
+        for logger in loggers:
+            # The loggers themselves stay: callbacks test their types, and trainer.log_dir is their folder.
+            attributes, before = vars(logger), logger.log_metrics
+            if "log_metrics" in attributes:
+                self._own_loggers.callback(attributes.__setitem__, "log_metrics", before)
+            else:
+                self._own_loggers.callback(attributes.pop, "log_metrics")
+            attributes["log_metrics"] = partial(self._log_metrics, before)
+
+    def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        log_metrics({**metrics, "updates": self.updates_done}, step=self.env_steps_done)
+
+    def _join_processes(self, world_size: int) -> None:
+        self.check_processes(world_size)
+
+    def check_processes(self, world_size: int) -> None:
+        if world_size > 1:
+            raise ValueError(
+                f"the trainer runs {world_size} processes; {type(self).__name__} supports one, because each would "
+                f"{self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
+            )
+
+    @staticmethod
+    def _check_precision(precision: str) -> None:
+        """Refuses weights of other dtypes than float32, in which observations and rows come."""
+        if precision not in _PRECISIONS:
+            raise ValueError(
+                f"precision is {precision}, in which weights are not float32; observations and replayed rows are. Use "
+                "Trainer(precision='32-true'), or 'bf16-mixed' for faster layers on float32 weights."
+            )
+
+    def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
+        return CheckedCheckpointIO(plugin)
+
+    def _limit_validation(self, is_fitting: bool) -> None:
+        """Disables Lightning's own validation in ``fit``, where it would count epochs, not environment steps.
+
+        The options of its interval are reset too, as callbacks wait for validation where these differ from the default.
+        """
+        assert self.trainer is not None
+        vars(self.trainer).update(self._validation)
+        self._validation = {}
+        if is_fitting:
+            options = {"limit_val_batches": 0, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}
+            self._validation = {name: getattr(self.trainer, name) for name in options}
+            vars(self.trainer).update(options)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Returns the batch: :meth:`draw` has moved it, and moving a TensorDict to where it is costs 50 µs."""
+        return batch
+
+    def _updates_of_epoch(self, option: str, given: int | None, default: int) -> int:
+        """Returns the most updates of an epoch: all of the run, where evaluations end the epochs."""
+        if not self.is_evaluated:
+            return default if given is None else given
+        if given is not None:
+            rank_zero_info(f"{option}={given} has no effect: the evaluations of the callback Evaluate end the epochs.")
+        return max(1, self.updates_done + self.remaining_updates)
+
+    def start_epoch(self) -> None:
+        """Warns if the run is finished, or if schedulers were not stepped; the stream calls it first."""
+        if self.trainer is not None and self.trainer.current_epoch == 1:
+            idle = idle_schedulers(self.trainer)
+            if idle:
+                rank_zero_warn(
+                    f"{', '.join(idle)} of {type(self._agent).__name__}.configure_optimizers did not step in the first "
+                    "epoch: Lightning steps no schedulers in manual optimisation. Call step() of self.lr_schedulers() "
+                    "in training_step or on_train_epoch_end, of a ReduceLROnPlateau with a metric such as "
+                    "self.trainer.callback_metrics['eval/return']."
+                )
+        if self.is_finished:
+            rank_zero_warn(
+                f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. Give a "
+                f"larger env_steps to continue, or a new {type(self).__name__} to start again."
+            )
+
+    @property
+    def _agent(self) -> L.LightningModule:
+        assert self.trainer is not None
+        return self.trainer.lightning_module
+
+    @property
+    def _is_fitting(self) -> bool:
+        """Whether a checkpoint that is loaded is resumed; other stages need the weights alone."""
+        return self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"version": 1, "updates": self.updates_done, "collection": self.collection.state_dict()}
+        state["torch_generator"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda_generators"] = torch.cuda.get_rng_state_all()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates_done = state["updates"]
+        self.collection.load_state_dict(state["collection"])
+        torch.set_rng_state(state["torch_generator"].cpu())
+        if "cuda_generators" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Restores the loggers; Lightning calls no ``teardown`` after an error."""
+        self._own_loggers.close()
+
+    def teardown(self, stage: str) -> None:
+        self._own_loggers.close()
+        self.collection.close()
+        if self.trainer is not None:
+            self._limit_validation(False)
+
+
+class ActsAtUpdates:
+    """A callback that is not called for every update: a training step of several ends where it acts."""
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the callback has something to do after the update that was made last."""
+        return False
+
+
+class UpdateStream:
+    """One epoch of batches or rollouts. It has a length, so that Lightning draws one only after the last is learned.
+
+    Args:
+        source: the data module that collects and draws.
+        length: training steps per epoch; the last epoch may be shorter.
+        updates_per_step: batches per training step; more than one come as :class:`UpdateBatches`.
+        ends_early: a training step ends where a callback acts, so that each acts after the same update as it does with
+            single batches; ``length`` is then the number of updates.
+    """
+
+    def __init__(
+        self, source: EnvStepDataModule, length: int, updates_per_step: int = 1, ends_early: bool = False
+    ) -> None:
+        self._source = source
+        self._length, self._updates_per_step, self._ends_early = length, updates_per_step, ends_early
+        self._updates = length if ends_early else length * updates_per_step
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[TensorDictBase | UpdateBatches]:
+        source, several = self._source, self._updates_per_step
+        source.start_epoch()
+        end = (source.updates_done // self._updates + 1) * self._updates
+        while source.updates_done < end:
+            for hook in source.pause_hooks:
+                hook(True)
+            before, remaining = source.updates_done, source.remaining_updates
+            if source.trainer is not None and (remaining == 0 or (remaining <= several and not self._ends_early)):
+                source.trainer.should_stop = True  # before the last step, after which Lightning does not come back
+            if remaining == 0:
+                return
+            if several == 1:
+                yield source.draw()
+                continue
+            yield UpdateBatches(source, min(several, remaining, end - before), self._is_over)
+            if source.updates_done == before:
+                raise RuntimeError(
+                    f"training_step drew none of its {several} batches. With updates_per_training_step above 1 it gets "
+                    "an iterable: `for drawn in batch: ...`."
+                )
+
+    def _is_over(self) -> bool:
+        """Returns whether a training step ends with the update that was made last."""
+        source, trainer = self._source, self._source.trainer
+        if not self._ends_early or trainer is None:
+            return False
+        if source.remaining_updates == 0:
+            trainer.should_stop = True
+        is_last = trainer.max_steps > 0 and trainer.global_step >= trainer.max_steps
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
+        is_due = (isinstance(one, ActsAtUpdates) and one.is_due(source) for one in callbacks)
+        return trainer.should_stop or is_last or any(is_due)
+
+    def __getitem__(self, index: int) -> NoReturn:
+        raise RuntimeError(
+            "an UpdateStream cannot be wrapped in a DataLoader: its workers would draw from a copy of the replay and "
+            "of the policy made at the start. Hand the data module (or the stream itself) to the trainer."
+        )
+
+    def __reduce__(self) -> NoReturn:
+        self.__getitem__(0)  # a DataLoader is about to send the stream to a worker
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the data module keeps the place. By this method Lightning recognises a stream that can resume."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Does nothing, see :meth:`state_dict`."""
+
+
+def source_of(trainer: L.Trainer, callback: L.Callback) -> EnvStepDataModule:
+    """Returns the trainer's data module.
+
+    Raises:
+        TypeError: it counts no environment steps.
+    """
+    source = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(source, EnvStepDataModule):
+        raise TypeError(
+            f"{type(callback).__name__} counts environment steps, and the trainer's data module is {source!r}, which "
+            "does not; fit with datamodule=ReplayDataModule(...) or LevelDataModule(...)."
+        )
+    return source

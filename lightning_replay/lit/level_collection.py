@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects rollouts of chosen levels, with returns normalized on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from lightning_replay.agents.interfaces import rollout_agent
+from lightning_replay.levels import LevelSelector
+from lightning_replay.levels.environments import LevelVectorWrapper
+from lightning_replay.lit.collection import Collector, Episode, RunningEpisodes
+from lightning_replay.lit.playing import act_with_value_on, acting, values_of
+from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
+
+__all__ = ["LevelCollection", "LevelEpisode", "ReturnNormalization"]
+
+
+class ReturnNormalization:
+    """``r / sqrt(var(R) + 1e-8)``, R the discounted sum of rewards of each running episode, clipped to ``±clip``.
+
+    The variance is over all R of all environments and steps so far. Prioritized Level Replay trains on such rewards
+    (appendix of https://arxiv.org/abs/2010.03934); values and scores of levels are then in these units and drift with
+    the variance.
+
+    Args:
+        discount: γ of the sum; the agent's.
+        clip: largest magnitude of a normalised reward.
+
+    Raises:
+        ValueError: a discount outside [0, 1], or a bound that is not positive.
+
+    Example:
+        >>> normalization = ReturnNormalization(discount=0.5)
+        >>> normalization(np.array([2.0, 0.0]), np.array([False, False]))  # R is 2 and 0, its variance 1
+        array([2., 0.], dtype=float32)
+    """
+
+    def __init__(self, discount: float = 0.999, clip: float = 10.0) -> None:
+        self.discount: float = checked_share("discount", discount)
+        self.clip: float = checked_number("clip", clip, ABOVE_ZERO)
+        self._count, self._mean, self._squares = 0, 0.0, 0.0
+        self._returns = np.zeros(0)
+
+    @property
+    def scale(self) -> float:
+        """Divisor of the rewards; 1 before the first."""
+        return float(np.sqrt(self._squares / self._count + 1e-8)) if self._count else 1.0
+
+    def __call__(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Adds one step's rewards to the returns and normalises them, float32 ``[N]``; ``done`` ends episodes."""
+        if len(self._returns) != len(reward):
+            self._returns = np.zeros(len(reward))
+        self._returns = self.discount * self._returns + reward
+        mean, count = self._returns.mean(), len(reward)
+        together, shift = self._count + count, mean - self._mean
+        self._squares += ((self._returns - mean) ** 2).sum() + shift**2 * self._count * count / together
+        self._mean += shift * count / together
+        self._count = together
+        self._returns[done] = 0.0
+        return np.clip(reward / self.scale, -self.clip, self.clip).astype(np.float32)
+
+    def restart(self) -> None:
+        """Clears the running sums; all environments begin new episodes."""
+        self._returns = np.zeros(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments of the returns; the running sums belong to episodes that are not resumed."""
+        return {"count": self._count, "mean": float(self._mean), "squares": float(self._squares)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count, self._mean, self._squares = state["count"], state["mean"], state["squares"]
+        self.restart()
+
+
+_PLAYED_LEVELS = 10_000
+
+
+@dataclass(frozen=True)
+class LevelEpisode(Episode):
+    """A finished training episode and the level it was played on; its return is that of the unchanged rewards."""
+
+    level_id: int
+
+
+class LevelCollection(Collector):
+    """Clock and state of collecting rollouts. Environments are built at the first step, and after :meth:`close`.
+
+    In new environments each actor chooses a level before its former episode is abandoned.
+
+    Args:
+        levels: chooses the level of each episode.
+        environments: builds the vector of environments from the seed of their own generators.
+        seed: of those seeds.
+        normalization: of the rewards; ``None`` leaves them.
+    """
+
+    env_steps: int
+
+    def __init__(
+        self,
+        levels: LevelSelector,
+        environments: Callable[[int], LevelVectorWrapper],
+        seed: int | None,
+        normalization: ReturnNormalization | None = None,
+    ) -> None:
+        super().__init__(seed, kept_episodes=100_000)
+        self._levels = levels
+        self._make = environments
+        self._normalization = normalization
+        self._running: RunningEpisodes | None = None
+        self._is_trained = np.zeros(0, dtype=np.bool_)
+        self._played: dict[int, None] = {}  # in order of the last episode's start
+
+    @property
+    def played_levels(self) -> list[int]:
+        """Distinct levels played so far, at most the 10,000 played last."""
+        return list(self._played)
+
+    def collect(self, agent: L.LightningModule, length: int) -> TensorDictBase:
+        """Plays ``length`` steps in every environment with the agent's policy as it is.
+
+        Returns:
+            TensorDict ``[N, length]`` on the CPU: observation; the columns of ``agent.act_with_value``, such as action,
+            action_log_prob, logits, state_value; level_id int64, the level of the observation; is_trained bool, whether
+            the agent may learn from the episode; ``next`` reward (normalised), state_value, terminated, truncated,
+            done, each ``[N, length, 1]``.
+        """
+        policy = rollout_agent(agent)
+        recorded: list[dict[str, Tensor]] = []
+        played: list[tuple[np.ndarray, ...]] = []
+        cut: list[tuple[int, int, np.ndarray]] = []  # environment, step and last observation where time ran out
+        with acting(policy):
+            running = self._running or self._begin()
+            for step in range(length):
+                row, action = act_with_value_on(policy, running.observation, running.read_actions)
+                following, reward, terminated, truncated, infos = running.environments.step(action)
+                done, level_id = terminated | truncated, infos["step_level_id"]
+                trained = reward if self._normalization is None else self._normalization(reward, done)
+                recorded.append(row)
+                played.append((trained, terminated, truncated, done, level_id, self._is_trained.copy()))
+                running.observation = following
+                self.env_steps += len(reward)
+                ended = running.count_step(reward, done)
+                if not ended:
+                    continue
+                for i in np.flatnonzero(truncated & ~terminated).tolist():
+                    cut.append((i, step, infos["final_obs"][i]))
+                for i, episode_return, steps in ended:
+                    self.episodes.append(LevelEpisode(self.env_steps, episode_return, steps, int(level_id[i])))
+                self._start_episodes(running, [i for i, _, _ in ended])
+            rollout = _joined(recorded, played)
+            # Values of the observations that followed: those of the next row, or of the last one where time ran out.
+            followed = [running.observation, *(last[None] for _, _, last in cut)]
+            found = values_of(policy, np.concatenate(followed))
+        values = torch.cat([rollout["state_value"][:, 1:], found[: running.num_envs].unsqueeze(1)], dim=1)
+        for (i, step, _), value in zip(cut, found[running.num_envs :], strict=True):
+            values[i, step] = value
+        rollout["next", "state_value"] = values.masked_fill(rollout["next", "terminated"], 0.0)
+        return rollout
+
+    def _begin(self) -> RunningEpisodes:
+        running = self._running = RunningEpisodes(self._make(int(self._generator.integers(2**31))))
+        self._is_trained = np.ones(running.num_envs, dtype=np.bool_)
+        self._start_episodes(running, range(running.num_envs))
+        if self._normalization is not None:
+            self._normalization.restart()
+        return running
+
+    def _start_episodes(self, running: RunningEpisodes, began: Iterable[int]) -> None:
+        """Records the levels of episodes that begin, and whether they are trained on or only scored."""
+        environments: Any = running.environments
+        actors, level_ids = environments.actors, environments.level_ids.tolist()
+        for i in began:
+            self._is_trained[i] = self._levels.trains_on(actors[i], level_ids[i])
+            self._played.pop(level_ids[i], None)
+            self._played[level_ids[i]] = None
+        while len(self._played) > _PLAYED_LEVELS:
+            del self._played[next(iter(self._played))]
+
+    def close(self) -> None:
+        """Closes the environments; their episodes are abandoned when the next ones begin."""
+        if self._running is not None:
+            self._running.environments.close()
+            self._running = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clock, generator, moments of the returns, and the levels played as int64 ``[L]``."""
+        return super().state_dict() | {
+            "normalization": None if self._normalization is None else self._normalization.state_dict(),
+            "played": torch.tensor(self.played_levels, dtype=torch.int64),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._played = dict.fromkeys(state["played"].tolist())
+        if self._normalization is not None and state["normalization"] is not None:
+            self._normalization.load_state_dict(state["normalization"])
+
+
+def _joined(recorded: list[dict[str, Tensor]], played: list[tuple[np.ndarray, ...]]) -> TensorDict:
+    """Returns the rollout ``[N, T]`` of T steps: columns that the agent recorded, and those of the environments."""
+    reward, terminated, truncated, done, level_id, is_trained = (  # joined in a fifth of the time of np.stack
+        torch.from_numpy(np.concatenate(column).reshape(len(played), -1).T.copy())
+        for column in zip(*played, strict=True)
+    )
+    columns: dict[str, Any] = {key: torch.stack([row[key] for row in recorded], dim=1) for key in recorded[0]}
+    flags = {"done": done, "terminated": terminated, "truncated": truncated}
+    following = {"reward": reward.float()} | flags
+    columns["next"] = TensorDict({name: column.unsqueeze(-1) for name, column in following.items()}, reward.shape)
+    return TensorDict(columns | {"level_id": level_id.long(), "is_trained": is_trained}, reward.shape)

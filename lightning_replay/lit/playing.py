@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays episodes with an agent: environments, actions, and returns on episodes or levels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import gymnasium
+import lightning as L
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+import lightning_replay.envs  # noqa: F401  registers the library's own ids
+from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent, acting_agent
+from lightning_replay.agents.spaces import ParameterizedActions, is_parameterized
+from lightning_replay.envs.building import (
+    MAX_EPISODE_STEPS,
+    LimitedEpisodes,
+    build_environment,
+    check_env,
+    checked_reset,
+    flat_advice,
+    with_checked_steps,
+)
+from lightning_replay.levels import SequentialLevels
+from lightning_replay.levels.environments import make_level_vector
+from lightning_replay.options import checked_count
+
+__all__ = [
+    "Action",
+    "ActionReader",
+    "EvaluationStream",
+    "act_on",
+    "act_with_value_on",
+    "acting",
+    "as_array",
+    "as_input",
+    "episode_returns",
+    "level_returns",
+    "make_environment",
+    "make_environments",
+    "random_actions",
+    "stochastic_policy",
+    "values_of",
+]
+
+
+# one array, or for actions with parameters the discrete actions [N] and the parameters of all actions [N, P]
+Action = np.ndarray | tuple[np.ndarray, np.ndarray]
+
+
+@contextmanager
+def acting(agent: Any) -> Iterator[None]:
+    """Sets evaluation mode and disables gradients, the opposite of Lightning's training loop."""
+    switched = [module for module in agent.modules() if module.training]
+    _set_mode(switched, False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        _set_mode(switched, True)
+
+
+def _set_mode(modules: Iterable[nn.Module], training: bool) -> None:
+    for module in modules:
+        attributes = vars(module)
+        if "training" in attributes and type(module).train is nn.Module.train:
+            attributes["training"] = training  # 0.1 us; agent.eval() and agent.train() take 50 to 80 us per step
+        else:  # compiled, or with a method of its own
+            module.train(training)
+
+
+def as_input(observation: np.ndarray) -> Tensor:
+    """Converts observations to a tensor on the CPU; floats become float32, other dtypes stay."""
+    tensor = torch.as_tensor(observation)
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+class ActionReader:
+    """Converts actions that an agent returned to an array ``[N, *space.shape]`` of the action space's dtype.
+
+    Tensors on any device, arrays, numbers and lists of numbers are accepted. Dimensions of size 1 may be missing or
+    added: one observation needs no batch dimension. Numbers are cast to the space's dtype within a kind or upwards:
+    integers to floats, not floats to integers.
+
+    Args:
+        space: of one environment. For actions with parameters an agent returns the pair ``(discrete, parameters)`` of
+            :class:`~lightning_replay.agents.spaces.ParameterizedActions`.
+
+    Example:
+        >>> read = ActionReader(Discrete(3))
+        >>> read(2, 1, "Agent.act"), read(torch.tensor([[0], [1]]), 2, "Agent.act")
+        (array([2]), array([0, 1]))
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.actions: ParameterizedActions | None = ParameterizedActions.of(space) if is_parameterized(space) else None
+        self._space = space
+        self._dtype, self._shape = np.dtype(space.dtype), tuple(space.shape or ())
+        self._bounds = _bounds_of(space)
+        if self.actions is not None:
+            self._parameters = Box(self.actions.low, self.actions.high)
+            self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
+
+    def __call__(self, returned: Any, count: int, source: str) -> Action:
+        """Reads the actions returned for ``count`` observations by ``source``, a class and method.
+
+        Raises:
+            TypeError: not numbers, or not of the space's kind.
+            ValueError: another shape, or a discrete action that does not exist.
+        """
+        if self.actions is not None:
+            if not isinstance(returned, tuple | list) or len(returned) != 2:
+                raise TypeError(
+                    f"{source} returned {_shown(returned)} for a batch of {count}; an action with parameters is the "
+                    f"pair (discrete, parameters): integers [{count}] and the parameters of all actions "
+                    f"[{count}, {self._parameters.shape[0]}], in the order of the space {self._parameters}."
+                )
+            parts: Any = [read(part, count, source) for read, part in zip(self._parts, returned, strict=True)]
+            return parts[0], parts[1]
+        space, array = self._space, as_array(returned)
+        dtype, expected = self._dtype, (count, *self._shape)
+        if array is None or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
+            raise TypeError(_refusal(returned, space, count, source))
+        if array.shape != expected:
+            if [size for size in array.shape if size != 1] != [size for size in expected if size != 1]:
+                raise ValueError(_refusal(returned, space, count, source))
+            array = array.reshape(expected)
+        if self._bounds is not None and ((array < self._bounds[0]) | (array > self._bounds[1])).any():
+            raise ValueError(_refusal(array.tolist(), space, count, source))
+        if array.dtype != dtype:
+            array = array.astype(dtype)
+        return array
+
+
+def _bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
+    """Returns the least and the largest actions of a space of discrete ones."""
+    if isinstance(space, Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    if isinstance(space, MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if isinstance(space, MultiBinary) else None
+
+
+def act_on(agent: ActingAgent, observation: np.ndarray, explore: bool, read: ActionReader) -> Action:
+    """Returns the actions for observations ``[N, ...]``, floats as float32; errors as :class:`ActionReader`."""
+    returned = agent.act(as_input(observation).to(agent.device), explore=explore)
+    return read(returned, len(observation), f"{type(agent).__name__}.act")
+
+
+def act_with_value_on(
+    agent: RolloutAgent, observation: np.ndarray, read: ActionReader
+) -> tuple[dict[str, Tensor], np.ndarray]:
+    """Returns the columns to record for observations ``[N, ...]``, on the CPU, and the actions for the environments.
+
+    Call it within :func:`acting`, so that the columns have no gradients.
+
+    Raises:
+        TypeError, ValueError: no ``action`` and ``state_value`` for each observation, or another batch size.
+    """
+    source, count = f"{type(agent).__name__}.act_with_value", len(observation)
+    given = as_input(observation)
+    recorded: Any = agent.act_with_value(given.to(agent.device))
+    row = dict(recorded.items()) if isinstance(recorded, dict | TensorDictBase) else {}
+    is_whole = row.get("action") is not None and row.get("state_value") is not None
+    is_whole &= not isinstance(recorded, TensorDictBase) or recorded.batch_size == (count,)
+    if not is_whole or any(np.shape(column)[:1] != (count,) for column in row.values()):
+        shown = (
+            f"columns of { ({key: list(np.shape(column)) for key, column in row.items()}) }"
+            if row
+            else _shown(recorded)
+        )
+        raise ValueError(
+            f"{source} returned {shown} for a batch of {count}; return a TensorDict [{count}], or a dictionary of "
+            f"tensors [{count}, ...], with action, state_value [{count}, 1] and the columns of the loss and of the "
+            "level scores, as lightning_replay.agents.PPO does."
+        )
+    for key, column in row.items():
+        is_tensor = isinstance(column, Tensor) or isinstance(column, TensorDictBase)  # noqa: SIM101  a union is slower
+        tensor = column if is_tensor else torch.as_tensor(column)
+        # A copy, because an agent may return the same tensors at each step.
+        row[key] = tensor.clone() if isinstance(tensor, Tensor) and tensor.is_cpu else tensor.detach().cpu().clone()
+    action: Any = read(row["action"], count, source)
+    row["action"] = torch.from_numpy(action)
+    row["state_value"] = _one_each(row["state_value"], count, source)
+    row["observation"] = given
+    return row, action
+
+
+def values_of(agent: RolloutAgent, observation: np.ndarray) -> Tensor:
+    """Returns the values of observations ``[N, ...]``, ``[N, 1]`` on the CPU.
+
+    Raises:
+        ValueError: ``agent.value`` returned anything but one float for each observation.
+    """
+    found = agent.value(as_input(observation).to(agent.device))
+    return _one_each(found, len(observation), f"{type(agent).__name__}.value")
+
+
+def _one_each(values: Any, count: int, source: str) -> Tensor:
+    is_float = isinstance(values, Tensor) and values.is_floating_point()
+    if not is_float or values.shape not in ((count, 1), (count,)):
+        raise ValueError(
+            f"{source} returned as values {_shown(values)} for a batch of {count}; accepted are floats [{count}, 1]."
+        )
+    return values.detach().cpu().reshape(count, 1)
+
+
+def as_array(returned: Any) -> np.ndarray | None:
+    """Converts what an agent returned to an array; ``None`` where that is impossible."""
+    if isinstance(returned, Tensor):
+        tensor = returned.detach() if returned.requires_grad else returned
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+    try:
+        return np.asarray(returned)
+    except (TypeError, ValueError, RuntimeError):  # lists of unequal lengths, or of tensors on a GPU
+        return None
+
+
+def _refusal(returned: Any, space: Space[Any], count: int, source: str) -> str:
+    shape = (count, *(space.shape or ()))
+    numbers, hint = f"{'floats' if np.issubdtype(space.dtype, np.floating) else space.dtype} {list(shape)}", ""
+    if (bounds := _bounds_of(space)) is not None:
+        numbers = f"integers {list(shape)} from {bounds[0]} to {bounds[1]}"
+    is_array = isinstance(returned, Tensor | np.ndarray)
+    if isinstance(space, Discrete) and is_array and tuple(returned.shape) == (count, space.n):
+        hint = " Of one number per action take the argmax(-1)."
+    return (
+        f"{source} returned {_shown(returned)} for a batch of {count} observations, and the action space is {space}; "
+        f"return {numbers}, as a tensor or an array.{hint}"
+    )
+
+
+def _shown(returned: Any) -> str:
+    if isinstance(returned, Tensor | np.ndarray):
+        dtype = str(returned.dtype).removeprefix("torch.")
+        return f"{dtype} of shape {list(returned.shape)}"
+    text = repr(returned).replace("\n", " ")
+    return f"{type(returned).__name__} {text if len(text) <= 60 else text[:60] + '...'}"
+
+
+Policy = Callable[[np.ndarray], Any]
+
+
+def episode_returns(
+    agent: L.LightningModule,
+    environment: gymnasium.Env[Any, Any],
+    episodes: int,
+    seed: int,
+    max_episode_steps: int = MAX_EPISODE_STEPS,
+) -> Iterator[float]:
+    """Plays whole episodes and yields the return of each; episode ``i`` starts from ``seed + i``.
+
+    One that has not ended after ``max_episode_steps`` counts up to there, with a warning.
+    """
+    environment = LimitedEpisodes(environment, max_episode_steps)
+    policy, read = acting_agent(agent), ActionReader(environment.action_space)
+    for episode in range(episodes):
+        observation, _ = checked_reset(environment.reset(seed=seed + episode), environment.env)
+        total, done = 0.0, False
+        with acting(policy):
+            while not done:
+                given = act_on(policy, observation[None], False, read)
+                action = given[0] if read.actions is None else read.actions.for_one(*given)
+                observation, reward, terminated, truncated, _ = environment.step(action)
+                total += float(reward)
+                done = terminated or truncated
+        yield total
+
+
+def level_returns(
+    policy: Policy,
+    env: str | Callable[[], gymnasium.Env[Any, Any]],
+    level_ids: Sequence[int],
+    num_envs: int = 16,
+    seed: int | None = None,
+    max_episode_steps: int = MAX_EPISODE_STEPS,
+) -> np.ndarray:
+    """Plays one episode on each level and returns its returns, float64 ``[L]``.
+
+    Args:
+        policy: actions ``[N, ...]`` for observations ``[N, ...]``, a tensor or an array.
+        env: Gymnasium id, or a callable that builds one environment.
+        level_ids: distinct; each is played once.
+        num_envs: episodes played at a time.
+        seed: of the environments' own randomness, where levels are set by ``set_level``.
+        max_episode_steps: after which an episode that has not ended counts up to there, with a warning.
+
+    Raises:
+        TypeError, ValueError: the policy returned no actions of the environment's space.
+
+    Example:
+        >>> level_returns(lambda observations: np.zeros(len(observations), dtype=int), "CartPole-v1", [3, 4, 5])
+        array([9., 8., 9.])
+    """
+    check_env(env)
+    count = min(num_envs, len(level_ids))
+    limited = partial(_limited, env, checked_count("max_episode_steps", max_episode_steps))
+    environments = make_level_vector(limited, count, SequentialLevels(level_ids), seed=seed, check=False)
+    read = ActionReader(environments.single_action_space)
+    try:
+        returns = np.zeros(len(level_ids))
+        is_played = np.zeros(len(level_ids), dtype=np.bool_)
+        # index of the level that each environment plays; episodes begun after the last level do not count
+        place, total, following = np.arange(count), np.zeros(count), count
+        observation, _ = environments.reset()
+        while not is_played.all():
+            observation, reward, terminated, truncated, _ = environments.step(
+                read(policy(observation), count, "policy")
+            )
+            total += reward
+            for i in np.flatnonzero(terminated | truncated):
+                if place[i] < len(level_ids):
+                    returns[place[i]], is_played[place[i]] = total[i], True
+                place[i], total[i], following = following, 0.0, following + 1
+        return returns
+    finally:
+        environments.close()
+
+
+def _limited(env: str | Callable[[], gymnasium.Env[Any, Any]], max_episode_steps: int) -> LimitedEpisodes:
+    return LimitedEpisodes(build_environment(env, {}), max_episode_steps)
+
+
+@contextmanager
+def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
+    """Yields the agent's policy with exploration; the random numbers of the training are left unchanged.
+
+    Args:
+        agent: has ``act(observation, explore)``.
+        seed: of the actions drawn.
+    """
+    devices = [agent.device] if agent.device.type == "cuda" else []
+    acts = acting_agent(agent)
+
+    def policy(observation: np.ndarray) -> Any:
+        returned = acts.act(as_input(observation).to(acts.device), explore=True)
+        return as_array(returned) if isinstance(returned, Tensor) else returned
+
+    with acting(acts), torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield policy
+
+
+class EvaluationStream:
+    """Validation data for ``trainer.validate``: one item ``{"return": ...}`` per episode that ``play(agent)`` plays."""
+
+    def __init__(
+        self, agent: L.LightningModule, episodes: int, play: Callable[[L.LightningModule], Iterable[float]]
+    ) -> None:
+        self._agent = agent
+        self._episodes = episodes
+        self._play = play
+
+    def __len__(self) -> int:
+        return self._episodes
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for episode_return in self._play(self._agent):
+            yield {"return": torch.tensor(episode_return, dtype=torch.float32, device=self._agent.device)}
+
+
+def make_environment(
+    env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
+) -> gymnasium.Env[Any, Any]:
+    """Builds one environment, see :func:`~lightning_replay.envs.building.build_environment`.
+
+    Raises:
+        ValueError: its observations are not arrays.
+    """
+    made = build_environment(env, env_kwargs)
+    if not isinstance(made.observation_space, Box):
+        made.close()
+        raise ValueError(
+            f"environment {env!r} has the observation space {made.observation_space}; accepted are array observations "
+            f"(Box). {flat_advice(made.observation_space)}"
+        )
+    return made
+
+
+def make_environments(
+    env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any], num_envs: int, asynchronous: bool
+) -> VectorEnv[Any, Any, Any]:
+    """Returns a vector whose environments reset in the step that ends an episode, so that no reset is a transition."""
+    # functions of Gymnasium and of lightning_replay.envs, so that a process of its own does not import torch
+    if isinstance(env, str):
+        spec, package = gymnasium.registry.get(env), "lightning_replay.envs"
+        if spec is not None and str(spec.entry_point).startswith(f"{package}."):
+            env = f"{package}:{env}"  # with the module that registers it, for a new process
+        env = partial(gymnasium.make, env)
+    constructors = [partial(with_checked_steps, partial(env, **env_kwargs))] * num_envs
+    vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
+    return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def random_actions(space: Space[Any], count: int) -> Action:
+    """Draws ``count`` actions of one environment's space by its ``sample``, ``[N, *space.shape]``.
+
+    Raises:
+        ValueError: a space whose actions are neither arrays nor parameterized.
+    """
+    if is_parameterized(space):
+        return ParameterizedActions.of(space).random(count, space.np_random)
+    if space.shape is not None:
+        return np.stack([space.sample() for _ in range(count)])
+    raise ValueError(
+        f"no random warm-up actions in the action space {space}; it must be one of arrays, such as Discrete, "
+        "MultiDiscrete, MultiBinary and Box, or discrete actions with parameters, Tuple(Discrete(K), Box, ..., Box). "
+        "Convert the actions in a wrapper, such as gymnasium.wrappers.TransformAction."
+    )

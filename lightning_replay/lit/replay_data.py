@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects from environments into a replay, and draws Lightning's batches from it.
+
+Longer than other files because a quarter of it is the documentation of one class's options.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import closing
+from functools import partial
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import lightning as L
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.agents.interfaces import (
+    UpdatePriorities,
+    is_compiled,
+    observes_batches,
+    surprise_agent,
+    takes_update_batches,
+)
+from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO, saved_replay
+from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, check_tasks
+from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
+from lightning_replay.lit.playing import episode_returns, make_environment, make_environments
+from lightning_replay.options import check_kind, check_option, checked_count, with_named_arguments
+from lightning_replay.schedulers import ReturnProgress
+from lightning_replay.training_replay import TrainingReplay
+
+__all__ = ["ReplayDataModule"]
+
+
+# Lightning takes 100 to 200 us for a training step: 2 % of 16 updates of a small network.
+_JOINED_UPDATES = 16
+# With fewer updates the environment steps take longer than Lightning, and many episodes would end in one training step.
+_JOINED_RATIO = 0.25
+
+
+class ReplayDataModule(EnvStepDataModule):
+    """Environments and replay of one run: ``updates = floor((env_steps - warmup_steps) * updates_per_env_step)``.
+
+    Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)``: it collects with the agent's
+    ``act(observation, explore)``, draws one batch per update and stops the trainer when ``env_steps`` are collected.
+    Its two clocks are ``env_steps_done`` and ``updates_done``. The replay is saved beside every checkpoint and
+    restored by ``fit(ckpt_path=...)``; the environments then start new episodes.
+
+    Args:
+        env: Gymnasium id, or a callable that builds one environment.
+        replay: the buffer, usually from :mod:`lightning_replay.recipes`; or a ``ShardedReplay``, for which each process
+            of the trainer collects its share of ``env_steps``, and draws its share of every batch.
+        env_steps: environment steps of the whole run, warm-up included.
+        warmup_steps: environment steps with random actions before the first update.
+        updates_per_env_step: replay ratio; a fraction or several. A resumed run follows another ratio from there on.
+        num_envs: environments stepped together.
+        asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
+            environments that take milliseconds a step: 8 of MuJoCo cost this process more CPU than stepping them here.
+        updates_per_training_step: batches per ``training_step``; several make small updates cheaper. ``None`` is up to
+            16 if only the speed changes by that: for agents of this library, unless a callback of another origin, or
+            one of Lightning's other than progress bars, is called for every batch. A training step ends early where a
+            callback acts, at the end of an epoch and on a signal, so that all happen after the same update. Else 1.
+        updates_per_epoch: updates in one of Lightning's epochs, 1,000 by default; with the callback ``Evaluate`` an
+            epoch ends with each evaluation instead.
+        evaluation_episodes: episodes of ``trainer.validate``.
+        env_kwargs: further arguments of the environment.
+        evaluation_env_kwargs: those that differ in evaluation: whole games, rewards as they are.
+        seed: of environments, random actions and the replay's draws; ``None`` leaves the replay's as it is.
+        progress: for a replay with tasks: makes the scheduler's signals from the returns of finished episodes.
+        info_keys: of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
+            conditions; 0 where an info lacks one.
+
+    If the replay keeps transitions by their surprise and was built without a function that measures it, the agent's
+    method ``initial_surprise``, where it has one, is called for new rows.
+
+    If the replay has tasks, its scheduler chooses the task of each environment, rows carry ``task``, and evaluation
+    plays the first task unless ``env_kwargs`` name one.
+
+    Raises:
+        TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
+            run a reward that is no number, or steps and actions of another form than Gymnasium's.
+        ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
+            without tasks; several environments for a replay that draws slices of consecutive steps; during the run an
+            environment without the replay's tasks, or an info never seen.
+
+    Example:
+        >>> from lightning_replay import recipes
+        >>> data = ReplayDataModule("Pendulum-v1", recipes.uniform(capacity=1_000), env_steps=600, warmup_steps=500)
+        >>> data.pace.total_updates
+        100
+    """
+
+    pace: Pace
+    collection: Collection
+    replay: TrainingReplay
+    updates_done: int
+    rollout_rows: int = 0
+    takes_td_errors = True
+    _each_process_would = "fill a replay of its own"
+
+    @with_named_arguments
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env[Any, Any]],
+        replay: TrainingReplay,
+        env_steps: int,
+        warmup_steps: int,
+        updates_per_env_step: float = 1.0,
+        num_envs: int = 1,
+        asynchronous: bool = False,
+        updates_per_training_step: int | None = None,
+        updates_per_epoch: int | None = None,
+        evaluation_episodes: int = 5,
+        env_kwargs: dict[str, Any] | None = None,
+        seed: int | None = None,
+        progress: ReturnProgress | None = None,
+        info_keys: tuple[str, ...] = (),
+        evaluation_env_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
+        accepted = "a Replay, such as lightning_replay.recipes.prioritized(capacity=100_000)"
+        check_kind("replay", replay, TrainingReplay, f"{accepted}; levels are replayed with LevelDataModule")
+        if checked_count("num_envs", num_envs) > 1 and replay.needs_consecutive_rows:
+            raise ValueError(
+                f"num_envs is {num_envs}, and the replay draws with {replay.sampler_name}, which cuts slices "
+                "out of rows that lie side by side; rows of several environments are stored interleaved. Use num_envs=1"
+            )
+        self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
+        self.replay = replay
+        if updates_per_training_step is not None:
+            accepted = "a whole number of batches from 1 on, or None for as many as change only the speed"
+            check_option("updates_per_training_step", updates_per_training_step, Integral, accepted, 1)
+        self.updates_per_training_step = updates_per_training_step
+        self._updates_per_env_step = updates_per_env_step
+        if updates_per_epoch is not None:
+            checked_count("updates_per_epoch", updates_per_epoch)
+        self.updates_per_epoch = updates_per_epoch
+        self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
+        self._saved_replay: Path | None = None  # of the checkpoint that is being restored
+        if seed is not None:
+            replay.seed(checked_count("seed", seed, 0))
+        self._tasks = replay.tasks
+        check_kind("progress", progress, ReturnProgress | None, "an object of lightning_replay.schedulers, or None")
+        if progress is not None and not self._tasks:
+            raise ValueError(
+                f"progress is {type(progress).__name__}, but the replay has no tasks whose progress could matter. Use "
+                "lightning_replay.recipes.parallel_curriculum, or leave it out."
+            )
+        self.collection = Collection(
+            replay,
+            partial(make_environments, env, self.env_kwargs, num_envs, asynchronous),
+            warmup_steps=warmup_steps,
+            env_steps=env_steps,
+            seed=seed,
+            assignment=TaskAssignment(replay, progress) if self._tasks else None,
+            info_keys=info_keys,
+        )
+        self._has_drawn = False
+        self._sets_surprise = False
+        self._world_size = 1
+
+    @property
+    def _source(self) -> str:
+        replay = self.replay
+        return f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {replay.sampler_name}"
+
+    def make_environment(self) -> gymnasium.Env[Any, Any]:
+        environment = super().make_environment()
+        if self._tasks and "task" not in self.evaluation_env_kwargs:
+            environment.set_wrapper_attr("task", self._tasks[0])
+        return environment
+
+    def _make_probe(self) -> gymnasium.Env[Any, Any]:
+        probe = make_environment(self.env, self.env_kwargs)
+        if self._tasks:
+            check_tasks(probe, self._tasks)
+        return probe
+
+    def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
+        return ReplayCheckpointIO(plugin, self)
+
+    def setup(self, stage: str) -> None:
+        """Reads the spaces and makes the trainer save the replay beside its checkpoints.
+
+        Raises:
+            ValueError: several processes, or an environment without the replay's tasks.
+        """
+        super().setup(stage)
+        if self.trainer is not None and stage == TrainerFn.FITTING:
+            agent = surprise_agent(self._agent)
+            if agent is not None and self.replay.needs_initial_surprise:
+                self.replay.set_initial_surprise(agent.initial_surprise)
+                self._sets_surprise = True
+        self._has_drawn = False
+
+    def _join_processes(self, world_size: int) -> None:
+        """Takes this process's share of a replay that several fill and draw from; refuses several with another."""
+        self.check_processes(world_size)
+        if not self.replay.is_shared:
+            return
+        assert self.trainer is not None
+        if self.pace.env_steps % world_size:
+            raise ValueError(
+                f"env_steps is {self.pace.env_steps}; {world_size} processes share it, give a multiple of {world_size}"
+            )
+        self._check_is_one(self.trainer.strategy, self.replay.name)
+        rank, self._world_size = self.trainer.global_rank, world_size
+        self.replay = self.replay.for_rank(rank, world_size)
+        self.collection.collect_share(self.replay, rank, world_size)
+        self._draw_apart(rank)
+
+    def check_processes(self, world_size: int) -> None:
+        """Refuses several processes with a replay that is not shared by them."""
+        if not self.replay.is_shared:
+            super().check_processes(world_size)
+
+    @staticmethod
+    def _check_is_one(strategy: Strategy, name: str) -> None:
+        """Refuses processes of which each has built a replay of its own; the draws of one would wait for the others."""
+        of_first = strategy.broadcast(name)
+        if not strategy.reduce_boolean_decision(of_first == name):
+            raise ValueError(
+                "each process has built a replay of its own, of which none would get batches. Give all the same name, "
+                'ShardedReplay(..., name="..."), and connect them to one cluster, ray.init(address="auto")'
+            )
+
+    def _draw_apart(self, rank: int) -> None:
+        if rank:
+            torch.manual_seed(int(torch.randint(2**31, ())) + rank)
+
+    @property
+    def env_steps_done(self) -> int:
+        return self.collection.env_steps * self._world_size
+
+    def _collect_until(self, env_steps: int) -> None:
+        share = -(-env_steps // self._world_size)
+        self.collection.collect_until(share, self._agent, self.pause_hooks)
+
+    def train_dataloader(self) -> UpdateStream:
+        """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer."""
+        several = self.updates_per_training_step
+        updates = self._updates_of_epoch("updates_per_epoch", self.updates_per_epoch, 1_000)
+        if several is None:
+            if self._joins_updates():
+                return UpdateStream(self, updates, _JOINED_UPDATES, ends_early=True)
+            several = 1
+        if several > 1 and self.trainer is not None and is_compiled(self._agent):
+            raise ValueError(
+                f"updates_per_training_step is {several}, and training_step of {type(self._agent).__name__} is "
+                "compiled, which would draw the batches in compiled code. Leave the option out or set it to 1."
+            )
+        return UpdateStream(self, math.ceil(updates / several), several)
+
+    def _joins_updates(self) -> bool:
+        """Returns whether nothing but the speed changes where a training step has several updates."""
+        trainer = self.trainer
+        if trainer is None or not takes_update_batches(self._agent) or self._updates_per_env_step < _JOINED_RATIO:
+            return False
+        limits = (trainer.limit_train_batches != 1.0, trainer.overfit_batches, trainer.fast_dev_run)  # type: ignore[attr-defined]
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
+        own = ActsAtUpdates | UpdatePriorities
+        transfers = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        return not (
+            any(limits)
+            or any(is_overridden(hook, self, EnvStepDataModule) for hook in transfers)
+            or any(observes_batches(one) for one in callbacks if not isinstance(one, own))
+        )
+
+    def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
+        with closing(self.make_environment()) as environment:
+            yield from episode_returns(agent, environment, self.evaluation_episodes, seed=10_000)
+
+    @property
+    def remaining_updates(self) -> int:
+        return max(0, self.pace.total_updates - self.updates_done)
+
+    def start_epoch(self) -> None:
+        super().start_epoch()
+        if self.remaining_updates == 0:
+            self._collect_until(self.pace.env_steps)
+
+    def draw(self) -> TensorDictBase:
+        """Collects what is due before the next update, then draws its batch, on the agent's device."""
+        assert self.trainer is not None
+        replay, agent = self.replay, self.trainer.lightning_module
+        if self._has_drawn and replay.awaits_priorities:
+            raise RuntimeError(
+                "the replay is prioritized, but no TD errors came back since its last draw. Return "
+                "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
+                "replay.update_priority(batch, td_error) after each update."
+            )
+        self.is_update_open: bool = False
+        self._collect_until(self.pace.steps_for(self.updates_done + 1))
+        replay.advance(env_steps=self.env_steps_done, updates=self.updates_done)
+        batch = replay.sample()
+        self.updates_done += 1
+        self.is_update_open = self._has_drawn = True
+        return batch if batch.get("index").device == agent.device else batch.to(agent.device)
+
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
+        self.replay.update_priority(batch, td_error, **signals)
+
+    def replay_stamp(self) -> Hashable:
+        """Returns a value that is equal while the replay is neither written, drawn from nor updated."""
+        replay = self.replay
+        return self.env_steps_done, self.updates_done, replay.awaits_priorities, replay.draw_stamp()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
+        return super().state_dict() | {"replay": None, "pace": self.pace.state_dict()}
+
+    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None:
+        """Finds the replay of a checkpoint, before the agent is restored from it; ``None`` for the weights alone.
+
+        Raises:
+            FileNotFoundError, DamagedFileError: see :func:`~lightning_replay.lit.checkpoint_files.saved_replay`.
+        """
+        state = checkpoint.get(type(self).__qualname__)
+        if not self._is_fitting or state is None:
+            return None
+        self._saved_replay = saved_replay(path, state["replay"], state["replay_id"])
+        return self._saved_replay
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not self._is_fitting:
+            return
+        assert self._saved_replay is not None
+        assert self.trainer is not None
+        if self.trainer.is_global_zero:
+            self.replay.load(self._saved_replay)
+        self.trainer.strategy.barrier()
+        super().load_state_dict(state)
+        self.pace.resume(state["pace"], *self.clocks)
+        self._draw_apart(self.trainer.global_rank)
+
+    def teardown(self, stage: str) -> None:
+        super().teardown(stage)
+        if self._sets_surprise:
+            self.replay.set_initial_surprise(None)
+            self._sets_surprise = False
+        if self._world_size > 1 and self.trainer is not None:
+            self.trainer.strategy.barrier()  # one process may end the replay after this, to which others still send

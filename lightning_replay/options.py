@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of constructors and calls: checked by kind and range; every error names the option and what is accepted.
+
+Each function gets the ``name`` of an option and the ``value`` that was given. A value of the wrong kind is a
+``TypeError``, a value out of range (NaN included) a ``ValueError``. ``True`` and ``False`` are no numbers here, NumPy's
+numbers are. ``accepted`` completes the sentence "it must be ...".
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from types import UnionType
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = [
+    "MissingExtraError",
+    "accepted_names",
+    "missing_extra",
+    "missing_extra_of",
+    "refuse_unknown",
+    "with_named_arguments",
+]
+
+
+ABOVE_ZERO = math.ulp(0.0)  # the least float above 0
+BELOW_ONE = math.nextafter(1.0, 0.0)  # the largest float below 1
+LARGEST_COUNT = 2**63 - 1  # the largest number that an int64 index can be
+LARGEST = math.nextafter(math.inf, 0.0)  # the largest float that is finite
+
+
+def plain_number(value: Any) -> Any:
+    """Returns a tensor or array of no dimension as the number in it, anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def check_option(
+    name: str, value: Any, kind: type, accepted: str, lowest: float = -LARGEST, highest: float = LARGEST
+) -> None:
+    """Refuses a value of another kind or out of its range.
+
+    Args:
+        name: of the option.
+        value: that was given.
+        kind: ``numbers.Real``, ``numbers.Integral``, neither of which includes ``True``, or ``bool``.
+        accepted: completes the sentence "it must be ...".
+        lowest: of the accepted numbers; ``ABOVE_ZERO`` leaves 0 out.
+        highest: of the accepted numbers.
+    """
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{name} is {value!r}; it must be {accepted}")
+    # As plain numbers: NumPy warns of an overflow when it compares its floats with the largest Python float.
+    number = int(value) if isinstance(value, Integral) else float(value)  # type: ignore[arg-type]
+    if not lowest <= number <= highest:
+        raise ValueError(f"{name} is {value}; it must be {accepted}")
+
+
+def check_kind(name: str, value: Any, kind: type | UnionType, accepted: str) -> None:
+    """Refuses an object of another class than ``kind``, and a class in place of an object."""
+    if isinstance(value, type) or not isinstance(value, kind):
+        given = repr(value)
+        if "\n" in given:  # of buffers and modules, whose repr is their whole content
+            given = f"a {type(value).__name__}"
+        raise TypeError(f"{name} is {given}; it must be {accepted}")
+
+
+def check_callable(name: str, value: Any, accepted: str) -> None:
+    """Refuses objects that cannot be called, and a class in place of an object."""
+    if isinstance(value, type) or not callable(value):
+        raise TypeError(f"{name} is {value!r}; it must be {accepted}")
+
+
+def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> int:
+    """Returns a whole number from ``lowest`` to the largest of int64 as an int; ``of`` names the objects counted."""
+    what = f"a whole number{f' of {of}' if of else ''} from {lowest} on"
+    check_option(name, value, Integral, what, lowest)
+    if value > LARGEST_COUNT:
+        raise ValueError(f"{name} is {value}; it must be {what}, and at most {LARGEST_COUNT}, the largest of 64 bits")
+    return int(value)
+
+
+def checked_number(
+    name: str, value: Any, lowest: float = -LARGEST, highest: float = LARGEST, *, accepted: str = ""
+) -> float:
+    """Returns a finite number from ``lowest`` to ``highest`` as a float; see :func:`check_option`."""
+    value = plain_number(value)
+    check_option(name, value, Real, accepted or range_of(lowest, highest), lowest, highest)
+    return float(value)
+
+
+def checked_share(name: str, value: Any, lowest: float = 0.0) -> float:
+    """Returns a number in [0, 1], or with ``lowest=ABOVE_ZERO`` in (0, 1]."""
+    return checked_number(name, value, lowest, 1.0)
+
+
+def checked_entries(name: str, values: Any, accepted: str = "a sequence of numbers") -> list[Any]:
+    """Returns the entries of a sequence (no text), an array or a tensor, themselves not checked."""
+    entries = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(entries, str) or not isinstance(entries, Sequence):
+        raise TypeError(f"{name} is {values!r}; it must be {accepted}")
+    return list(entries)
+
+
+def checked_key(name: str, value: Any) -> tuple[str, ...]:
+    """Returns the names of a column's key from the outermost on, given as a name, a tuple or, from YAML, a list."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    names: list[str] = []
+    for part in parts:
+        if isinstance(part, list | tuple):
+            names += checked_key(name, part)
+        elif isinstance(part, str):
+            names.append(part)
+    if len(names) < max(len(parts), 1):
+        raise TypeError(f"{name} is {value!r}; it must be the name of a column, or a tuple of names where it is nested")
+    return tuple(names)
+
+
+def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
+    """Returns the keys of several columns, each as :func:`checked_key` does; a single key is refused."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        example = repr(values) if isinstance(values, str) else "'observation'"
+        raise TypeError(f"{name} is {values!r}; it must be a sequence of keys, as [{example}]")
+    return [checked_key(f"{name}[{place}]", key) for place, key in enumerate(values)]
+
+
+def checked_counts(name: str, values: Any, lowest: int = 1) -> list[int]:
+    """Returns several whole numbers as a list of ints; see :func:`checked_count`."""
+    entries = checked_entries(name, values)
+    return [checked_count(f"{name}[{place}]", value, lowest) for place, value in enumerate(entries)]
+
+
+def checked_numbers(name: str, values: Any) -> list[float]:
+    """Returns several finite numbers as a list of floats."""
+    return [checked_number(f"{name}[{place}]", value) for place, value in enumerate(checked_entries(name, values))]
+
+
+def checked_bound(name: str, value: Any) -> float | None:
+    """Returns a bound as a float, which may be infinite, or ``None`` where there is none."""
+    if value is None:
+        return None
+    check_option(name, value, Real, "a number, or None where there is no bound", -math.inf, math.inf)
+    return float(value)
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """Returns ``True`` or ``False``; numbers are refused."""
+    check_option(name, value, bool, "True or False")
+    return bool(value)
+
+
+def checked_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    """Returns one of ``choices``; the ``ValueError`` lists them and names a similar one."""
+    for choice in choices:
+        is_alike = isinstance(value, type(choice)) and isinstance(value, bool) is isinstance(choice, bool)
+        if is_alike and value == choice:
+            return choice
+    listed = ", ".join(map(repr, choices))
+    raise ValueError(f"{name} is {value!r}; it must be one of {listed}{did_you_mean(value, choices)}")
+
+
+def checked_seed(value: Any, name: str = "seed") -> int | None:
+    """Returns a seed of 64 bits, which every generator of torch accepts, or ``None``."""
+    if value is None:
+        return None
+    check_option(name, value, Integral, "a whole number that fits into 64 bits, or None", -(2**63), 2**64 - 1)
+    return int(value)
+
+
+def did_you_mean(given: Any, known: Iterable[Any]) -> str:
+    """Returns ``". Did you mean 'x'?"`` for the name in ``known`` that is most similar to ``given``, or nothing."""
+    names = [name for name in known if isinstance(name, str)]
+    near = difflib.get_close_matches(given, names, n=1) if isinstance(given, str) else []
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def range_of(lowest: float, highest: float) -> str:
+    """Returns the numbers from ``lowest`` to ``highest`` in words, to complete the sentence "it must be ..."."""
+    if highest < LARGEST:
+        first = "(0" if lowest == ABOVE_ZERO else f"[{lowest:g}"
+        last = "1)" if highest == BELOW_ONE else f"{highest:g}]"
+        return f"a number in {first}, {last}"
+    if lowest == ABOVE_ZERO:
+        return "a finite number above 0"
+    return "a finite number" if lowest == -LARGEST else f"a finite number from {lowest:g} on"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def accepted_names(function: Callable[..., object]) -> list[str] | None:
+    """Returns the names a function can be called with, or ``None`` where it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters if parameter.name != "self"]
+
+
+def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] | None) -> None:
+    """Raises ``TypeError`` for names of arguments that are not ``accepted``, of which ``None`` stands for all.
+
+    The error names the ``owner``, a class or a function.
+    """
+    for name in given:
+        if accepted is not None and name not in accepted:
+            hint = did_you_mean(name, accepted) or f"; accepted are {', '.join(accepted) or 'none'}"
+            raise TypeError(f"{owner} has no argument {name!r}{hint}")
+
+
+def with_named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of constructors and recipes: unknown arguments are refused; signature and documentation stay."""
+    accepted = accepted_names(function)
+    known = None if accepted is None else set(accepted)
+    owner = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if known is not None and not known.issuperset(kwargs):
+            refuse_unknown(owner, kwargs, accepted)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+# Extras by the module that is imported, for packages that others import: Gymnasium, a user's environment.
+_EXTRAS = {
+    "mujoco": ("MuJoCo", "mujoco"),
+    "Box2D": ("Box2D", "box2d"),
+    "minigrid": ("MiniGrid", "grids"),
+    "gymnasium_robotics": ("gymnasium-robotics", "mazes"),
+    "ale_py": ("ale-py", "atari"),
+    "cv2": ("opencv-python-headless", "atari"),
+    "minatar": ("MinAtar", "minatar"),
+}
+
+
+class MissingExtraError(ModuleNotFoundError):
+    """A missing package that an extra of this library installs; the command line prints the message alone."""
+
+
+def missing_extra(what: str, package: str, extra: str, otherwise: str = "") -> MissingExtraError:
+    """Returns the error for a package that is not installed.
+
+    Args:
+        what: the part that needs the package; the subject of a sentence in the singular.
+        package: its name.
+        extra: of this library, that installs it.
+        otherwise: what can be done instead, such as ``"or use backend='torch'"``.
+
+    Example:
+        >>> print(missing_extra("the picture", "matplotlib", "plots"))
+        the picture needs matplotlib, which is not installed: pip install 'lightning-replay[plots]'
+    """
+    # In quotes, because zsh takes brackets for a pattern.
+    sentence = f"{what} needs {package}, which is not installed: pip install 'lightning-replay[{extra}]'"
+    return MissingExtraError(f"{sentence}, {otherwise}" if otherwise else sentence, name=package)
+
+
+def missing_extra_of(what: str, error: BaseException) -> MissingExtraError | None:
+    """Returns the error for the package whose failed import is the cause of ``error``; ``None`` if no extra has it.
+
+    Args:
+        what: the part that needs the package; the subject of a sentence in the singular.
+        error: a ``ModuleNotFoundError``, or what another library raised from one.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        module = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if module is not None and module.split(".")[0] in _EXTRAS:
+            return missing_extra(what, *_EXTRAS[module.split(".")[0]])
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def config_directory() -> Path:
+    """Returns the folder that holds ``lightning/*.yaml`` and ``rllib/*.yaml``.
+
+    In an installed wheel it is in the package; in a checkout it is ``configs/`` beside the package.
+
+    Example:
+        >>> (config_directory() / "lightning").is_dir()
+        True
+    """
+    candidates = (_PACKAGE / "_configs", _PACKAGE.parent / "configs")
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise FileNotFoundError(
+        f"the configuration files are neither in {candidates[0]} nor in {candidates[1]}; reinstall lightning-replay."
+    )
+
+
+def config_files() -> list[str]:
+    """Returns the shipped files as paths relative to :func:`config_directory`, sorted."""
+    directory = config_directory()
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*.yaml"))

@@ -1,0 +1,771 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published replay methods, each a function that returns a complete replay buffer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, get_args, get_type_hints
+
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Sampler
+
+from lightning_replay.events.event_table import ConditionLike, EventTable
+from lightning_replay.options import (
+    check_kind,
+    checked_choice,
+    checked_count,
+    checked_key,
+    checked_number,
+    checked_share,
+    did_you_mean,
+    with_named_arguments,
+)
+from lightning_replay.replay import Replay, given_batch_size
+from lightning_replay.samplers import (
+    ContinuousTransitionSampler,
+    NeighborhoodMixupSampler,
+    PrioritizedSampler,
+    RandomPairSampler,
+    ReverseSweepSampler,
+    UniformSampler,
+)
+from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
+from lightning_replay.samplers.neighborhood_mixup import FEATURE_KEYS
+from lightning_replay.samplers.tables import CORRECTIONS, NEEDS_COUNTS, ROUNDING, ScheduledSampler, TableShares
+from lightning_replay.schedulers import Scheduler, UniformTasks
+from lightning_replay.schedules import Schedule, checked_schedule
+from lightning_replay.storage.frames import FrameStorage
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.table_replay import CurriculumReplay, TableReplay
+from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates, NStepTransitions
+from lightning_replay.transforms.mixup import MIXED_KEYS
+from lightning_replay.transforms.noise import NOISY_KEYS
+from lightning_replay.writers import RetentionRule, RetentionWriter, SurpriseOnPolicyness
+from lightning_replay.writers.tables import DEFAULT_TABLE, EventTableWriter, TaskTableWriter, check_tables
+
+__all__ = [
+    "continuous_transition",
+    "event_tables",
+    "known",
+    "mixup",
+    "neighborhood_mixup",
+    "noisy",
+    "parallel_curriculum",
+    "prioritized",
+    "reverse_sweep",
+    "s4rl",
+    "surprise_retention",
+    "uniform",
+]
+
+
+_RUN = 32  # consecutive steps of a trajectory that are assumed to be kept together
+
+
+def storage_for(
+    capacity: int,
+    *,
+    device: str = "cpu",
+    memmap: str | None = None,
+    frame_stack: int | None = None,
+    image_key: str | tuple[str, ...] = "pixels",
+    frame_capacity: int | None = None,
+    default_frame_capacity: int | None = None,
+    n_steps: int = 1,
+) -> PackedStorage:
+    """Returns a recipe's storage; most options are described in :mod:`lightning_replay.recipes`.
+
+    Args:
+        default_frame_capacity: the recipe's default of ``frame_capacity``; ``None`` uses :func:`frames_in_order`, for
+            rows that are kept in the order in which they were collected.
+        n_steps: length of the returns, for the check of the capacity.
+
+    Raises:
+        TypeError: an ``image_key`` that is neither a name nor a tuple of names.
+        ValueError: a capacity below ``frame_stack + n_steps``, ``frame_capacity`` or ``image_key`` without
+            ``frame_stack``, or sizes that are not positive.
+    """
+    checked_key("image_key", image_key)
+    if frame_stack is None:
+        for name, value, default in (("frame_capacity", frame_capacity, None), ("image_key", image_key, "pixels")):
+            if value != default:
+                raise ValueError(
+                    f"{name} is {value!r} and frame_stack is not given; frames are stored once only where frame_stack "
+                    f"is their number in a stack. Pass frame_stack=4, for example, or leave {name} out"
+                )
+        return PackedStorage(capacity, device=device, memmap=memmap)
+    checked_count("capacity", capacity, of="transitions")
+    if capacity < _checked_stack(frame_stack) + checked_count("n_steps", n_steps):
+        raise ValueError(
+            f"capacity is {capacity}, below frame_stack + n_steps = {frame_stack} + {n_steps}: not even the frames of "
+            "one return would be shared between transitions. Raise the capacity"
+        )
+    if frame_capacity is None:
+        wanted = frames_in_order(capacity, frame_stack) if default_frame_capacity is None else default_frame_capacity
+        frame_capacity = max(wanted, 2 * frame_stack)
+    return FrameStorage(capacity, frame_stack, image_key, frame_capacity=frame_capacity, device=device, memmap=memmap)
+
+
+def frames_in_order(rows: int, frame_stack: int | None, run_length: int = _RUN) -> int:
+    """Number of frames of ``rows`` in runs of consecutive steps: each run has ``frame_stack`` more frames than rows.
+
+    Example:
+        >>> frames_in_order(3_200, frame_stack=4)  # 100 runs of 32 rows, and 64 trajectories that are running
+        3856
+    """
+    return rows + _checked_stack(frame_stack) * (-(-rows // run_length) + 64)
+
+
+def frames_at_worst(rows: int, frame_stack: int | None, n_steps: int) -> int:
+    """Number of frames of ``rows`` that share none; the two stacks of a row overlap where n is below k.
+
+    Example:
+        >>> frames_at_worst(1, frame_stack=4, n_steps=1), frames_at_worst(1, frame_stack=4, n_steps=5)
+        (5, 8)
+    """
+    stack = _checked_stack(frame_stack)
+    return rows * (stack + min(stack, n_steps))
+
+
+def _checked_stack(frame_stack: int | None) -> int:
+    return 0 if frame_stack is None else checked_count("frame_stack", frame_stack, of="frames")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+B = TypeVar("B", bound=Replay)
+
+_OF_STORAGE = ("device", "memmap", "frame_stack", "image_key", "frame_capacity", "n_steps")
+_OF_BUFFER = ("n_steps", "discount", "prefetch", "check_finite", "check_continuity", "seed")
+
+
+class ReplayOptions(TypedDict, total=False):
+    """Options of every recipe."""
+
+    n_steps: int
+    discount: float
+    device: str
+    memmap: str | None
+    prefetch: int | None
+    check_finite: bool
+    check_continuity: bool
+    seed: int | None
+
+
+class FrameOptions(ReplayOptions, total=False):
+    """Options of recipes that can store each frame once."""
+
+    frame_stack: int | None
+    image_key: str | tuple[str, ...]
+    frame_capacity: int | None
+
+
+_PARAMETERS = {
+    **inspect.signature(Replay.__init__).parameters,
+    **inspect.signature(storage_for).parameters,
+}  # with the defaults
+
+_DOCUMENTED = """
+    capacity: most transitions kept.
+    batch_size: transitions per batch; by default 256, or the capacity where it is smaller.
+    mixup_concentration: both parameters of the Beta distribution of the mixing coefficient.
+    fraction: share of rows that are mixed.
+    keys: floating columns that are mixed; a key includes every entry nested under it. Integers, such as discrete
+        actions, are refused; columns that are not named stay those of the first transition.
+    priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
+    importance_exponent: β of their correction.
+    priority_offset: ε, added to every priority.
+    n_steps: rewards summed into one return when a row is drawn.
+    discount: γ of that return.
+    device: where transitions are kept.
+    memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
+    frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+        :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows unchanged.
+    image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
+    frame_capacity: most frames kept; a full frame store evicts the oldest transitions. By default an eighth more than
+        ``capacity`` for stacks of 4, enough for episodes of 32 steps or more.
+    prefetch: batches drawn ahead in threads.
+    check_finite: refuse rows with NaN or infinity in rewards or observations.
+    check_continuity: a row follows another only if it starts with the observation that the other ended with, bit for
+        bit; see :class:`~lightning_replay.episodes.links.Continuity`.
+    seed: seed of every draw; ``None`` seeds from torch's global generator.
+"""
+_ENTRY = re.compile(r"^    (\w+):.*(?:\n(?:     .*))*", re.MULTILINE)
+_SHARED = {entry[1]: entry[0] for entry in _ENTRY.finditer(_DOCUMENTED)}
+
+
+def recipe(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a recipe: adds the shared options to its signature and docstring, and refuses unknown ones by name.
+
+    Editors and type checkers read the types of ``**options``; ``--help``, YAML files and RLlib's checks read names and
+    defaults from the signature that this sets. A recipe documents an option itself where it differs.
+
+    Raises:
+        KeyError: neither the recipe nor this module documents an option.
+    """
+    signature = inspect.signature(function)
+    *own, options = signature.parameters.values()
+    (kind,) = get_args(get_type_hints(function)[options.name])
+    annotations = {name: hint.__forward_arg__ for name, hint in kind.__annotations__.items()}
+    defaults = {name: _PARAMETERS[name].default for name in annotations}
+    shared = [
+        _PARAMETERS[name].replace(kind=_PARAMETERS[name].KEYWORD_ONLY, annotation=annotations[name])
+        for name in annotations
+    ]
+
+    @functools.wraps(function)
+    def build(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **{**defaults, **kwargs})
+
+    build.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+    build.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != options.name}
+    build.__annotations__ |= annotations
+    if build.__doc__ is not None:  # python -OO has none
+        before, _, rest = f"{inspect.cleandoc(build.__doc__)}\n\n".partition("Args:\n")
+        section, _, after = rest.partition("\n\n")
+        documented = {entry[1]: entry[0] for entry in _ENTRY.finditer(section)}
+        entries = [documented.get(name) or _SHARED[name] for name in inspect.signature(build).parameters]
+        build.__doc__ = "\n".join([f"{before}Args:", *entries, "", after]).rstrip() + "\n"
+    return with_named_arguments(build)
+
+
+def assemble(
+    kind: type[B],
+    slots: int,
+    batch_size: int | None,
+    options: ReplayOptions,
+    sampler: Sampler,
+    *,
+    default_frame_capacity: int | None = None,
+    **parts: Any,
+) -> B:
+    """Builds the buffer of a recipe.
+
+    Args:
+        kind: class of the buffer.
+        slots: of the storage.
+        batch_size: transitions per batch.
+        options: those that recipes share.
+        sampler: of the buffer.
+        default_frame_capacity: see :func:`~lightning_replay.recipes.storage_for`.
+        parts: further arguments of the buffer, before those in ``options``.
+    """
+    given: dict[str, Any] = {**options}
+    of_storage = {name: given[name] for name in _OF_STORAGE if name in given}
+    storage = storage_for(slots, default_frame_capacity=default_frame_capacity, **of_storage)
+    of_buffer = {name: given[name] for name in _OF_BUFFER} | parts
+    return kind(storage=storage, sampler=sampler, batch_size=batch_size, **of_buffer)
+
+
+def prioritized_or_uniform(
+    capacity: int, priority_exponent: float, importance_exponent: float | Schedule, priority_offset: float = 1e-6
+) -> Sampler:
+    """Returns a prioritized sampler; with ``priority_exponent`` 0 a uniform one, on which the others have no effect."""
+    if priority_exponent != 0:
+        return PrioritizedSampler(
+            capacity=capacity,
+            priority_exponent=priority_exponent,
+            importance_exponent=importance_exponent,
+            priority_offset=priority_offset,
+        )
+    checked_number("priority_exponent", priority_exponent)  # False == 0, and is refused
+    checked_schedule("importance_exponent", importance_exponent, highest=1.0)
+    checked_number("priority_offset", priority_offset, 0.0)
+    return UniformSampler()
+
+
+@recipe
+def neighborhood_mixup(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    num_neighbors: int = 10,
+    mixup_concentration: float = 0.75,
+    fraction: float = 1.0,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    update_partners: bool = False,
+    refresh_interval: int = 64,
+    backend: str = "exact",
+    discrete: str | None = None,
+    feature_keys: Sequence[str | tuple[str, ...]] = FEATURE_KEYS,
+    keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
+    **options: Unpack[ReplayOptions],
+) -> Replay:
+    """Mixes each drawn transition with one of its nearest neighbours (NMER, Sander et al. 2022).
+
+    Neighborhood Mixup Experience Replay, https://proceedings.mlr.press/v168/sander22a.html. Neighbours are found in
+    standardised observations and actions; terminal transitions stay as they are. Meant for continuous actions.
+
+    Args:
+        num_neighbors: K, candidates for mixing.
+        priority_exponent: α of prioritized draws of the first of each pair; 0 draws it uniformly.
+        importance_exponent: β of their correction.
+        update_partners: pass TD errors to both of a pair instead of the first alone.
+        refresh_interval: insertions between updates of the neighbour lists; 1 is the paper's definition.
+        backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
+        discrete: ``"same_action"`` restricts neighbours to the same discrete action; otherwise refused.
+        feature_keys: columns whose concatenation neighbours are close in; floats, the last may be a discrete action.
+            A nested column, such as a Dict observation, includes every entry under it.
+        check_finite: refuse rows with NaN or infinity in rewards or observations. With ``False``, observations and
+            actions must still be finite, since the search for neighbours needs distances.
+    """
+    sampler = NeighborhoodMixupSampler(
+        num_neighbors=num_neighbors,
+        first=prioritized_or_uniform(capacity, priority_exponent, importance_exponent),
+        refresh_interval=refresh_interval,
+        backend=backend,
+        discrete=discrete,
+        update_partners=update_partners,
+        feature_keys=feature_keys,
+    )
+    if discrete is not None:  # equal in both of a pair
+        keys = [key for key in keys if key != feature_keys[-1]]
+    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
+
+
+@recipe
+def continuous_transition(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    mixup_concentration: float = 0.75,
+    fraction: float = 1.0,
+    keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
+    **options: Unpack[ReplayOptions],
+) -> Replay:
+    """Mixes each drawn transition with the next one of its episode (CT, Lin et al. 2021, arXiv:2011.14487).
+
+    As in NMER's baseline, the mixing temperature is not tuned.
+    """
+    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
+    sampler = ContinuousTransitionSampler(check_continuity=options["check_continuity"])
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
+
+
+@recipe
+def mixup(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    mixup_concentration: float = 0.75,
+    fraction: float = 1.0,
+    keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
+    **options: Unpack[ReplayOptions],
+) -> Replay:
+    """Mixes each drawn transition with any other (naive mixup, Zhang et al. 2018, arXiv:1710.09412).
+
+    A baseline of NMER.
+    """
+    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
+    return assemble(Replay, capacity, batch_size, options, RandomPairSampler(), transform=transform)
+
+
+@recipe
+def s4rl(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    mixup_concentration: float = 0.75,
+    keys: Sequence[str | tuple[str, ...]] = ("observation",),
+    **options: Unpack[ReplayOptions],
+) -> Replay:
+    """Mixes each observation with its own next observation (S4RL, Sinha et al. 2022, arXiv:2103.06326).
+
+    Args:
+        keys: the observations, each mixed with the one of the same name under ``"next"``; a key includes every entry
+            nested under it.
+    """
+    transform = MixStates(mixup_concentration=mixup_concentration, keys=keys)
+    return assemble(Replay, capacity, batch_size, options, UniformSampler(), transform=transform)
+
+
+@recipe
+def noisy(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    sigma: float = 0.1,
+    keys: Sequence[str | tuple[str, ...]] = NOISY_KEYS,
+    kind: str = "additive",
+    **options: Unpack[ReplayOptions],
+) -> Replay:
+    """Adds Gaussian noise to the state, action, reward and next state of every drawn transition, a baseline of NMER.
+
+    See :class:`~lightning_replay.transforms.GaussianNoise`. Meant for continuous actions; with discrete ones, pass
+    ``keys`` without the action.
+
+    Args:
+        sigma: standard deviation of the noise.
+        keys: floating-point entries that noise is added to.
+        kind: ``"additive"`` as in the paper, or ``"multiplicative"`` as in the authors' code, ``value * (1 + noise)``.
+    """
+    transform = GaussianNoise(sigma=sigma, keys=keys, kind=kind)
+    return assemble(Replay, capacity, batch_size, options, UniformSampler(), transform=transform)
+
+
+@recipe
+def uniform(
+    capacity: int,
+    batch_size: int | None = None,
+    **options: Unpack[FrameOptions],
+) -> Replay:
+    """Draws uniformly and evicts the oldest: experience replay as introduced by Lin (1992)."""
+    return assemble(Replay, capacity, batch_size, options, UniformSampler())
+
+
+@recipe
+def prioritized(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    priority_exponent: float = 0.6,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    normalize_over_batch: bool = False,
+    **options: Unpack[FrameOptions],
+) -> Replay:
+    """Draws rows of large TD errors more often (Schaul et al. 2016, https://arxiv.org/abs/1511.05952).
+
+    Multiply the loss by ``batch["priority_weight"]`` and return TD errors with ``replay.update_priority``.
+
+    Args:
+        priority_exponent: α; 0 draws uniformly, 1 in proportion to the priority.
+        importance_exponent: β of the correction; a number or a schedule.
+        normalize_over_batch: divide weights by the batch's largest instead of the memory's.
+    """
+    sampler = PrioritizedSampler(
+        capacity=capacity,
+        priority_exponent=priority_exponent,
+        importance_exponent=importance_exponent,
+        priority_offset=priority_offset,
+        normalize_over_batch=normalize_over_batch,
+    )
+    return assemble(Replay, capacity, batch_size, options, sampler)
+
+
+@recipe
+def reverse_sweep(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    goal: ConditionLike,
+    sweep_share: float = 0.5,
+    **options: Unpack[FrameOptions],
+) -> Replay:
+    """Replays episodes that reached a goal backwards in contiguous batches, mixed with uniform ones.
+
+    A baseline of Stratified Sampling from Event Tables (arXiv:2211.00576), which reports no numbers for it.
+
+    Args:
+        batch_size: transitions per batch, and steps of an episode in one batch of a sweep.
+        goal: which steps reach the goal, for instance :func:`lightning_replay.events.reward_at_least`.
+        sweep_share: share of batches that are part of a sweep.
+    """
+    sampler = ReverseSweepSampler(goal=goal, sweep_share=sweep_share, check_continuity=options["check_continuity"])
+    return assemble(Replay, capacity, batch_size, options, sampler)
+
+
+@recipe
+def surprise_retention(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    q_inverse_temperature: float = 1.0,
+    surprise_exponent: float | Schedule = 1.0,
+    draw_discount: float = 1.0,
+    rule: RetentionRule | None = None,
+    always_admit: bool = False,
+    initial_surprise: Callable[[TensorDictBase], Tensor] | None = None,
+    priority_exponent: float = 0.5,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    **options: Unpack[FrameOptions],
+) -> Replay:
+    """Evicts the row of lowest surprise times on-policyness, for small buffers (https://openreview.net/forum?id=SPRHpBKzJE).
+
+    "Memory-efficient reinforcement learning with priority based on surprise and on-policyness" (2022). A full buffer
+    refuses a new row that is itself lowest; ``extend`` returns the slots of the rows stored. Draws are prioritized
+    independently. After every update call ``replay.update_priority(batch, td_error, action_values=...,
+    action=batch["action"])``, which sets both priorities; without ``action_values``, as of agents with continuous
+    actions, rows are ranked by surprise alone. Not for sparse rewards: while all surprise is 0 the first rows are
+    never evicted.
+
+    Args:
+        q_inverse_temperature: β, multiplies the action values inside the softmax of on-policyness.
+        surprise_exponent: of the surprise; a schedule of ``updates`` or ``env_steps`` that falls towards 0 keeps long
+            runs with large buffers from accumulating outliers.
+        draw_discount: factor of the priority for each time that a row was drawn and its TD error reported, in (0, 1].
+            With chance (sticky actions, returns over several steps) give 0.9, which is of this library: errors that no
+            training removes then leave. 1 is the paper's rule.
+        rule: another of :mod:`lightning_replay.writers`, such as ``StochasticSurprise()``, in place of the three above.
+        always_admit: store every new row, even the lowest.
+        initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority so far.
+            Rules without surprise do not call it. See :class:`~lightning_replay.writers.RetentionWriter` for saves.
+        priority_exponent: α of prioritized draws; 0 draws uniformly.
+        priority_offset: ε, added to every sampling priority.
+        n_steps: rewards summed into one return; transitions are formed before they are stored, n - 1 steps later.
+        device: where transitions are kept; the retention priorities are always on the CPU.
+        frame_capacity: most frames kept; a full frame store evicts the lowest transitions until a new one fits. Kept
+            rows are scattered and share few frames: by default each has ``frame_stack + n_steps`` of its own, at most
+            ``2 * frame_stack``.
+
+    Sampled keys:
+        discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
+
+    Raises:
+        ValueError: ``rule`` with options of the rule it replaces, ``n_steps`` below 1, or a capacity below ``n_steps``
+            (with frames below ``frame_stack + n_steps``).
+    """
+    if rule is None:
+        rule = SurpriseOnPolicyness(
+            q_inverse_temperature, surprise_exponent=surprise_exponent, draw_discount=draw_discount
+        )
+    else:
+        check_kind("rule", rule, RetentionRule, "an object of lightning_replay.writers, such as StochasticSurprise()")
+        given = {
+            "q_inverse_temperature": q_inverse_temperature,
+            "surprise_exponent": surprise_exponent,
+            "draw_discount": draw_discount,
+        }
+        ignored = ", ".join(f"{name}={value}" for name, value in given.items() if value != 1.0)
+        if ignored:
+            raise ValueError(
+                f"rule is {type(rule).__name__}, so {ignored} would be ignored; leave it out, or give it to the "
+                "rule if that has such an option"
+            )
+    n_steps = options["n_steps"]
+    if checked_count("capacity", capacity, of="transitions") < checked_count("n_steps", n_steps):
+        raise ValueError(
+            f"capacity {capacity} is below n_steps {n_steps}: a single return spans more steps than are kept. "
+            "Raise the capacity"
+        )
+    return assemble(
+        Replay,
+        capacity,
+        batch_size,
+        options,
+        prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset),
+        default_frame_capacity=frames_at_worst(capacity, options["frame_stack"], n_steps),
+        writer=RetentionWriter(rule, initial_surprise=initial_surprise, always_admit=always_admit),
+        transform=None if n_steps == 1 else NStepTransitions(n_steps, options["discount"], options["check_continuity"]),
+        n_steps=1,  # of draws: the transform forms the returns
+    )
+
+
+CONTINUOUS = "continuous"  # the correction that is a sampler of its own
+
+
+@recipe
+def event_tables(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    tables: Sequence[EventTable],
+    default_share: float = 0.5,
+    min_size: int | None = None,
+    correction: str = "none",
+    multinomial: bool = False,
+    at_least_one: bool = False,
+    normalize_over_batch: bool = False,
+    return_probabilities: bool = False,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    max_trajectories: int = 64,
+    forget_stale: bool = False,
+    **options: Unpack[FrameOptions],
+) -> TableReplay:
+    """Draws a share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
+
+    Stratified Sampling from Event Tables. Conditions are tested on new steps; the steps that led to an event stay in
+    its table long after the default table evicted them, without a second copy. ``replay.table(name)`` returns a table.
+
+    Args:
+        capacity: most transitions in the default table, which every step enters.
+        tables: the event tables; a ``share`` of ``None`` is an equal part of what the others and the default leave, a
+            ``min_size`` of ``None`` is the batch size, or the table's capacity where that is less.
+        default_share: η_0, share of a batch from the default table; the paper recommends 0.7 if it is not known which
+            events matter.
+        min_size: d_0, rows that the default table must hold before it is drawn from; ``None`` is the batch size, or
+            ``capacity`` where that is less.
+        correction: importance weights of rows drawn more often than they occur: ``"none"`` (the paper's choice for
+            deterministic environments), ``"mixture"`` (exact, any state space), ``"lemma2"`` or ``"lemma2_exact"``
+            (discrete states and actions), see :mod:`lightning_replay.samplers.tables`; or ``"continuous"``,
+            one draw over all tables, without row counts per table, TD priorities or minimum sizes of event tables:
+            :class:`~lightning_replay.samplers.continuous_correction.ContinuousCorrectionSampler`.
+        multinomial: draw the number of rows of each table at random; otherwise shares are exact by largest remainder.
+        at_least_one: draw at least one row from every table that holds enough.
+        normalize_over_batch: divide the weights by the largest of the batch.
+        return_probabilities: add ``table_probability`` and ``raw_weight``, of
+            :class:`~lightning_replay.samplers.tables.TableShares` or of the sampler of ``"continuous"``.
+        max_trajectories: episodes that may run at once.
+        forget_stale: where more run, drop the history of those continued longest ago instead of refusing new ones.
+        n_steps: rewards summed into one return when a row is drawn; events are tested on single steps.
+        device: where transitions are kept; the tables are always on the CPU.
+        frame_capacity: most frames kept; a full frame store evicts the oldest entries of the fullest table. By default
+            enough for tables of long runs of consecutive steps.
+
+    Sampled keys:
+        table: int64 ``[B]``, the table each row was drawn from: 0 the default table, then those given, in order.
+        priority_weight: float32 ``[B]``, with a correction or priorities.
+        table_probability, raw_weight: float32 ``[B]``, with ``return_probabilities``.
+
+    Raises:
+        ValueError: shares that do not sum to 1, two tables of one name, an unknown correction or one that excludes
+            other options, or a ``min_size`` that the default table cannot reach.
+        TypeError: a ``min_size`` that is no whole number.
+    """
+    check_tables(tables)
+    checked_choice("correction", correction, (*CORRECTIONS, CONTINUOUS))
+    if correction == CONTINUOUS:
+        if multinomial or at_least_one or priority_exponent:
+            raise ValueError(
+                "correction='continuous' draws from all tables at once with priorities of its own; leave out "
+                "multinomial, at_least_one and priority_exponent, or use correction='mixture'"
+            )
+        unused = [table.name for table in tables if table.share == 0]
+        if unused:
+            raise ValueError(
+                f"correction='continuous' draws from all tables at once, also from {unused}, whose share is 0; leave "
+                "these tables out, or use correction='mixture'"
+            )
+    writer = EventTableWriter(
+        capacity,
+        tables,
+        max_trajectories=max_trajectories,
+        forget_stale=forget_stale,
+        count_state_actions=correction in NEEDS_COUNTS,
+        check_continuity=options["check_continuity"],
+    )
+    batch_size = given_batch_size(batch_size, capacity)
+    least = min(batch_size, capacity) if min_size is None else checked_count("min_size", min_size, of="rows")
+    if least > capacity:
+        raise ValueError(
+            f"min_size is {min_size} and the default table holds {capacity} rows at most: it can never fill"
+        )
+    given = {table.name: table.min_size or min(batch_size, table.capacity) for table in tables}
+    sampler: Sampler = TableShares(
+        _shares(default_share, tables),
+        min_sizes={DEFAULT_TABLE: least} | given,
+        multinomial=multinomial,
+        at_least_one=at_least_one,
+        correction=CORRECTIONS.get(correction),
+        normalize_over_batch=normalize_over_batch,
+        priority_exponent=priority_exponent,
+        importance_exponent=importance_exponent,
+        priority_offset=priority_offset,
+        return_probabilities=return_probabilities,
+    )
+    if correction == CONTINUOUS:  # TableShares has checked the shares
+        sampler = ContinuousCorrectionSampler(
+            1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
+        )
+    lengths = [max(event.history_length for event in table.events) for table in tables]
+    runs = [(capacity, 32), *((table.capacity, length) for table, length in zip(tables, lengths, strict=True))]
+    runs.append((max_trajectories * max(lengths), max(lengths)))
+    frames = sum(frames_in_order(rows, options["frame_stack"], length) for rows, length in runs)
+    return assemble(
+        TableReplay, writer.num_slots, batch_size, options, sampler, default_frame_capacity=frames, writer=writer
+    )
+
+
+@recipe
+def parallel_curriculum(
+    tasks: Sequence[str],
+    capacity_per_task: int,
+    batch_size: int | None = None,
+    *,
+    scheduler: Scheduler | None = None,
+    min_size: int | None = None,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    **options: Unpack[FrameOptions],
+) -> CurriculumReplay:
+    """Draws each batch from one of several tasks, a hard one and easier ones (DPCER).
+
+    Distributed Parallel Curriculum Experience Replay (Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP).
+    Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. Report progress to the scheduler with
+    ``replay.progress(name, signal)``; ``replay.actor_tasks(n)`` returns the tasks for actors.
+
+    Args:
+        tasks: names; by convention the hard one, the target, comes first.
+        capacity_per_task: most transitions kept of each task.
+        scheduler: chooses the task of the next batch: :class:`~lightning_replay.schedulers.UniformTasks` (the default),
+            ``Exp3``, ``Exp3S``; or a baseline, ``OneTask``, ``EasyToHard``, ``ReverseCurriculum``, for which all tasks
+            share one table. It is copied.
+        min_size: rows that a task needs before it is drawn from; by default the batch size, or the capacity if less.
+        frame_capacity: most frames kept; a full frame store evicts the oldest entries of the fullest table. By default
+            enough for tables of long runs of consecutive steps.
+
+    Raises:
+        ValueError: a task named twice, or a ``min_size`` that no table can reach.
+        TypeError: ``scheduler`` is not a scheduler.
+    """
+    scheduler = UniformTasks() if scheduler is None else scheduler
+    check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
+    writer = TaskTableWriter(tasks, capacity_per_task, shares_one_table=scheduler.shares_one_table)
+    batch_size = given_batch_size(batch_size, writer.num_slots)
+    reachable = int(writer.tables.capacity[0])
+    if min_size is not None and checked_count("min_size", min_size, of="rows") > reachable:
+        raise ValueError(f"min_size is {min_size} and a table holds {reachable} rows at most: it can never fill")
+    sampler = ScheduledSampler(
+        tasks,
+        scheduler,
+        min_size=min(batch_size, reachable) if min_size is None else min_size,
+        priority_exponent=priority_exponent,
+        importance_exponent=importance_exponent,
+        priority_offset=priority_offset,
+    )
+    return assemble(CurriculumReplay, writer.num_slots, batch_size, options, sampler, writer=writer)
+
+
+def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
+    """Returns every table's share; tables without one divide the rest evenly."""
+    checked_share("default_share", default_share)
+    given = {table.name: table.share for table in tables}
+    without = [name for name, share in given.items() if share is None]
+    left = 1.0 - default_share - sum(share for share in given.values() if share is not None)
+    if without and left <= 0:
+        raise ValueError(
+            f"default_share ({default_share}) and the shares of the other tables leave {left:g} of a batch for "
+            f"{without}; lower default_share or the share of a table"
+        )
+    if not without and abs(left) > ROUNDING:
+        raise ValueError(
+            f"default_share is {default_share} and the tables have the shares {given}, together {1.0 - left:g}; the "
+            "shares of a batch must sum to 1. Change default_share or the share of a table, or leave one share out "
+            "(share=None), which then gets the rest"
+        )
+    return {DEFAULT_TABLE: default_share} | {
+        name: left / len(without) if share is None else share for name, share in given.items()
+    }
+
+
+def known() -> dict[str, Callable[..., Replay]]:
+    """Returns every recipe by its name."""
+    return {name: globals()[name] for name in __all__ if name != "known"}
+
+
+def by_name(name: str) -> Callable[..., Replay]:
+    """Returns the recipe of that name; raises ``ValueError`` with the known names for an unknown one."""
+    recipes = known()
+    if name not in recipes:
+        known_names = ", ".join(sorted(recipes))
+        raise ValueError(f"there is no recipe {name!r}; known are {known_names}{did_you_mean(name, recipes)}")
+    return recipes[name]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return by_name(name)
+    except ValueError as error:
+        raise AttributeError(str(error)) from None

@@ -1,0 +1,725 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws a share of every batch from each table, uniform or by priorities, with corrections; or by a schedule."""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.options import (
+    check_callable,
+    check_kind,
+    checked_count,
+    checked_entries,
+    checked_flag,
+    checked_number,
+    checked_share,
+)
+from lightning_replay.parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
+from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.samplers.prioritized import TorchRLNames
+from lightning_replay.saving.spec import recorded
+from lightning_replay.schedulers import Scheduler, checked_probabilities
+from lightning_replay.schedules import Schedule
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.tables.counts import StateActionCounts
+from lightning_replay.tables.tables import Tables
+
+
+class DrawnRatios(NamedTuple):
+    """How often the rows of a batch are drawn, compared with a uniform draw from the table of each."""
+
+    ratio: np.ndarray  #: float64 ``[B]``, ``|B| P`` of each row.
+    smallest: float  #: The least it can be for any row of any table drawn from.
+
+    def importance(self, exponent: float) -> np.ndarray:
+        """Returns ``ratio ** -exponent`` over the largest it can be, float64 ``[B]``."""
+        return (self.ratio / self.smallest) ** -exponent
+
+
+class SummedTables(NamedTuple):
+    """The tables of several replays that a draw is divided over."""
+
+    names: list[str]
+    length: np.ndarray  #: int64 ``[L]``, entries of each in all replays together.
+
+
+class PartOfTables(Tables):
+    """Tables of one of several replays, whose lengths are those of all of them; all else is shared with ``tables``.
+
+    Args:
+        tables: of one replay.
+        length: int64 ``[L]``, entries of each table in all replays.
+        drawn_among: ``[L]``, see :attr:`Tables.drawn_among <lightning_replay.tables.tables.Tables.drawn_among>`.
+    """
+
+    length = drawn_among = None  # type: ignore[assignment]
+
+    def __init__(self, tables: Tables, length: np.ndarray, drawn_among: np.ndarray) -> None:
+        self.__dict__.update(vars(tables), length=length, drawn_among=drawn_among)
+
+
+def tables_of(storage: Storage, sampler: Any) -> Tables:
+    """Returns the tables over a storage; raises TypeError where its writer keeps none."""
+    tables = storage.occupancy if isinstance(storage, PackedStorage) else None
+    if not isinstance(tables, Tables):
+        raise without_tables(type(sampler).__name__)
+    return tables
+
+
+def without_tables(sampler: str) -> TypeError:
+    """Returns the error for a sampler of tables, by its name, beside a writer that keeps none."""
+    return TypeError(
+        f"{sampler} draws from tables and the buffer's writer keeps none; give it an EventTableWriter or a "
+        "TaskTableWriter"
+    )
+
+
+class WithinTables(TorchRLNames):
+    """Draws a number of rows from each table that the writer keeps; a subclass defines how many.
+
+    With a ``priority_exponent`` above 0, rows of a table are drawn in proportion to
+    ``(priority + priority_offset) ** priority_exponent`` within it. A transition has one priority, which holds in every
+    table that refers to it; new ones get the largest given so far.
+
+    Args:
+        priority_exponent: α inside each table; 0 draws uniformly and ignores feedback.
+        importance_exponent: β of the correction for priorities; 0 leaves it out.
+        priority_offset: ε added to every priority.
+        seed: of the sampler's own generator.
+    """
+
+    draws_from_tables = True
+
+    def __init__(
+        self,
+        priority_exponent: float = 0.0,
+        importance_exponent: float | Schedule = 0.4,
+        priority_offset: float = 1e-6,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        self.uses_priorities: bool = self._priority_exponent > 0
+        self._empty()
+
+    def _empty(self) -> None:
+        self._largest: float = -1.0
+        self._priority = np.zeros(0, dtype=np.float32)  # raw, by slot
+        self._forget_trees()
+        self.rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)
+
+    def _forget_trees(self) -> None:
+        self._trees: list[PriorityTree] = []  # by table, over its entries
+        self._known = np.zeros(0, dtype=np.int64)  # entries of each table that are in its tree or have left
+        self._known_first = np.zeros(0, dtype=np.int64)  # the oldest of them
+
+    @property
+    def priority_exponent(self) -> float:
+        """α; a new value holds for all rows from the next draw on."""
+        return self._priority_exponent
+
+    @priority_exponent.setter
+    def priority_exponent(self, value: float) -> None:
+        self._priority_exponent = checked_number("priority_exponent", value, 0.0)
+        self.uses_priorities = self._priority_exponent > 0
+        self._forget_trees()
+
+    @property
+    def default_priority(self) -> float:
+        """Returns the priority of new rows: the largest given so far, 1 when none was."""
+        return self._largest if self._largest > 0 else 1.0
+
+    @property
+    def max_size(self) -> int:
+        return len(self._priority)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def nbytes(self) -> int:
+        return self._priority.nbytes + sum(tree.nbytes for tree in self._trees)
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        if self.uses_priorities and storage is not None:
+            self._attach_tables(tables_of(storage, self))
+            self._priority[torch.as_tensor(index, device="cpu").numpy()] = self.default_priority
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device, table after table.
+
+        Raises:
+            RuntimeError: no table can be drawn from.
+        """
+        tables = tables_of(storage, self)
+        rows, shares = self.rows_of_tables(tables, batch_size)
+        totals = None  # where no table is empty and its rows are equally likely
+        if self.uses_priorities:
+            totals = self._totals(tables)
+            self._check_mass(totals, rows)
+        table, slots, probability = self._draw(tables, totals, rows, self._uniform(batch_size))
+        ratios = None
+        if totals is not None:  # of a table without mass the smallest is infinite
+            ratios = self._ratios(totals.names, totals.rows, totals.smallest / totals.mass, table, probability)
+        columns, correction = self.describe(tables, table, slots, shares)
+        columns.update(self.weights(table, shares, ratios, correction))
+        return _on_device(storage, slots, columns)
+
+    def group_totals(self, storage: Storage) -> GroupTotals:
+        """Returns the number of rows of each table or, with priorities, their sum as rows are drawn by them."""
+        return self._totals(tables_of(storage, self))
+
+    def _totals(self, tables: Tables) -> GroupTotals:
+        if not self.uses_priorities:
+            return GroupTotals.alike(tables.length, tables.names)
+        self._attach_tables(tables)
+        self._sync_trees(tables)
+        mass, smallest = np.array([tree.bounds() for tree in self._trees], dtype=np.float64).T
+        return GroupTotals([*tables.names], mass, tables.length, smallest, float(self._largest))
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the rows at the points, int64 ``[n]`` on the storage's device.
+
+        Raises:
+            RuntimeError: a table of which rows are asked holds none, or none of positive priority.
+        """
+        tables = tables_of(storage, self)
+        totals, rows = self._totals(tables), np.bincount(part.groups, minlength=len(tables))
+        self._check_mass(totals, rows)
+        table, slots, probability = self._draw(tables, totals, rows, part.points)
+        drawn_among = part.rows  # where priorities make an entry more or less likely, their weights correct for it
+        if not self.uses_priorities:
+            drawn_among = np.full(len(tables), np.inf)
+            np.divide(tables.length, part.fractions, out=drawn_among, where=part.fractions > 0)
+        whole = PartOfTables(tables, part.rows, drawn_among)
+        columns, correction = self.describe(whole, table, slots, part.shares)
+        return *_on_device(storage, slots, columns), PartDraw(probability, totals, correction)
+
+    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
+        return self.rows_of_tables(SummedTables(totals.names, totals.rows), batch_size)
+
+    @abstractmethod
+    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
+        """Returns how many rows of a batch come from each table, and how likely a row is of each.
+
+        Args:
+            tables: the names of the tables and their lengths; summed over all replays where a draw is divided.
+            batch_size: rows.
+
+        Raises:
+            RuntimeError: no table can be drawn from.
+        """
+
+    def describe(
+        self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+        """Returns further columns ``[B]`` of drawn rows, and what their weights are multiplied by, if anything.
+
+        Args:
+            tables: of this replay; with the lengths of all replays where a draw is divided.
+            table: of each row, int64 ``[B]``.
+            slots: of the rows, int64 ``[B]``.
+            shares: how likely a row of the batch is of each table, float64 ``[L]``.
+        """
+        return {}, None
+
+    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
+        """Returns what :meth:`weights` does; counts a draw."""
+        self._clocks["draws"] += 1
+        ratios = None
+        if self.uses_priorities:
+            ratios = self._ratios(drawn.names, drawn.rows, drawn.least, drawn.group, drawn.probability)
+        return self.weights(drawn.group, drawn.shares, ratios, drawn.correction)
+
+    def weights(
+        self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
+    ) -> dict[str, np.ndarray]:
+        """Returns ``priority_weight``, float32 ``[B]``, with priorities."""
+        if ratios is None or self.beta == 0:
+            return {}
+        return {"priority_weight": ratios.importance(self.beta).astype(np.float32)}
+
+    def _ratios(
+        self, names: list[str], rows: np.ndarray, least: np.ndarray, table: np.ndarray, probability: np.ndarray
+    ) -> DrawnRatios:
+        """Returns how often rows are drawn, from the probability of each and the ``least`` one ``[L]`` in its table."""
+        is_drawn = self._drawable(names) & np.isfinite(least)
+        return DrawnRatios(
+            rows[table] * probability, min((rows[is_drawn] * least[is_drawn]).tolist(), default=math.inf)
+        )
+
+    def _drawable(self, names: list[str]) -> np.ndarray:
+        """Returns whether rows of each table may be in a batch once it holds enough, bool ``[L]``."""
+        return np.ones(len(names), dtype=np.bool_)
+
+    def _draw(
+        self, tables: Tables, totals: GroupTotals | None, rows: np.ndarray, points: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns tables and slots of ``rows`` entries of each table, one at each point, and the probability of each.
+
+        Without ``totals`` there are no probabilities.
+        """
+        if not self.uses_priorities:
+            table, slots = tables.draw(rows, points)
+            probability = points if totals is None else 1.0 / totals.mass[table]
+        else:
+            table, ends = np.repeat(np.arange(len(rows)), rows), np.cumsum(rows)
+            slots, probability = np.empty(len(points), dtype=np.int64), np.empty(len(points))
+            for number in np.flatnonzero(rows).tolist():
+                own = slice(ends[number] - rows[number], ends[number])
+                places, probability[own] = self._trees[number].draw_at(points[own])
+                slots[own] = tables.entries[tables.offset[number] + places.numpy()]
+        self._clocks["draws"] += 1
+        if len(self.rows_drawn) != len(rows):
+            self.rows_drawn = np.zeros_like(rows)
+        self.rows_drawn += rows
+        return table, slots, probability
+
+    def _check_mass(self, totals: GroupTotals, rows: np.ndarray) -> None:
+        empty = np.flatnonzero((rows > 0) & ~(totals.mass > 0))
+        if not len(empty):
+            return
+        table = totals.names[empty[0]]
+        if not totals.rows[empty[0]]:
+            raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
+        raise RuntimeError(
+            f"every row of table {table!r} has priority 0 and priority_offset is {self.priority_offset}, so none can "
+            "be drawn; use a positive priority_offset"
+        )
+
+    def _uniform(self, count: int) -> np.ndarray:
+        generator = self._generator
+        device = generator.device
+        uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
+        return (uniform if device.type == "cpu" else uniform.cpu()).numpy()
+
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Sets priorities, in every table that refers to a row; -1 is skipped.
+
+        Raises:
+            ValueError: a priority is negative, infinite or NaN, or does not fit float32 once it is raised to α.
+            IndexError: a slot does not exist. In every case nothing has changed.
+        """
+        if not self.uses_priorities or storage is None:
+            return
+        tables = tables_of(storage, self)
+        self._attach_tables(tables)
+        self._sync_trees(tables)
+        self.check_priority(magnitudes)
+        index = slots.numpy()
+        places, given = index[index >= 0], magnitudes.numpy()[index >= 0]
+        if not len(places):
+            return
+        self._priority[places] = given
+        self._largest = max(self._largest, float(given.max()))
+        for number, tree in enumerate(self._trees):
+            place = tables.position[number, places]
+            inside = place >= 0
+            if inside.any():
+                tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._leaves(places[inside]))
+
+    def priority_of(self, index: Tensor) -> Tensor | None:
+        """Returns the priorities of rows, float32 ``[n]``; ``None`` where feedback is ignored."""
+        return torch.from_numpy(self._priority[index.numpy()]) if self.uses_priorities else None
+
+    def _leaves(self, slots: np.ndarray) -> Tensor:
+        return self._exponentiated(torch.from_numpy(self._priority[slots]))
+
+    def _attach_tables(self, tables: Tables) -> None:
+        count = len(tables.names)
+        if not self.uses_priorities or len(self._trees) == count:
+            return
+        self._trees = [PriorityTree(int(capacity)) for capacity in tables.capacity]
+        self._known = np.zeros(count, dtype=np.int64)
+        self._known_first = np.zeros(count, dtype=np.int64)
+        if len(self._priority) != tables.num_slots:
+            self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
+
+    def _sync_trees(self, tables: Tables) -> None:
+        """Updates the trees by what was appended to the tables, or left them early, since the last call."""
+        first = tables.first
+        for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
+            appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
+            left_early = np.arange(max(int(self._known_first[number]), appended - capacity), first[number]) % capacity
+            self._trees[number].remove(torch.from_numpy(left_early))
+            self._known_first[number] = first[number]
+            places = np.arange(max(int(self._known[number]), int(first[number])), appended) % capacity
+            slots = tables.entries[tables.offset[number] + places]
+            self._trees[number].set(torch.from_numpy(places), self._leaves(slots))
+            self._known[number] = appended
+
+    def state_dict(self) -> dict[str, Any]:
+        """Priorities, clocks, counters and the state of the generator; tensors and plain values."""
+        own = {"priority": torch.from_numpy(self._priority.copy()), "rows_drawn": self.rows_drawn.tolist()}
+        return own | self._shared_state()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned; the trees are rebuilt from the tables."""
+        self._empty()
+        self._priority = state_dict["priority"].numpy().copy()
+        self._largest = float(state_dict["largest_priority"])
+        if not self._differs("priority_exponent", state_dict):
+            self.priority_exponent = float(state_dict["priority_exponent"])
+        if "priority_offset" in state_dict and not self._differs("priority_offset", state_dict):
+            self.priority_offset: float = float(state_dict["priority_offset"])
+        self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
+        self._load_shared_state(state_dict)
+
+
+def _on_device(storage: Storage, slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
+    index, info = torch.from_numpy(slots), {name: torch.from_numpy(one) for name, one in columns.items()}
+    if storage.device.type == "cpu":
+        return index, info
+    return index.to(storage.device), {name: column.to(storage.device) for name, column in info.items()}
+
+
+@recorded
+class ScheduledSampler(WithinTables):
+    """Draws a whole batch from the table of one task, which the scheduler chooses for every batch.
+
+    Tasks with fewer than ``min_size`` rows are left out and the others renormalised. Distributed Parallel Curriculum
+    Experience Replay (DPCER; Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP), Algorithm 2: learner.
+
+    Args:
+        tasks: names, in the order of the column ``task``.
+        scheduler: chooses the task. It is copied; give draws and progress to ``scheduler``, the copy.
+        min_size: rows that a task must hold to be drawn from.
+        priority_exponent, importance_exponent, priority_offset, seed: as
+            :class:`~lightning_replay.samplers.tables.WithinTables`.
+
+    Sampled keys:
+        index: int64 ``[B]``.
+        priority_weight: float32 ``[B]``, with priorities.
+
+    Raises:
+        ValueError: ``min_size`` is not positive, or the scheduler refuses the tasks.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        scheduler: Scheduler,
+        min_size: int = 1,
+        priority_exponent: float = 0.0,
+        importance_exponent: float | Schedule = 0.4,
+        priority_offset: float = 1e-6,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
+        self.tasks: list[Any] = checked_entries("tasks", tasks, "the names of the tasks, as ['hard', 'easy']")
+        self.scheduler: Scheduler = copy.deepcopy(scheduler)
+        self.min_size: int = checked_count("min_size", min_size, of="rows")
+        self.scheduler.start(self.tasks)
+
+    def ready(self, tables: Tables | SummedTables) -> np.ndarray:
+        if self.scheduler.shares_one_table:
+            return np.full(len(self.tasks), bool(tables.length[0] >= self.min_size))
+        return tables.length >= self.min_size
+
+    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
+        """Returns all ``batch_size`` rows for the task drawn with the scheduler's probabilities."""
+        rows = np.zeros(len(tables.names), dtype=np.int64)
+        ready = self.ready(tables)
+        probability = checked_probabilities(self.scheduler, ready)
+        cumulative = list(itertools.accumulate(probability.tolist()))
+        if not cumulative[-1]:
+            raise RuntimeError(
+                f"no task that the scheduler may choose holds {self.min_size} rows; there are "
+                f"{dict(zip(tables.names, tables.length.tolist(), strict=True))}. Collect more steps before the first "
+                "draw, or lower min_size"
+            )
+        uniform = float(self._uniform(1)[0])
+        task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
+        rows[0 if self.scheduler.shares_one_table else task] = batch_size
+        self.scheduler.drawn(task, float(probability[task]))
+        return GroupRows(rows, rows / batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what :class:`~lightning_replay.samplers.tables.WithinTables` saves, and the scheduler."""
+        kind = type(self.scheduler).__name__
+        return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: the state of another scheduler.
+        """
+        saved, kind = state_dict["scheduler_class"], type(self.scheduler).__name__
+        if saved != kind:
+            raise ValueError(f"the saved scheduler is {saved}, here it is {kind}; build it with {saved}")
+        super().load_state_dict(state_dict)
+        self.scheduler.load_state_dict(state_dict["scheduler"])
+
+    def __repr__(self) -> str:
+        return f"ScheduledSampler({self.tasks}, scheduler={type(self.scheduler).__name__})"
+
+
+Correction = Callable[[Tables, np.ndarray, np.ndarray], np.ndarray]
+
+
+def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """``(1 / |B_0|) / sum_i p_i m_i / |B_i|``, where m_i is 1 if table i holds the row.
+
+    The weighted mean over draws is the mean over the default table. Rows that have left it count as if they were in it.
+    """
+    per_entry = shares / np.maximum(tables.drawn_among, 1)
+    probability = per_entry @ (tables.position[:, slots] >= 0)
+    return 1.0 / (max(int(tables.length[0]), 1) * probability)
+
+
+def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """``1 - η q`` for a row in an event table, ``1 / (1 - η)`` for one outside; η is the share of all event tables.
+
+    A table of which nothing is drawn, with a share of 0 or too few rows, is no event table here. The proof's last
+    sentence has ``1 - η`` for the outside; the formula displayed in the lemma, used here, removes the bias.
+    """
+    share, outside = _outside(tables, shares, slots)
+    return _weights(tables, shares, slots, 1.0 - share * outside)
+
+
+def lemma2_exact(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """``(1 - q) / (1 - q + η q)`` for a row in an event table, ``1 / (1 - η)`` for one outside."""
+    share, outside = _outside(tables, shares, slots)
+    inside = (1.0 - outside) / np.maximum(1.0 - outside + share * outside, 1e-12)
+    return _weights(tables, shares, slots, inside)
+
+
+CORRECTIONS: dict[str, Correction | None] = {
+    "none": None,
+    "mixture": mixture,
+    "lemma2": lemma2,
+    "lemma2_exact": lemma2_exact,
+}
+NEEDS_COUNTS = ("lemma2", "lemma2_exact")
+
+
+def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[float, np.ndarray]:
+    """Returns η, and q of each row."""
+    counts: StateActionCounts | None = tables.state_action_counts
+    if counts is None:
+        raise TypeError(
+            "lemma2 and lemma2_exact need counts of states and actions, and the writer keeps none; build it with "
+            "EventTableWriter(count_state_actions=True), or use the correction 'mixture'"
+        )
+    return float(shares[1:].sum()), counts.share_outside(slots)
+
+
+def _weights(tables: Tables, shares: np.ndarray, slots: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Returns the weights ``inside`` ``[B]`` of rows in an event table with a share, ``1 / (1 - η)`` for others."""
+    drawn, share = np.flatnonzero(shares[1:] > 0) + 1, float(shares[1:].sum())
+    is_in_events = np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
+    return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn
+
+
+ROUNDING = 1e-6
+
+
+@recorded
+class TableShares(WithinTables):
+    """Draws ``batch_size * share`` rows from each table that holds enough, with replacement.
+
+    Tables below their minimum size are left out and the other shares renormalised. Stratified Sampling from Event
+    Tables, Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
+
+    Without a correction the loss is a mean over the drawn rows, in which events count more than they happen; the paper
+    needs none in deterministic environments. ``priority_weight`` is the product of the correction and, with priorities,
+    of ``(|B| P) ** -importance_exponent`` over the largest of all tables that have a share, where P is the probability
+    of a row in a draw from its table B.
+
+    Args:
+        table_shares: share of a batch by table name; they sum to 1. Of a table with 0 nothing is ever drawn.
+        min_sizes: entries that a table must hold to be drawn from; 1 where absent.
+        multinomial: draw the number of rows of each table too, with the shares as probabilities; otherwise they are
+            exact in every batch, by largest remainder.
+        at_least_one: draw at least one row from every table that holds enough.
+        correction: a function of :mod:`lightning_replay.samplers.tables`, or ``None``.
+        normalize_over_batch: divide the weights by the largest of the batch.
+        priority_exponent, importance_exponent, priority_offset, seed: as
+            :class:`~lightning_replay.samplers.tables.WithinTables`.
+        return_probabilities: add ``table_probability`` and ``raw_weight`` to each batch.
+
+    Sampled keys:
+        index: int64 ``[B]``.
+        table: int64 ``[B]``, the number of the table each row was drawn from; 0 is the default table.
+        priority_weight: float32 ``[B]``, with a correction or with priorities.
+        table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw comes from the row's table:
+            its share with ``multinomial`` alone; otherwise, or with ``at_least_one``, its part of this batch.
+        raw_weight: float32 ``[B]``, with ``return_probabilities``: the correction times
+            ``(|B| P) ** -importance_exponent`` before either is divided by a largest one; 1 with neither.
+
+    Raises:
+        ValueError: shares that do not sum to 1 or are negative.
+    """
+
+    def __init__(
+        self,
+        table_shares: Mapping[str, float],
+        min_sizes: Mapping[str, int] | None = None,
+        multinomial: bool = False,
+        at_least_one: bool = False,
+        correction: Correction | None = None,
+        normalize_over_batch: bool = False,
+        priority_exponent: float = 0.0,
+        importance_exponent: float | Schedule = 0.4,
+        priority_offset: float = 1e-6,
+        seed: int | None = None,
+        return_probabilities: bool = False,
+    ) -> None:
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        check_kind("table_shares", table_shares, Mapping, "shares by the names of the tables")
+        total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
+        if abs(total - 1.0) > ROUNDING:
+            raise ValueError(f"table_shares sums to {total:g}; shares of a batch must sum to 1. Got {table_shares}")
+        self.table_shares: dict[str, float] = dict(table_shares)
+        sizes = (min_sizes or {}).items()
+        self.min_sizes: dict[str, int] = {name: checked_count(f"min_sizes[{name!r}]", size, 0) for name, size in sizes}
+        self.at_least_one: bool = checked_flag("at_least_one", at_least_one)
+        self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
+        self.multinomial: bool = checked_flag("multinomial", multinomial)
+        if correction is not None:
+            check_callable("correction", correction, "one of lightning_replay.samplers.tables, or None")
+        self.correction = correction
+        self.return_probabilities: bool = checked_flag("return_probabilities", return_probabilities)
+        self._names: list[str] = []  # of the tables, in the order of the two arrays
+        self._share = self._least = np.zeros(0)
+        self._allocation: tuple[tuple[int, bytes], GroupRows] | None = None  # the last rows of tables, and for what
+
+    def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
+        """Replaces the least sizes of these tables; the others keep theirs."""
+        self.min_sizes.update(min_sizes)
+        self._names = []  # read again at the next draw
+
+    def ready_shares(self, tables: Tables | SummedTables) -> np.ndarray:
+        """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
+
+        Raises:
+            RuntimeError: no table that has a share holds enough.
+        """
+        if self._names != tables.names:
+            self._read_names(tables.names)
+        shares = self._share * (tables.length >= self._least)
+        total = shares.sum()
+        if not total:
+            held = dict(zip(tables.names, tables.length.tolist(), strict=True))
+            raise RuntimeError(
+                f"no table with a share holds enough rows to draw from: there are {held}, needed are "
+                f"{dict(zip(tables.names, self._least.tolist(), strict=True))}, the shares {self.table_shares}. "
+                "Collect more steps before the first draw, or lower min_size"
+            )
+        return shares / total
+
+    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
+        """Divides ``batch_size`` rows by the shares of the tables that hold enough."""
+        if not self.multinomial and self._names == tables.names:
+            key = (batch_size, (tables.length >= self._least).tobytes())
+            if self._allocation is not None and self._allocation[0] == key:
+                return self._allocation[1]
+        shares = self.ready_shares(tables)
+        if self.multinomial:
+            # In units of the last sum, which may be a little below 1: no draw falls behind the last table with a share.
+            cumulative = np.cumsum(shares)
+            chosen = np.searchsorted(cumulative, self._uniform(batch_size) * cumulative[-1], side="right")
+            rows = np.bincount(chosen, minlength=len(shares))
+            if not self.at_least_one:
+                return GroupRows(rows, shares)
+        else:
+            rows = largest_remainder(shares, batch_size)
+        if self.at_least_one:
+            rows = with_one_of_each(rows, shares > 0)
+        drawn = GroupRows(rows, rows / batch_size)  # rounding makes other shares of the configured ones
+        if not self.multinomial:
+            self._allocation = (batch_size, (tables.length >= self._least).tobytes()), drawn
+        return drawn
+
+    def _read_names(self, names: list[str]) -> None:
+        given = {*self.table_shares, *self.min_sizes}
+        if given - set(names) or len(self.table_shares) != len(names):
+            raise ValueError(
+                f"table_shares and min_sizes name {sorted(given)}; the tables are {names}. Give a share to each"
+            )
+        self._share = np.array([self.table_shares[name] for name in names])
+        self._least = np.array([max(1, self.min_sizes.get(name, 1)) for name in names])
+        self._names = list(names)
+        self._allocation = None
+
+    def describe(
+        self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+        """Returns the table of each row, and the correction if there is one.
+
+        Counts of states and actions, which ``lemma2`` and ``lemma2_exact`` read, are those of this replay.
+        """
+        return {"table": table}, None if self.correction is None else self.correction(tables, shares, slots)
+
+    def weights(
+        self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
+    ) -> dict[str, np.ndarray]:
+        """Returns the weights if any, and the columns of ``return_probabilities``, float32 ``[B]``."""
+        beta = 0.0 if ratios is None else self.beta
+        weight = correction
+        columns = {}
+        if self.return_probabilities:
+            raw = np.ones(len(table)) if correction is None else correction
+            columns["table_probability"] = shares[table].astype(np.float32)
+            columns["raw_weight"] = (raw if ratios is None else raw * ratios.ratio**-beta).astype(np.float32)
+        if ratios is not None and beta != 0:
+            weight = ratios.importance(beta) if correction is None else ratios.importance(beta) * correction
+        if weight is not None:
+            largest = weight.max() if self.normalize_over_batch else 1.0
+            columns["priority_weight"] = (weight / largest).astype(np.float32)
+        return columns
+
+    def _drawable(self, names: list[str]) -> np.ndarray:
+        if self._names != names:
+            self._read_names(names)
+        return self._share > 0
+
+    def __repr__(self) -> str:
+        return f"TableShares({self.table_shares}, priority_exponent={self.priority_exponent})"
+
+
+def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
+    """Divides ``count`` in proportion to ``shares``: rounded down, the rest to the largest remainders.
+
+    Equal remainders go to the earlier table.
+
+    Example:
+        >>> largest_remainder(np.array([0.5, 0.3, 0.2]), 7)
+        array([4, 2, 1])
+    """
+    exact = shares * count
+    # A share of a third times three is a one, not a little less; so too where remainders are compared.
+    rows = np.floor(exact + ROUNDING).astype(np.int64)
+    left = count - int(rows.sum())
+    if left:
+        rows[np.argsort(np.round((rows - exact) / ROUNDING), kind="stable")[:left]] += 1
+    return rows
+
+
+def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
+    """Returns ``rows`` with at least one for each ready table, taken from those that have most.
+
+    Example:
+        >>> with_one_of_each(np.array([7, 0, 1, 0]), np.array([True, True, True, False]))
+        array([6, 1, 1, 0])
+    """
+    rows = rows.copy()
+    for table in np.flatnonzero(ready & (rows == 0)):
+        richest = int(rows.argmax())
+        if rows[richest] > 1:
+            rows[richest] -= 1
+            rows[table] += 1
+    return rows

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves of replay buffers: everything that decides the next draws, written to a directory without code in the files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_replay.memory import free_bytes
+from lightning_replay.options import check_kind
+from lightning_replay.parts import BufferHooks, declared_sampler, declared_writer
+from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
+from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
+from lightning_replay.saving.files import DamagedFileError
+from lightning_replay.saving.replays import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    MANIFEST_OF_SHARDS,
+    SHARDS_VERSION,
+    replay_manifest,
+)
+from lightning_replay.saving.spec import describe
+from lightning_replay.saving.states import SavedSize, chunks_of, open_data, write_data
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.tables.tables import Tables
+
+__all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
+
+
+_NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
+
+
+def read_state(replay: Any) -> dict[str, Any]:
+    """Returns a copy of rows, episodes, priorities, generators, counters and the batches drawn ahead."""
+    storage = replay._storage
+    with replay.unchanged():
+        state = _state_of(replay) | {"storage": _copied(storage.state_dict())}
+        if isinstance(storage, PackedStorage):
+            storage.check_read()
+    return state
+
+
+@contextmanager
+def frozen_state(replay: Any) -> Iterator[dict[str, Any]]:
+    """Context manager for the state as it is now, however others write and draw while it is read in the body.
+
+    Rows and frames of the library's storages are snapshots, and others continue at once. The rows of TorchRL's
+    storages are copied; where memory does not hold them twice, others wait until the body ends.
+    """
+    with ExitStack() as until_read:
+        with ExitStack() as now:
+            now.enter_context(replay.unchanged())
+            state = _state_of(replay)
+            storage = replay._storage
+            if isinstance(storage, PackedStorage):
+                state["storage"] = until_read.enter_context(storage.frozen_state())
+            else:
+                state["storage"] = storage.state_dict()
+                free = free_bytes(torch.device("cpu"))
+                if free is None or 2 * _nbytes(state["storage"]) <= free:
+                    state["storage"] = _copied(state["storage"])
+                else:
+                    until_read.push(now.pop_all())
+        yield state
+
+
+@contextmanager
+def present_state(replay: Any) -> Iterator[dict[str, Any]]:
+    """Context manager for the state as it is, rows not copied; others wait until the body, which changes nothing, ends.
+
+    Rows and priorities may be views: what is to stay after the body must be copied.
+    """
+    with replay.unchanged():
+        yield _state_of(replay) | {"storage": replay._storage.state_dict()}
+
+
+def restore_state(replay: Any, state: dict[str, Any]) -> None:
+    """Restores what :func:`read_state` returned, into a buffer of the same capacity, parts and tables.
+
+    Raises:
+        TypeError: no dictionary.
+        ValueError: no state of a replay buffer, the buffer is built from other parts, or a part refuses its state;
+            nothing is changed then.
+    """
+    check_kind("the state", state, Mapping, "what state_dict() of a replay buffer returned")
+    lacking = [name for name in _NEEDED if name not in state]
+    if lacking:
+        raise ValueError(
+            f"the state lacks {lacking}; it is not what state_dict() of a replay buffer returned. Nothing was loaded"
+        )
+    _refuse_other_parts(state["built_from"], _parts_of(replay))
+    batches = [_ready(batch) for batch in state["prefetched"]]
+    with replay.unchanged():
+        _restore_all(_restorations(replay, state))
+        for future in replay._prefetch_queue:
+            future.cancel()
+        replay._prefetch_queue.clear()
+        if replay._prefetch:  # nothing else takes batches from the queue, and every call would wait for them
+            fitting = (batch for batch in batches if batch.result()[0].shape[0] == replay._batch_size)
+            replay._prefetch_queue.extend(fitting)
+
+
+def _state_of(replay: Any) -> dict[str, Any]:
+    """Returns the state of all parts but the storage; call it while the buffer is unchanged."""
+    return {
+        "built_from": _parts_of(replay),
+        "length": len(replay),
+        "writer": _own(replay._writer),
+        "sampler": _own(replay._sampler),
+        "transform": _copied(dict(replay._transform.state_dict())),
+        "episodes": None if replay._episodes is None else replay._episodes.state_dict(),
+        "feedback": replay._feedback.state_dict(),
+        "prefetched": [
+            {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}
+            # a draw that failed is repeated, and fails, in the buffer that loads this
+            for data, info in (future.result() for future in replay._prefetch_queue if future.exception() is None)
+        ],
+    }
+
+
+def _own(part: Any) -> dict[str, Any]:
+    """Returns the state of a part; copied if it is TorchRL's, which returns the tensors that it writes into."""
+    state = part.state_dict()
+    return state if type(part).__module__.startswith("lightning_replay.") else _copied(state)
+
+
+_Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads a state, loads one, and the one to load
+
+
+def _restorations(replay: Any, state: dict[str, Any]) -> list[_Restoration]:
+    """Returns what is to be loaded, in order; the rows last, so that nothing is refused after them."""
+    episodes, storage, transform = replay._episodes, replay._storage, replay._transform
+    parts: list[_Restoration] = [
+        (part.state_dict, part.load_state_dict, state[name])
+        for name, part in (("sampler", replay._sampler), ("writer", replay._writer), ("feedback", replay._feedback))
+    ]
+    parts.append((lambda: _copied(dict(transform.state_dict())), transform.load_state_dict, state["transform"]))
+    if episodes is not None and state["episodes"] is not None:
+        parts.append((episodes.state_dict, lambda saved: episodes.load_state_dict(saved, storage), state["episodes"]))
+    parts.append((lambda: None, storage.load_state_dict, state["storage"]))
+    return parts
+
+
+def _restore_all(parts: list[_Restoration]) -> None:
+    """Loads all states, or none: if one is refused, those loaded before are reverted."""
+    loaded: list[tuple[Callable[[Any], Any], Any]] = []
+    try:
+        for read, load, state in parts:
+            loaded.append((load, read()))
+            load(state)
+    except BaseException:
+        for load, before in reversed(loaded):
+            if before is not None:
+                load(before)
+        raise
+
+
+def _parts_of(replay: Any) -> dict[str, Any]:
+    """Returns names and sizes of a buffer's parts, which must be the same where its state is loaded."""
+    sampler = [type(replay._sampler).__name__]
+    base = declared_sampler(replay._sampler).base_sampler
+    tables = replay._storage.occupancy if isinstance(replay._storage, PackedStorage) else None
+    parts = {
+        "capacity": replay._storage.max_size,
+        "storage": type(replay._storage).__name__,
+        "writer": type(replay._writer).__name__,
+        "sampler": sampler if base is replay._sampler else [*sampler, type(base).__name__],
+        "transforms": [type(transform).__name__ for transform in replay._transform.transforms],
+        "n-step links": replay._episodes is not None,
+    }
+    parts |= declared_writer(replay._writer).build_options()
+    if isinstance(replay._storage, PackedStorage):
+        parts |= replay._storage.build_options()
+    if isinstance(tables, Tables):  # in the order of their numbers
+        parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
+    return parts
+
+
+def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:
+    different = [
+        f"{name} {saved.get(name)}, here {present[name]}" for name in present if saved.get(name) != present[name]
+    ]
+    if different:
+        raise ValueError(
+            f"the saved buffer has {'; '.join(different)}. Nothing was loaded; build the buffer with the options of "
+            "the saved one, or let load_replay build it"
+        )
+
+
+def _ready(batch: dict[str, Any]) -> Future[Any]:
+    """Returns a prefetched batch in the form of the queue."""
+    ready: Future[Any] = Future()
+    ready.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
+    return ready
+
+
+def _copied(state: Any) -> Any:
+    """Returns a state with copies of its tensors."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        copied = type(state)((key, _copied(value)) for key, value in state.items())
+        if hasattr(state, "_metadata"):  # of a TensorDict's state
+            copied._metadata = state._metadata  # type: ignore[attr-defined]
+        return copied
+    return type(state)(_copied(value) for value in state) if isinstance(state, list | tuple) else state
+
+
+def _nbytes(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return state.nbytes
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return sum(map(_nbytes, values))
+
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
+    """Saves a replay buffer at one moment: rows, priorities, generators, counters and the options it was built with.
+
+    Other threads wait only while the small parts of the state are copied (priorities, links, lists). Later writes
+    first copy the rows that they overwrite, in pieces of 256 KiB, unless these are saved already. The directory is
+    replaced as a whole, see :mod:`lightning_replay.saving.directory`: a save that is interrupted (a crash, ``kill -9``,
+    a power loss) leaves the previous one loadable.
+
+    Parts of the rows whose content an earlier save holds are hard-linked instead of written. Every save is complete,
+    and removing another never affects it; but damage of the disk in a shared file affects all saves that share it,
+    which loading and :func:`verify_replay` detect.
+
+    Args:
+        replay: the buffer; it is not changed.
+        path: a directory, created when missing; files of an earlier save in it are shared, then it is replaced.
+        previous: directory of another save to share files with; if it cannot be used (missing, damaged, of another
+            buffer, on another file system), everything is written.
+
+    Returns:
+        bytes of the save, and those written now.
+
+    Raises:
+        TypeError: something other than a replay buffer, such as a level buffer.
+
+    Example:
+        >>> import tempfile
+        >>> from lightning_replay import load_replay, recipes, save_replay
+        >>> replay = recipes.uniform(capacity=100, batch_size=4)
+        >>> size = save_replay(replay, tempfile.mkdtemp() + "/buffer")
+    """
+    if not isinstance(replay, BufferHooks):
+        raise TypeError(
+            f"replay is a {type(replay).__name__}; save_replay saves replay buffers. A level buffer saves and loads "
+            "itself: levels.save(path), levels.load(path)"
+        )
+    directory = Path(path)
+    with replaced_save(directory, MANIFEST, folder="data") as save:
+        earlier = _chunks_in(directory) if (directory / MANIFEST).exists() else {}
+        if previous is not None:
+            earlier |= _chunks_in(Path(previous))
+        with frozen_state(replay) as state:
+            save.manifest |= {"format": FORMAT, "version": FORMAT_VERSION}
+            save.manifest |= {"built_by": describe(replay), "length": state["length"]}
+            size = write_data(save, state, earlier)
+    has_chunks = any(name.endswith(CHUNK_SUFFIX) for name in save.manifest["files"])
+    if previous is not None and has_chunks and size.written == size.total:
+        logger.info("no file of %s could be shared; everything was written to %s", previous, directory)
+    return SavedSize(size.total + save.bytes_of_manifest, size.written + save.bytes_of_manifest)
+
+
+def verify_replay(path: str | Path) -> dict[str, Any]:
+    """Reads and checks a saved buffer without building one.
+
+    Returns:
+        ``built_by``: class and options of the buffer, as plain values; ``length``: transitions.
+
+    Raises:
+        FileNotFoundError: no saved buffer there.
+        DamagedFileError: a file is missing, truncated or changed.
+        ValueError: saved by a newer version of this library.
+    """
+
+    def check(manifest: dict[str, Any], data: Path) -> dict[str, Any]:
+        open_data(manifest, data).check()
+        return {key: manifest[key] for key in ("built_by", "length")}
+
+    return read_save(Path(path), lambda: replay_manifest(Path(path)), check)
+
+
+def save_id(path: str | Path) -> str:
+    """Returns the unique id of a save, also of a sharded replay; raises as :func:`verify_replay`."""
+    of_shards = Path(path) / MANIFEST_OF_SHARDS
+    manifest = read_manifest(of_shards, SHARDS_VERSION) if of_shards.exists() else replay_manifest(Path(path))
+    return str(manifest["id"])
+
+
+def read_replay(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    return read_save(
+        directory,
+        lambda: replay_manifest(directory),
+        lambda manifest, data: (manifest, open_data(manifest, data).read()),
+    )
+
+
+def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:
+    """Returns the chunk files of an earlier save; none if it cannot be used."""
+    try:
+        manifest = replay_manifest(directory)
+    except (OSError, ValueError, DamagedFileError) as error:
+        logger.info("%s is not used as an earlier save: %s", directory, error)
+        return {}
+    return chunks_of(manifest, directory / Path(manifest["data"]).name)

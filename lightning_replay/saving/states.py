@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes states of any part of the library into a directory, crash-safe and without code, and reads them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lightning_replay.saving.chunks import (
+    CHUNK_SUFFIX,
+    ChunkedTensor,
+    Fingerprint,
+    check_chunks,
+    check_file,
+    fingerprint,
+    is_regular,
+    locate_chunks,
+    read_chunks,
+    write_chunks,
+)
+from lightning_replay.saving.directory import NewSave, read_manifest, read_save, replaced_save
+from lightning_replay.saving.files import (
+    MALFORMED,
+    TENSORS_FILE,
+    VALUES_FILE,
+    DamagedFileError,
+    join_state,
+    read_halves,
+    split_state,
+    write_halves,
+)
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+STATE_MANIFEST = "state.json"
+STATE_FOLDER = "state"
+STATE_VERSION = 1
+LARGE_BYTES = 1 << 20  # tensors of at least this size are written as chunk files
+
+
+class SavedSize(NamedTuple):
+    """Bytes of all files of a save, and of those it wrote; it shares the others with an earlier save."""
+
+    total: int
+    written: int
+
+
+class SavedState(NamedTuple):
+    """The data of a save whose small files are read and checked, and whose chunks are not read yet."""
+
+    data: Path
+    values: Any
+    tensors: dict[str, Tensor]
+    chunked: dict[str, ChunkedTensor]
+
+    def read(self) -> Any:
+        """Reads the chunks and returns the state; raises ``DamagedFileError`` if one is missing or changed."""
+        return join_state(self.values, self.tensors | read_chunks(self.chunked, scratch=self.data.parent))
+
+    def check(self) -> None:
+        """Raises as :meth:`read` for damaged files."""
+        check_chunks(self.chunked)
+
+
+def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = None) -> None:
+    """Writes a nested dictionary of tensors and plain values into the directory ``path``.
+
+    An existing state is replaced as a whole: after a crash the directory holds the old state or the new.
+
+    Args:
+        path: directory, created when missing.
+        state: string keys; values are tensors, ``None``, bool, int, float, str, and lists and dictionaries of these.
+        of: name of the class that the state belongs to; that of another class is not replaced.
+
+    Raises:
+        TypeError: a value is none of these; the message names its key.
+        ValueError: the directory holds the state of another class; nothing is written.
+    """
+    directory = Path(path)
+    with replaced_save(directory, STATE_MANIFEST, folder=STATE_FOLDER) as save:
+        try:
+            there = read_manifest(directory / STATE_MANIFEST, STATE_VERSION).get("of")
+        except (OSError, ValueError, DamagedFileError):  # no state, or one that cannot be read
+            there = None
+        if of is not None and there not in (None, of):
+            raise ValueError(
+                f"{directory} holds the state of a {there}, and that of a {of} would replace it; nothing was written. "
+                "Give each a directory of its own"
+            )
+        save.manifest |= {"format": "lightning-replay-state", "version": STATE_VERSION, "of": of}
+        write_data(save, state)
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """Reads a state that :func:`write_state` wrote.
+
+    Raises:
+        FileNotFoundError: nothing was saved there.
+        DamagedFileError: a file of a save is missing, truncated or changed since it was written.
+        ValueError: written by a newer version of this library.
+    """
+    directory = Path(path)
+    file = directory / STATE_MANIFEST
+    if not file.exists():
+        if any(directory.glob(f"{STATE_FOLDER}-*")):
+            raise DamagedFileError(f"{file} does not exist, and data of a save do; load an earlier save")
+        raise FileNotFoundError(
+            f"no state was saved in {directory}: {STATE_MANIFEST} does not exist. Give the directory that was written"
+        )
+    return read_save(directory, lambda: read_manifest(file, STATE_VERSION), lambda *save: open_data(*save).read())
+
+
+def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
+    """Reads a state with :func:`read_state`, and calls ``load`` with it.
+
+    Raises:
+        FileNotFoundError, DamagedFileError, ValueError: as :func:`read_state`, or as ``load`` refuses the state; a
+            state of something else is a damaged file.
+    """
+    state = read_state(path)
+    with refusing_other_states(path):
+        load(state)
+
+
+@contextmanager
+def refusing_other_states(path: str | Path) -> Iterator[None]:
+    """Context manager for loading a state in its body; errors of an unexpected shape become ``DamagedFileError``."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, StopIteration, TypeError) as error:
+        raise DamagedFileError(
+            f"the state saved in {path} is not one of what it is loaded into ({error!r}); nothing was loaded"
+        ) from error
+
+
+def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerprint, Path] | None = None) -> SavedSize:
+    """Writes the files of a state into a new save, and their fingerprints into its manifest.
+
+    Args:
+        save: that is being written.
+        state: see :func:`~lightning_replay.saving.files.split_state`.
+        earlier: chunk files that are linked where the content is the same.
+    """
+    values, tensors = split_state(state)
+    large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE_BYTES}
+    records, chunks = write_chunks(save.data, large, earlier or {})
+    small = {name: tensor for name, tensor in tensors.items() if name not in large}
+    write_halves(save.data, {"state": values, "chunked": records}, small)
+    files = {name: fingerprint(save.data / name).record() for name in (TENSORS_FILE, VALUES_FILE)}
+    save.manifest["files"] = files | {chunk.name: chunk.fingerprint.record() for chunk in chunks}
+    total = sum(record["bytes"] for record in save.manifest["files"].values())
+    return SavedSize(total, total - sum(chunk.fingerprint.num_bytes for chunk in chunks if chunk.linked))
+
+
+def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
+    """Reads and checks the small files of a save, and the sizes of the others; raises ``DamagedFileError``."""
+    try:
+        files = manifest["files"]
+        for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *files)):
+            if not name.endswith(CHUNK_SUFFIX):
+                check_file(data / Path(name).name, files.get(name, {}))
+        values, tensors = read_halves(data)
+        return SavedState(data, values["state"], tensors, locate_chunks(data, values["chunked"], files))
+    except DamagedFileError:
+        raise
+    except MALFORMED as error:
+        raise DamagedFileError(
+            f"{data / VALUES_FILE} holds no saved state ({error!r}); load an earlier save"
+        ) from error
+
+
+def chunks_of(manifest: Mapping[str, Any], data: Path) -> dict[Fingerprint, Path]:
+    """Returns the chunk files of an earlier save that have the expected size."""
+    chunks = {}
+    for name, record in manifest["files"].items():
+        file = data / Path(name).name
+        if not is_regular(file, record.get("bytes")):
+            logger.info("%s is missing or damaged in an earlier save", file)
+        elif name.endswith(CHUNK_SUFFIX):
+            chunks[Fingerprint(record["bytes"], str(record.get("blake2b")))] = file
+    return chunks

@@ -1,0 +1,614 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which task of a curriculum the next batch is drawn from, and which task each actor plays."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from lightning_replay.options import (
+    ABOVE_ZERO,
+    check_kind,
+    check_option,
+    checked_count,
+    checked_entries,
+    checked_number,
+    checked_share,
+)
+from lightning_replay.saving.spec import recorded
+
+__all__ = [
+    "EasyToHard",
+    "Exp3",
+    "Exp3S",
+    "MeanReturn",
+    "OneTask",
+    "ReturnChange",
+    "ReturnProgress",
+    "ReverseCurriculum",
+    "Scheduler",
+    "UniformTasks",
+    "among_ready",
+]
+
+
+_ROUNDING = 1e-6
+_TINY = float(np.finfo(np.float64).tiny)
+
+
+class Scheduler(ABC):
+    """Chooses the task each training batch is drawn from, and the task each actor plays.
+
+    The buffer calls :meth:`start` once with the names of its tasks, then :meth:`probabilities` and :meth:`drawn` for
+    every batch; :meth:`progress` is called with measurements of how well a task is played. Tasks are numbered in the
+    order of their names. Build a scheduler for each buffer. Distributed Parallel Curriculum Experience Replay,
+    section 4.
+
+    Attributes:
+        tasks: the names, in the order of the numbers; empty before :meth:`start`.
+        shares_one_table: whether the rows of all tasks go to one first-in-first-out table instead of one table each.
+            Then every batch is drawn from that table, and the probabilities are the shares of the actors.
+    """
+
+    shares_one_table: bool = False
+    _required: tuple[str, Sequence[str]] = ("", ())  # an option, and the tasks that it names
+
+    def __init__(self) -> None:
+        self.tasks: tuple[str, ...] = ()
+
+    def start(self, tasks: Sequence[str]) -> None:
+        """Sets the tasks, once.
+
+        Raises:
+            ValueError: no task, an empty name, a name given twice, a name in the scheduler's options that is not
+                among the tasks, or a scheduler that already serves a buffer.
+        """
+        names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
+        if self.tasks:
+            raise ValueError(
+                f"this {type(self).__name__} already serves the tasks {list(self.tasks)}; build a scheduler for each "
+                "buffer"
+            )
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(f"tasks are {list(names)}; a curriculum needs at least one task, each with a name")
+        if len(set(names)) < len(names):
+            raise ValueError(f"tasks are {list(names)}, some of them twice; give every task a name of its own")
+        option, required = self._required
+        unknown = [name for name in required if name not in names]
+        if unknown:
+            raise ValueError(f"{option} names {unknown}; the tasks are {', '.join(map(repr, names))}")
+        self.tasks = names
+
+    @abstractmethod
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        """Returns the probability of each task to give the next batch.
+
+        Args:
+            ready: bool ``[N]``, the tasks that hold enough data to be drawn from.
+
+        Returns:
+            float64 ``[N]``, 0 where not ready, of sum 1; all 0 when no task is ready.
+        """
+
+    def drawn(self, task: int, probability: float) -> None:
+        """Notes that a batch of a task was drawn, and with which probability. The default checks and ignores both."""
+        self._check_task(task)
+        if type(probability) is not float or not 0.0 < probability <= 1.0:
+            checked_share("probability", probability, ABOVE_ZERO)
+
+    def progress(self, task: int, value: float) -> None:
+        """Takes a new progress signal of a task. The default checks and ignores it.
+
+        Raises:
+            ValueError: there is no such task, or the value is NaN or outside [0, 1].
+        """
+        self._check_task(task)
+        accepted = "a number in [0, 1], as lightning_replay.schedulers.MeanReturn makes it from returns"
+        checked_number(f"the progress signal of task {self.tasks[task]!r}", value, 0.0, 1.0, accepted=accepted)
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        """Returns the task each actor plays next: actor k plays task ``k % N``, whatever the batches are drawn from."""
+        return self._in_turn(range(len(self.tasks)), num_actors)
+
+    def _in_turn(self, tasks: Sequence[int], num_actors: int) -> list[int]:
+        self._check_started()
+        checked_count("num_actors", num_actors)
+        return [tasks[actor % len(tasks)] for actor in range(num_actors)]
+
+    def index_of(self, name: str) -> int:
+        """Returns the number of a task.
+
+        Raises:
+            ValueError: there is no such task.
+        """
+        self._check_started()
+        if name not in self.tasks:
+            raise ValueError(f"unknown task {name!r}; the tasks are {', '.join(map(repr, self.tasks))}")
+        return self.tasks.index(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tasks": list(self.tasks)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if list(state["tasks"]) != list(self.tasks):
+            raise ValueError(
+                f"the state was saved with the tasks {list(state['tasks'])}; this scheduler has {list(self.tasks)}. "
+                "Start a scheduler with the same tasks in the same order, then load"
+            )
+
+    def _check_started(self) -> None:
+        if not self.tasks:
+            raise RuntimeError(f"this {type(self).__name__} has no tasks yet; call start(tasks) first")
+
+    def _check_task(self, task: int) -> None:
+        self._check_started()
+        last = len(self.tasks) - 1
+        if type(task) is int and 0 <= task <= last:  # without the texts of an error, in every draw
+            return
+        check_option("task", task, Integral, f"a whole number from 0 to {last}, of {list(self.tasks)}", 0, last)
+
+
+@recorded
+class UniformTasks(Scheduler):
+    """Draws every ready task with the same probability, whatever its progress. Section 4.2.1 of the paper.
+
+    Example:
+        >>> scheduler = UniformTasks()
+        >>> scheduler.start(["target", "far", "near", "goal_mouth"])
+        >>> scheduler.probabilities(np.array([True, True, False, False]))
+        array([0.5, 0.5, 0. , 0. ])
+    """
+
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        self._check_started()
+        ready = np.asarray(ready, dtype=bool)
+        count = np.count_nonzero(ready)
+        if count and ready.shape == (len(self.tasks),):
+            return ready / count
+        return among_ready(np.ones(len(self.tasks)), ready)
+
+
+def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray:
+    """Returns the probabilities of a scheduler, which may be a user's own, float64 ``[N]`` of sum 1, or all 0.
+
+    Raises:
+        ValueError: the scheduler returned something else.
+    """
+    given = scheduler.probabilities(ready)
+    if isinstance(given, np.ndarray) and given.shape == ready.shape:
+        numbers = given.tolist()  # of few tasks cheaper than two reductions
+        total = sum(numbers)
+        if min(numbers) >= 0 and (abs(total - 1.0) < _ROUNDING or total == 0):
+            return given
+    raise ValueError(
+        f"{type(scheduler).__name__}.probabilities returned {given!r} for the tasks {list(scheduler.tasks)}; return a "
+        f"float64 array [{len(ready)}] from 0 on, of sum 1, or all 0 where no task is ready"
+    )
+
+
+def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:
+    """Computes ``preferences * ready`` divided by its sum.
+
+    Args:
+        preferences: float64 ``[N]``, at least 0.
+        ready: bool ``[N]``.
+
+    Returns:
+        float64 ``[N]``: where only tasks of preference 0 are ready, the same chance for each of these; all 0 when no
+        task is ready.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> among_ready(np.array([0.5, 0.25, 0.25]), np.array([True, False, True]))
+        array([0.66666667, 0.        , 0.33333333])
+    """
+    ready = np.asarray(ready, dtype=bool)
+    if ready.shape != preferences.shape:
+        raise ValueError(f"ready has the shape {ready.shape}; there are {preferences.size} tasks, one value for each")
+    masked = np.where(ready, preferences, 0.0)
+    if not np.count_nonzero(masked):
+        masked = ready.astype(np.float64)
+    return masked / max(np.add.reduce(masked), _TINY)
+
+
+@recorded
+class Exp3(Scheduler):
+    """Draws task i with probability ``(1 - exploration) * w[i] / sum(w) + exploration / N``.
+
+    A progress signal r of task i, drawn with probability p, multiplies its weight by
+    ``exp(exploration * r / (p * N))``. Weights are kept as logarithms, so they never overflow. Distributed Parallel
+    Curriculum Experience Replay, equations 4a to 4c; Auer et al. 2002, https://doi.org/10.1137/S0097539701398375.
+
+    Each signal causes one update. It is applied at once if its task was drawn since the task's last update, with the
+    probability of the last draw; otherwise it is kept for the next draw of the task, and a newer signal replaces it.
+    (Updating at every learner step instead saturates on the first task with a positive signal.)
+
+    Weights do not decay: the task that has positive signals first, usually an easy one, keeps the largest weight, and
+    the target falls towards ``exploration / N``. :class:`Exp3S`, or :class:`ReturnChange` as signal, corrects that.
+
+    Args:
+        exploration: γ, the share of probability spread evenly over the tasks; in (0, 1], 1 draws uniformly.
+
+    Attributes:
+        log_weights: float64 ``[N]``, the greatest is 0.
+
+    Raises:
+        ValueError: ``exploration`` is outside (0, 1].
+
+    Example:
+        >>> scheduler = Exp3(exploration=0.1)
+        >>> scheduler.start(["target", "far", "near", "goal_mouth"])
+        >>> scheduler.drawn(0, probability=0.25)
+        >>> scheduler.progress(0, 1.0)
+        >>> scheduler.probabilities(np.ones(4, dtype=bool)).round(4)
+        array([0.2673, 0.2442, 0.2442, 0.2442])
+    """
+
+    def __init__(self, exploration: float = 0.1) -> None:
+        super().__init__()
+        self.exploration: float = checked_share("exploration", exploration, ABOVE_ZERO)
+        self.log_weights: np.ndarray = np.zeros(0)
+        self._drawn_with: list[float | None] = []
+        self._waiting: list[float | None] = []
+
+    def start(self, tasks: Sequence[str]) -> None:
+        super().start(tasks)
+        self.log_weights = np.zeros(len(self.tasks))
+        self._drawn_with = [None] * len(self.tasks)
+        self._waiting = [None] * len(self.tasks)
+
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        """Computes equation 4a, renormalised over the ready tasks."""
+        self._check_started()
+        weights = np.exp(self.log_weights - self.log_weights.max())
+        chosen = (1.0 - self.exploration) * weights / weights.sum()
+        return among_ready(chosen + self.exploration / len(self.tasks), ready)
+
+    def drawn(self, task: int, probability: float) -> None:
+        """Applies the pending signal of a task; if it has none, stores the probability."""
+        super().drawn(task, probability)
+        waiting, self._waiting[task] = self._waiting[task], None
+        if waiting is None:
+            self._drawn_with[task] = float(probability)
+        else:
+            self.update(task, waiting, probability)
+
+    def progress(self, task: int, value: float) -> None:
+        """Applies the signal if its task was drawn since its last update; otherwise keeps it for the next draw."""
+        super().progress(task, value)
+        probability, self._drawn_with[task] = self._drawn_with[task], None
+        if probability is None:
+            self._waiting[task] = float(value)
+        else:
+            self.update(task, value, probability)
+
+    def update(self, task: int, profit: float, probability: float) -> None:
+        """Computes ``w[task] *= exp(exploration * profit / (probability * N))``.
+
+        Args:
+            task: the task the batch was drawn from.
+            profit: r, any finite number; the guarantees of the method need one in [0, 1].
+            probability: p of that draw, before this update.
+        """
+        self._check_task(task)
+        self.log_weights[task] += self._gain(profit, probability)
+        self._normalize()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "log_weights": self.log_weights.tolist(),
+            "drawn_with": list(self._drawn_with),
+            "waiting": list(self._waiting),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.log_weights = np.array(state["log_weights"], dtype=np.float64)
+        self._drawn_with = list(state["drawn_with"])
+        self._waiting = list(state["waiting"])
+
+    def _gain(self, profit: float, probability: float) -> float:
+        checked_number("profit", profit)
+        checked_share("probability", probability, ABOVE_ZERO)
+        return self.exploration * profit / (probability * len(self.tasks))
+
+    def _normalize(self) -> None:
+        # Only differences matter. With a maximum of 0, weights cannot grow until a gain is lost in rounding.
+        self.log_weights -= self.log_weights.max()
+
+
+@recorded
+class Exp3S(Exp3):
+    """:class:`Exp3` in which every update also gives each task the share ``e * weight_sharing / N`` of all weights.
+
+    This bounds the ratios of weights, so that the scheduler adapts when the signals of another task rise: a difference
+    without new signals decays over about ``1 / weight_sharing`` updates. Auer et al. 2002, section 8,
+    https://doi.org/10.1137/S0097539701398375.
+
+    Args:
+        exploration: γ, as in :class:`Exp3`.
+        weight_sharing: α, in (0, 1]; about one over the number of updates in which signals change. Give well below
+            ``exploration / N``; otherwise the weights stay nearly equal. For none, use :class:`Exp3`.
+
+    Raises:
+        ValueError: ``exploration`` or ``weight_sharing`` is outside (0, 1].
+
+    Example:
+        >>> scheduler = Exp3S(exploration=0.5, weight_sharing=0.01)
+        >>> scheduler.start(["target", "near"])
+        >>> for _ in range(1000):
+        ...     scheduler.update(1, profit=1.0, probability=0.5)
+        >>> scheduler.log_weights.round(1)
+        array([-3.9,  0. ])
+    """
+
+    def __init__(self, exploration: float = 0.1, weight_sharing: float = 0.001) -> None:
+        super().__init__(exploration)
+        accepted = "a number in (0, 1]; for none, use Exp3"
+        self.weight_sharing: float = checked_number(
+            "weight_sharing", weight_sharing, ABOVE_ZERO, 1.0, accepted=accepted
+        )
+
+    def update(self, task: int, profit: float, probability: float) -> None:
+        """Computes the update of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""
+        self._check_task(task)
+        gain = self._gain(profit, probability)
+        shared = np.logaddexp.reduce(self.log_weights) + 1.0 + math.log(self.weight_sharing / len(self.tasks))
+        self.log_weights[task] += gain
+        self.log_weights: np.ndarray = np.logaddexp(self.log_weights, shared)
+        self._normalize()
+
+
+class ReturnProgress(ABC):
+    """Turns the returns of episodes into progress signals in [0, 1], separately for each task.
+
+    Call :meth:`episode` at the end of every episode and pass its result, unless ``None``, to the buffer's
+    ``progress``. A scheduler learns once from each signal, so ``every`` sets how often it does.
+
+    Args:
+        low: least return, the signal 0.
+        high: greatest return, the signal 1.
+        window: newest episodes of a task that count.
+        every: episodes of a task from one signal to the next.
+
+    Raises:
+        ValueError: ``low`` is not below ``high``, or ``window`` or ``every`` is too small.
+    """
+
+    least_episodes: int = 1
+
+    def __init__(self, low: float, high: float, window: int = 100, every: int = 10) -> None:
+        self.low: float = checked_number("low", low)
+        self.high: float = checked_number("high", high)
+        if not self.low < self.high:
+            raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
+        self.window: int = checked_count("window", window, self.least_episodes, of="episodes")
+        self.every: int = checked_count("every", every, of="episodes")
+        self._returns: dict[int, deque[float]] = {}
+        self._episodes: dict[int, int] = {}
+
+    def episode(self, task: int, episode_return: float) -> float | None:
+        """Takes the undiscounted return of an episode that ended.
+
+        Returns:
+            A new signal in [0, 1] at every ``every``-th episode of the task, ``None`` at the others.
+
+        Raises:
+            ValueError: the return is NaN or infinite.
+        """
+        if not math.isfinite(episode_return):
+            raise ValueError(
+                f"the return of an episode of task {task} is {episode_return}; a progress signal needs finite returns"
+            )
+        returns = self._returns.setdefault(task, deque(maxlen=self.window))
+        returns.append(float(episode_return))
+        self._episodes[task] = self._episodes.get(task, 0) + 1
+        if self._episodes[task] % self.every or len(returns) < self.least_episodes:
+            return None
+        return min(max(self.signal(list(returns)), 0.0), 1.0)
+
+    @abstractmethod
+    def signal(self, returns: list[float]) -> float:
+        """Computes the signal of a task from its newest returns, oldest first; clipped to [0, 1] afterwards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "returns": {str(task): list(returns) for task, returns in self._returns.items()},
+            "episodes": {str(task): episodes for task, episodes in self._episodes.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._returns = {int(task): deque(returns, maxlen=self.window) for task, returns in state["returns"].items()}
+        self._episodes = {int(task): int(episodes) for task, episodes in state["episodes"].items()}
+
+
+@recorded
+class MeanReturn(ReturnProgress):
+    """Mean of the newest returns of a task: ``(mean - low) / (high - low)``, clipped to [0, 1].
+
+    The signal of Distributed Parallel Curriculum Experience Replay, as far as its figure 7 shows it: it is highest for
+    tasks that are played well.
+
+    Args:
+        low: least return, the signal 0.
+        high: greatest return, the signal 1; 5 for a goal of the half-field tasks.
+        window: newest episodes of a task that count.
+        every: episodes of a task from one signal to the next.
+
+    Example:
+        >>> progress = MeanReturn(low=0.0, high=5.0, every=2)
+        >>> [progress.episode(0, value) for value in (0.0, 5.0, 5.0, 0.0)]
+        [None, 0.5, None, 0.5]
+    """
+
+    def signal(self, returns: list[float]) -> float:
+        return (math.fsum(returns) / len(returns) - self.low) / (self.high - self.low)
+
+
+@recorded
+class ReturnChange(ReturnProgress):
+    """Change of the returns of a task: ``|newer mean - older mean| / (high - low)``, clipped to [0, 1].
+
+    The means are those of the newer and of the older half of the window; the middle one of an odd number of returns
+    counts in neither. A task that is mastered, or out of reach, has signal 0, so a scheduler prefers tasks that are
+    being learned or forgotten.
+
+    Args:
+        low: least return.
+        high: greatest return; a change from ``low`` to ``high`` is the signal 1.
+        window: newest episodes of a task that count, at least 2.
+        every: episodes of a task from one signal to the next.
+
+    Example:
+        >>> progress = ReturnChange(low=0.0, high=5.0, window=4, every=4)
+        >>> [progress.episode(0, value) for value in (0.0, 0.0, 0.0, 5.0)]
+        [None, None, None, 0.5]
+    """
+
+    least_episodes = 2
+
+    def signal(self, returns: list[float]) -> float:
+        half = len(returns) // 2
+        return abs(math.fsum(returns[-half:]) - math.fsum(returns[:half])) / half / (self.high - self.low)
+
+
+class _StagedScheduler(Scheduler):
+    """Spreads the actors evenly over the tasks played now; batches come from one table of all rows."""
+
+    shares_one_table = True
+
+    @abstractmethod
+    def _played(self) -> list[int]:
+        """Returns the tasks played now, the hardest first."""
+
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        shares, played = np.zeros(len(self.tasks)), self._played()
+        shares[played] = 1.0 / len(played)
+        return among_ready(shares, ready)
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        return self._in_turn(self._played(), num_actors)
+
+
+@recorded
+class OneTask(_StagedScheduler):
+    """No curriculum: every actor plays one task. The paper's baseline DB.
+
+    Args:
+        task: its name.
+
+    Example:
+        >>> scheduler = OneTask("target")
+        >>> scheduler.start(["near", "target"])
+        >>> scheduler.actor_tasks(3)
+        [1, 1, 1]
+    """
+
+    def __init__(self, task: str = "target") -> None:
+        super().__init__()
+        check_kind("task", task, str, "the name of a task")
+        self.task = task
+        self._required = ("task", [task])
+
+    def _played(self) -> list[int]:
+        return [self.index_of(self.task)]
+
+
+@recorded
+class EasyToHard(_StagedScheduler):
+    """All actors play the task of the current stage; the next stage begins when it is played well enough.
+
+    A stage ends with the first progress signal of its task that reaches ``advance_at``, or with its ``max_signals``-th
+    signal. Signals of other tasks are ignored; the last stage never ends. The paper's baseline DBC; the paper does not
+    state when a stage ends.
+
+    Args:
+        order: names of the tasks, easiest first. Tasks left out are not played.
+        advance_at: progress at which a stage ends; above 0, at most 1.
+        max_signals: signals after which a stage ends in any case; ``None`` waits for ``advance_at`` without limit.
+
+    Attributes:
+        stage: position in ``order``, from 0.
+
+    Raises:
+        ValueError: ``order`` is empty or names a task twice, ``advance_at`` is outside (0, 1], or ``max_signals`` is
+            below 1.
+
+    Example:
+        >>> scheduler = EasyToHard(order=["near", "far", "target"], advance_at=0.8)
+        >>> scheduler.start(["target", "far", "near"])
+        >>> scheduler.progress(2, 0.9)
+        >>> scheduler.stage, scheduler.actor_tasks(4)
+        (1, [1, 1, 1, 1])
+    """
+
+    def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
+        super().__init__()
+        self.order: tuple[Any, ...] = tuple(
+            checked_entries("order", order, "the names of the tasks from easy to hard, each once")
+        )
+        if not self.order or len(set(self.order)) < len(self.order):
+            raise ValueError(f"order is {order!r}; give the names of the tasks from easy to hard, each once")
+        self._required = ("order", self.order)
+        self.advance_at: float = checked_share("advance_at", advance_at, ABOVE_ZERO)
+        self.max_signals: int | None = None if max_signals is None else checked_count("max_signals", max_signals)
+        self.stage: int = 0
+        self._signals_in_stage = 0
+
+    def progress(self, task: int, value: float) -> None:
+        super().progress(task, value)
+        if self.stage + 1 == len(self.order) or self.tasks[task] != self.order[self.stage]:
+            return
+        self._signals_in_stage += 1
+        if value >= self.advance_at or self._signals_in_stage == self.max_signals:
+            self.stage += 1
+            self._signals_in_stage = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        stage = {"order": list(self.order), "stage": self.stage, "signals_in_stage": self._signals_in_stage}
+        return super().state_dict() | stage
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if list(state["order"]) != list(self.order):
+            raise ValueError(
+                f"the state was saved with the order {list(state['order'])}, this one is {list(self.order)}; give the "
+                "former"
+            )
+        self.stage = int(state["stage"])
+        self._signals_in_stage = int(state["signals_in_stage"])
+
+    def _played(self) -> list[int]:
+        return [self.index_of(self.order[self.stage])]
+
+
+@recorded
+class ReverseCurriculum(EasyToHard):
+    """Spreads the actors over all tasks up to the current stage, otherwise like :class:`EasyToHard`.
+
+    The buffer therefore keeps receiving easy episodes. The paper's baseline DRC.
+
+    Args:
+        order: as in :class:`EasyToHard`.
+        advance_at: as in :class:`EasyToHard`.
+        max_signals: as in :class:`EasyToHard`.
+
+    Example:
+        >>> scheduler = ReverseCurriculum(order=["near", "far", "target"])
+        >>> scheduler.start(["target", "far", "near"])
+        >>> scheduler.progress(2, 0.9)
+        >>> scheduler.actor_tasks(4)
+        [1, 2, 1, 2]
+    """
+
+    def _played(self) -> list[int]:
+        return [self.index_of(name) for name in reversed(self.order[: self.stage + 1])]

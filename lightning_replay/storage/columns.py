@@ -1,0 +1,538 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of transitions on their way in: read, checked, put together in rows and copied to their slots."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import vdot
+from tensordict import TensorDict, TensorDictBase, is_non_tensor
+from torch import Tensor
+
+from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, gather_branch, nest, shown
+
+__all__ = [
+    "MASKS",
+    "ONE_EACH",
+    "TRAJECTORIES",
+    "Column",
+    "ColumnsCheck",
+    "ContradictingFlags",
+    "MissingDeviceError",
+    "TransitionCheck",
+    "as_rows",
+    "as_tensor",
+    "check_present",
+    "check_trajectory",
+    "checked_device",
+    "contradicts",
+    "normalized",
+    "rows_of_columns",
+    "with_done",
+    "with_one_shape",
+    "without_padding",
+]
+
+
+_MOST_ROW_BYTES = 4096  # columns of longer rows are written as fast one by one
+
+
+class SingleRow:
+    """Writes the columns of one row on the CPU by one copy: an ``extend`` of a row takes 19 us, and 23 without.
+
+    Args:
+        layout: of the rows.
+        rows: int64 ``[capacity, words]``, contiguous.
+        columns: their views by key ``[capacity, ...]``, in the order of the values.
+    """
+
+    def __init__(self, layout: RowLayout, rows: Tensor, columns: Sequence[Tensor], generation: Tensor) -> None:
+        offsets = [column.storage_offset() * column.itemsize for column in columns]
+        self._order = sorted(range(len(offsets)), key=offsets.__getitem__)
+        self._generation = generation.storage_offset()  # the word of a row
+        self._before_generation = sum(offset < WORD_BYTES * self._generation for offset in offsets)
+        self._rows = rows.numpy()
+        everything: Any = self._rows.reshape(-1).view(np.uint8)
+        self._bytes, self._row_bytes = memoryview(everything), layout.row_bytes
+
+    @staticmethod
+    def fits(layout: RowLayout, rows: Tensor) -> bool:
+        """Returns whether rows are short enough, and on the CPU."""
+        return rows.device.type == "cpu" and layout.row_bytes <= _MOST_ROW_BYTES
+
+    def write(self, slot: int, values: Sequence[Any], least_generation: int) -> bool:
+        """Writes columns ``[1, ...]`` into a slot, whose generation is raised by one.
+
+        ``False``, with nothing written, where a column is a tensor or not contiguous.
+        """
+        generation = max(int(self._rows[slot, self._generation]), least_generation) + 1
+        parts = [values[place] for place in self._order]
+        parts.insert(self._before_generation, generation.to_bytes(8, sys.byteorder))
+        try:
+            row = b"".join(parts)
+        except TypeError:
+            return False
+        start = slot * self._row_bytes
+        self._bytes[start : start + len(row)] = row
+        return True
+
+
+_ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a tuple such as ('next', 'reward')"
+
+
+def as_rows(given: TensorDictBase | Mapping[Any, Any]) -> TensorDictBase:
+    """Returns a TensorDict itself, and the rows of columns by key."""
+    return given if isinstance(given, TensorDictBase) else rows_of_columns(given)
+
+
+def rows_of_columns(columns: Mapping[Any, Any]) -> TensorDict:
+    """Returns rows, TensorDict ``[N]``, whose columns are the arrays and tensors ``[N, ...]`` of a mapping.
+
+    Raises:
+        TypeError: no mapping, a key that is no name, or a value that is neither an array of numbers nor a tensor.
+        ValueError: no columns, columns of several lengths, or a name that is both a column and a branch.
+    """
+    if not isinstance(columns, Mapping):
+        raise TypeError(f"{_ACCEPTED}; got {type(columns).__name__}. Give a TensorDict to extend")
+    leaves: dict[Key, Tensor] = {}
+    for given, value in columns.items():
+        key = (given,) if isinstance(given, str) else given
+        if not isinstance(key, tuple) or not key or not all(isinstance(name, str) for name in key):
+            raise TypeError(f"{_ACCEPTED}; got the key {given!r}")
+        if key in leaves:
+            raise ValueError(f"{_ACCEPTED}; the column {shown(key)} is given twice")
+        leaves[key] = _tensor(key, value)
+    for key in leaves:
+        branch = next((key[:end] for end in range(1, len(key)) if key[:end] in leaves), None)
+        if branch is not None:
+            raise ValueError(f"{_ACCEPTED}; {shown(branch)} is a column, and {shown(key)} is below it. Rename one")
+    lengths = {key: len(value) for key, value in leaves.items()}
+    if len(set(lengths.values())) != 1:
+        found = ", ".join(f"{shown(key)}: {length}" for key, length in lengths.items()) or "no columns"
+        raise ValueError(f"{_ACCEPTED}, all with the same N >= 1; got {found}. Nothing was stored")
+    devices = {value.device for value in leaves.values()}
+    if len(devices) != 1:
+        raise ValueError(f"{_ACCEPTED}, all on one device; got {sorted(map(str, devices))}. Nothing was stored")
+    return gather_branch(nest(leaves), leaves, torch.Size([next(iter(lengths.values()))]), devices.pop())
+
+
+def _tensor(key: Key, value: Any) -> Tensor:
+    """Returns a column as a tensor of at least one dimension."""
+    if isinstance(value, np.ndarray):
+        try:
+            # A copy where torch takes no view: read-only, or with negative strides.
+            tensor = torch.from_numpy(value if value.flags.carray else np.array(value))
+        except TypeError:
+            tensor = None
+    else:
+        tensor = value if isinstance(value, Tensor) else None
+    if tensor is None or not tensor.ndim:
+        kind = f"an array of {value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)[:60]
+        raise TypeError(f"{_ACCEPTED}; the column {shown(key)} is {kind}")
+    return tensor
+
+
+def as_tensor(value: Any) -> Tensor:
+    """Returns a tensor itself, and anything else as one on the CPU, whatever torch's default device is."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+
+
+class MissingDeviceError(ValueError):
+    """A device that this machine, or torch as it is installed, does not have."""
+
+
+def checked_device(device: Any) -> torch.device:
+    """Returns a device of torch that keeps data; raises ``TypeError`` or ``ValueError`` for anything else."""
+    try:
+        known = torch.device(device) if isinstance(device, str | torch.device) else None
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'") from error
+    if known is None:
+        raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
+    if known.type == "meta":
+        raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
+    return known
+
+
+def check_present(device: torch.device) -> None:
+    """Refuses a missing CUDA device, for which torch would raise an ``AssertionError`` or fail at the first rows."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise MissingDeviceError(
+                f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
+                "torch that supports the GPU of this machine"
+            )
+
+
+Column = Tensor | np.ndarray
+
+_DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
+#: Columns that name the episode of each row; the first that is there counts.
+TRAJECTORIES: tuple[Key, ...] = (("trajectory",), ("collector", "traj_ids"))
+
+#: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
+ONE_EACH: tuple[Key, ...] = (
+    ("next", "reward"),
+    *(_DONE, _TERMINATED, _TRUNCATED),
+    *(("done",), ("terminated",), ("truncated",)),
+)
+_NAMES_OF_ONE = frozenset(key[-1] for key in ONE_EACH)
+#: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
+MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
+
+
+def normalized(rows: TensorDictBase) -> TensorDictBase:
+    """Returns rows as buffers store them: without padding, with one shape of rewards and flags, and with ``done``."""
+    return with_done(with_one_shape(without_padding(rows)))
+
+
+def without_padding(rows: TensorDictBase) -> TensorDictBase:
+    """Returns the rows ``[n]`` for which a mask, see :data:`MASKS`, is true; rows of any shape as they are without one.
+
+    Trajectories ``[N, T]`` are flattened, the steps of each in order.
+    """
+    names = rows.keys()
+    for key in (key for key in MASKS if key[0] in names):  # few rows have one
+        mask = rows.get(key, None)
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == rows.numel():
+            rows = rows[mask.reshape(rows.shape)]
+    return rows
+
+
+def with_one_shape(rows: TensorDictBase) -> TensorDictBase:
+    """Returns rows whose rewards and flags ``[N]`` are ``[N, 1]``, as those of TorchRL: a mixture would broadcast."""
+    dimensions, flat = rows.ndim, []
+    for path, branch in (((), rows), (("next",), rows.get("next", None))):
+        if isinstance(branch, TensorDictBase):
+            # Reading all is fastest, but a lazy stack would stack every column.
+            names = (name for name in branch.keys() if name in _NAMES_OF_ONE)  # noqa: SIM118, not the rows
+            found = branch.items() if type(branch) is TensorDict else ((name, branch.get(name)) for name in names)
+            flat += [
+                ((*path, name), value) for name, value in found if name in _NAMES_OF_ONE and value.ndim == dimensions
+            ]
+    flat = [(key, value) for key, value in flat if key in ONE_EACH and isinstance(value, Tensor)]
+    if flat:
+        rows = rows.copy()
+    for key, value in flat:
+        rows.set(key, value.unsqueeze(-1))
+    return rows
+
+
+def with_done(rows: TensorDictBase) -> TensorDictBase:
+    """Returns rows that have ``("next", "done")``: derived from ``terminated`` and ``truncated`` where it is absent.
+
+    Rows with neither flag, or with flags that are not bool or of two shapes, are returned as they are.
+    """
+    following = rows.get("next", None)
+    if not isinstance(following, TensorDictBase) or "done" in following:
+        return rows
+    ends = [end for end in (following.get(key, None) for key in ("terminated", "truncated")) if end is not None]
+    if not ends or any(end.dtype != torch.bool or end.shape != ends[0].shape for end in ends):
+        return rows
+    done = ends[0].clone() if len(ends) == 1 else ends[0] | ends[1]
+    return rows.copy().set(_DONE, done)
+
+
+class TransitionCheck:
+    """Refuses transitions that no buffer should hold, before anything is stored.
+
+    * ``("next", "terminated")`` or ``("next", "truncated")`` is true where ``("next", "done")`` is false: returns and
+      histories would cross the end of an episode; of rows that TorchRL's trainers give,
+      :func:`~lightning_replay.episodes.links.with_real_ends` finds the ends.
+    * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
+    * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
+      such row makes every network it trains NaN.
+
+    Args:
+        check_finite: whether to refuse NaN and infinity.
+    """
+
+    def __init__(self, check_finite: bool = True) -> None:
+        self.check_finite = check_finite
+
+    def __call__(self, columns: Mapping[Key, Column]) -> None:
+        """Checks columns ``[N, ...]``, tensors or arrays by key.
+
+        Raises:
+            TypeError: ``trajectory`` is not of an integer dtype.
+            ValueError: contradicting flags, NaN or infinity; the message names the column and the rows.
+        """
+        self.of(columns)(list(columns.values()))
+
+    def of(self, columns: Mapping[Key, Column]) -> ColumnsCheck:
+        """Returns the check of further rows with columns of these names, dtypes and shapes; refuses ``trajectory``."""
+        for key in (key for key in TRAJECTORIES if key in columns):
+            given = as_tensor(columns[key])
+            check_trajectory(key, given.dtype, given.shape[1:])
+        place_of = {key: place for place, key in enumerate(columns)}
+        flags = [key for key in (_DONE, _TERMINATED, _TRUNCATED) if key in columns]
+        shapes = {(str(columns[key].dtype).endswith("bool"), columns[key].shape[1:]) for key in flags}
+        are_alike = len(shapes) == 1 and next(iter(shapes))[0]
+        finite = [key for key, value in columns.items() if self.check_finite and _must_be_finite(key, columns, value)]
+        arrays = [key for key in finite if isinstance(columns[key], np.ndarray)]
+        return ColumnsCheck(
+            list(columns),
+            [place_of[key] for key in flags] if _DONE in columns and are_alike else [],
+            [(place_of[key], place_of[other]) for key, other in _in_pairs(arrays, columns)],
+            [place_of[key] for key in finite if key not in arrays],
+        )
+
+
+def check_trajectory(key: Key, dtype: torch.dtype, shape: torch.Size) -> None:
+    """Refuses a column that names the episode of each row and is not one whole number ``[N]`` or ``[N, 1]``."""
+    if shape.numel() != 1:
+        raise ValueError(
+            f"the column {shown(key)} has the shape {list(shape)} for each row; it names the episode of each row "
+            "and must be [N] or [N, 1]. Nothing was stored"
+        )
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise TypeError(
+            f"the column {shown(key)} is {dtype}; it names the episode of each row and must be of an integer dtype, as "
+            "int64. Nothing was stored"
+        )
+
+
+class ColumnsCheck:
+    """A :class:`TransitionCheck` of rows of known columns.
+
+    Args:
+        names: of the columns.
+        flags: places of ``("next", "done")`` and of the flags that imply it.
+        arrays: places of arrays that must be finite, two by two.
+        tensors: places of tensors that must be finite.
+    """
+
+    def __init__(self, names: list[Key], flags: list[int], arrays: list[tuple[int, int]], tensors: list[int]) -> None:
+        self._names = names
+        self._done, *self._ends = flags or [0]
+        self._arrays = arrays
+        self._tensors = tensors
+
+    def __call__(self, columns: Sequence[Column]) -> None:
+        """Checks rows ``[N, ...]``, in the order of the names; see :class:`TransitionCheck`."""
+        if self._ends:
+            self._check_flags(columns)
+        for one, other in self._arrays:
+            # A sum of products is finite only if every factor is; it may overflow, so each is checked then.
+            a: Any = columns[one]
+            b: Any = columns[other]
+            if not isfinite(a.item() * b.item() if a.size == 1 else vdot(a, b)):
+                self._check_each(columns, (one, other))
+        if self._tensors:
+            self._check_each(columns, self._tensors)
+
+    def _check_flags(self, columns: Sequence[Column]) -> None:
+        done: Any = columns[self._done]
+        is_one = type(done) is np.ndarray and done.size == 1  # which takes a tenth of the time
+        if is_one and done.item():
+            return
+        for place in self._ends:
+            ended: Any = columns[place]
+            if ended.item() if is_one else contradicts(done, ended):
+                raise _contradiction(done, columns[self._ends[0]] | columns[self._ends[-1]])
+
+    def _check_each(self, columns: Sequence[Column], places: Sequence[int]) -> None:
+        for place in places:
+            value = as_tensor(columns[place])
+            if not bool(value.isfinite().all()):
+                raise _not_finite(self._names[place], value)
+
+
+def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key, Key]]:
+    """Returns arrays of one shape and dtype two by two, to check each pair at once; others are paired with itself."""
+    pairs: list[tuple[Key, Key]] = []
+    alone: dict[Any, Key] = {}
+    for key in keys:
+        kind = (columns[key].dtype, columns[key].shape)
+        other = alone.pop(kind, None)
+        if other is None:
+            alone[kind] = key
+        else:
+            pairs.append((other, key))
+    return pairs + [(key, key) for key in alone.values()]
+
+
+def contradicts(done: Any, ended: Any) -> bool:
+    """Returns whether a flag of an end is true where ``done``, of the same shape, is false."""
+    if type(done) is not np.ndarray:
+        return bool((ended > done).any())
+    return bool(np.count_nonzero(ended) and np.count_nonzero(ended > done))
+
+
+class ContradictingFlags(ValueError):
+    """Rows that are terminated or truncated and not done."""
+
+
+def _contradiction(done: Any, ended: Any) -> ContradictingFlags:
+    rows = as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
+    return ContradictingFlags(
+        f"rows {rows[:10]} are terminated or truncated, and ('next', 'done') is false there; done must be true where "
+        "an episode ended, for either reason. Nothing was stored; store done = terminated | truncated"
+    )
+
+
+def _must_be_finite(key: Key, columns: Mapping[Key, Column], value: Column) -> bool:
+    is_floating = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
+    own = key[1:] if key[0] == "next" else key
+    is_state = own in columns and ("next", *own) in columns
+    is_named = own[-1] == "reward" or any(part.startswith("observation") for part in own)
+    return is_floating and (is_state or is_named)
+
+
+def _not_finite(key: Key, value: Tensor) -> ValueError:
+    finite = value.isfinite().reshape(len(value), -1).all(1)
+    rows = (~finite).nonzero().flatten().tolist()
+    first = value[rows[0]].reshape(-1)
+    return ValueError(
+        f"{shown(key)} is {float(first[~first.isfinite()][0])} in rows {rows[:10]} of "
+        f"{len(value)}; it must be finite. Nothing was stored. Look for a diverging policy or environment, or build "
+        "the buffer with check_finite=False to store such rows"
+    )
+
+
+GENERATION: Key = ("generation",)
+INDEX: Key = ("index",)
+NOT_STORED: frozenset[Key] = frozenset((GENERATION, INDEX))  # columns of batches, ignored in rows that are given
+
+_WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class StoredColumn:
+    """One column of all rows, as a tensor and, where NumPy has the dtype, as an array: its small writes are cheaper."""
+
+    def __init__(self, key: Key, tensor: Tensor) -> None:
+        self.key: Key = key
+        self.tensor: Tensor = tensor
+        has_array = tensor.device.type == "cpu" and tensor.dtype not in _WITHOUT_NUMPY
+        self.array: np.ndarray | None = tensor.numpy() if has_array else None
+        self._vectors: np.ndarray | None = None  # each a single element of its bytes: many are copied in half the time
+        if self.array is not None and self.array.ndim == 2 and self.array.shape[1] > 1:
+            self._vectors = self.array.view(f"V{self.array.shape[1] * self.array.itemsize}")[:, 0]
+
+    def write(self, slots: Any, values: Tensor | np.ndarray) -> None:
+        """Writes values ``[N, ...]`` of the column's dtype into slots, a slice or int64 ``[N]``."""
+        if self.array is None or type(values) is not np.ndarray:
+            self.tensor[slots] = torch.as_tensor(values, device=self.tensor.device)
+        elif self._vectors is None or len(values) == 1 or not values.flags.c_contiguous:
+            self.array[slots] = values
+        else:
+            self._vectors[slots] = values.view(self._vectors.dtype)[:, 0]
+
+
+def as_array(value: Tensor | np.ndarray) -> np.ndarray:
+    """Returns a column as an array."""
+    return value if type(value) is np.ndarray else torch.as_tensor(value, device="cpu").detach().numpy()
+
+
+class RowReader:
+    """Reads the columns of new rows, which must be those of the storage.
+
+    Args:
+        columns: dtype and shape per row by key.
+        arrays: the columns that are taken as arrays where the rows are on the CPU.
+    """
+
+    def __init__(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]], arrays: Collection[Key]) -> None:
+        self._may_be_flat = {
+            place for place, (key, (_, shape)) in enumerate(columns.items()) if key in ONE_EACH and tuple(shape) == (1,)
+        }
+        self._kinds = [
+            (dtype, tuple(shape), torch.empty(0, dtype=dtype, device="cpu").numpy().dtype if key in arrays else None)
+            for key, (dtype, shape) in columns.items()
+        ]
+        place_of = {key: place for place, key in enumerate(columns)}
+        self._tree = _places(nest(columns), place_of)
+        # A single name may be given as a tuple too, as in a TensorDict.
+        self._place_of: dict[Any, int] = place_of | {key[0]: place for key, place in place_of.items() if len(key) == 1}
+
+    def read(self, rows: TensorDictBase | Mapping[Any, Any], device: torch.device) -> list[Tensor | np.ndarray] | None:
+        """Returns the values ``[N, ...]`` on ``device`` in the order of the columns; ``None`` where rows have others.
+
+        In a TensorDict ``[N]``, ``generation``, ``index`` and empty branches are ignored; rewards and flags may be
+        ``[N]`` where ``[N, 1]`` is stored.
+
+        Args:
+            rows: a TensorDict, or arrays and tensors by key, a name or a tuple of names.
+            device: of all values; arrays are on the CPU.
+        """
+        values: list[Any] = [None] * len(self._kinds)
+        if type(rows) is dict or not isinstance(rows, TensorDictBase):
+            if not self._collect_named(rows, values):
+                return None
+        elif rows.ndim != 1 or not _collect(rows, self._tree, values):
+            return None
+        on_cpu = device.type == "cpu"
+        for place, (dtype, shape, array_dtype) in enumerate(self._kinds):
+            value = values[place]
+            if on_cpu and array_dtype is not None:  # the attributes of an array are cheaper to read than a tensor's
+                if type(value) is not np.ndarray:
+                    if not value.is_cpu:
+                        return None
+                    value = value.detach().numpy() if value.requires_grad else value.numpy()
+                if value.shape[1:] != shape:
+                    if value.ndim != 1 or place not in self._may_be_flat:
+                        return None
+                    value = value[:, None]
+                if value.dtype is not array_dtype and value.dtype != array_dtype:  # equal where it was unpickled
+                    return None
+            else:
+                if type(value) is np.ndarray:
+                    return None
+                if value.shape[1:] != shape and value.ndim == 1 and place in self._may_be_flat:
+                    value = value[:, None]
+                if value.dtype != dtype or value.shape[1:] != shape or value.device != device:
+                    return None
+                if value.requires_grad:
+                    value = value.detach()
+            values[place] = value
+        return values
+
+    def _collect_named(self, columns: Mapping[Any, Any], values: list[Any]) -> bool:
+        """Fills ``values`` from columns by key; returns whether their keys fit, and all have one length."""
+        if len(columns) != len(values):
+            return False
+        count = None
+        for key, value in columns.items():
+            place = self._place_of.get(key)
+            if place is None or values[place] is not None:
+                return False
+            if type(value) is not np.ndarray and not isinstance(value, Tensor):
+                return False
+            length = value.shape[:1]  # none where it has no dimension
+            if length != count:
+                if count is not None or not length:
+                    return False
+                count = length
+            values[place] = value
+        return True
+
+
+def _places(tree: dict[str, Any], place_of: Mapping[Key, int]) -> list[tuple[str, Any]]:
+    """Returns a tree of :func:`nest` as lists of names with the place of a column or a branch."""
+    return [
+        (name, _places(node, place_of) if isinstance(node, dict) else place_of[node]) for name, node in tree.items()
+    ]
+
+
+def _collect(rows: TensorDictBase, tree: list[tuple[str, Any]], values: list[Any], is_whole: bool = True) -> bool:
+    """Fills ``values`` from ``rows``, or a branch of them; returns whether their keys are those of the tree."""
+    entries = dict(rows.items())
+    for name, node in tree:
+        value = entries.get(name)
+        if type(node) is int:
+            if not isinstance(value, Tensor):
+                return False
+            values[node] = value
+        elif not isinstance(value, TensorDictBase) or not _collect(value, node, values, False):
+            return False
+    if len(entries) == len(tree):
+        return True
+    ignored = NOT_STORED if is_whole else ()
+    others = [value for name, value in entries.items() if (name,) not in ignored and name not in dict(tree)]
+    return all(isinstance(one, TensorDictBase) and not is_non_tensor(one) and one.is_empty() for one in others)

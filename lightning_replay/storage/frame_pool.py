@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames kept once each by counted references, found again by hash and then by every byte."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_replay.memory import allocate_rows
+from lightning_replay.saving.snapshot import Snapshots
+from lightning_replay.storage import frame_kernels as loops
+
+_WORDS = ((8, torch.int64, np.uint64), (4, torch.int32, np.uint32), (2, torch.int16, np.uint16))
+
+
+class Found(NamedTuple):
+    """Frames of two stacks ``[N, k, ...]`` each, as they were found in a pool.
+
+    Attributes:
+        frames: int32 ``[N, 2 k]``, the place in the pool, or ``-1 - number`` for a new frame.
+        sources: int64 ``[new]``, where each new one comes first in it, flattened.
+        hashes: int64 ``[new]``.
+    """
+
+    frames: np.ndarray
+    sources: np.ndarray
+    hashes: np.ndarray
+
+
+class FrameIndex:
+    """Frames of a pool by a hash of their bytes: chains in buckets, 20 bytes a frame or a little more.
+
+    Args:
+        count: frames of the pool; frame 0 is none.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.hashes: np.ndarray = np.zeros(count, dtype=np.int64)
+        self.heads: np.ndarray = np.zeros(1 << max(count - 1, 1).bit_length(), dtype=np.int32)
+        self.following: np.ndarray = np.zeros(count, dtype=np.int32)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.hashes, self.heads, self.following
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def chain(self, key: int) -> list[int]:
+        """Returns the frames with this hash."""
+        found, frame = [], int(self.heads[key & (self.heads.size - 1)])
+        while frame:
+            if int(self.hashes[frame]) == key:
+                found.append(frame)
+            frame = int(self.following[frame])
+        return found
+
+    def clear(self) -> None:
+        self.heads.fill(0)
+
+
+class TorchSearch:
+    """Searches on any device: hashes and comparisons by torch, chains by the CPU.
+
+    Args:
+        pool: uint8 ``[F, bytes]``.
+    """
+
+    def __init__(self, pool: Tensor) -> None:
+        self._pool = pool
+        self._dtype = next((dtype for size, dtype, _ in _WORDS if pool.shape[1] % size == 0), torch.uint8)
+        words = pool.shape[1] // self._dtype.itemsize
+        generator = torch.Generator().manual_seed(words)
+        factors = torch.randint(-(2**63), 2**63 - 1, (words,), generator=generator, dtype=torch.int64, device="cpu") | 1
+        self._factors = factors.to(pool.device)
+
+    def hash_each(self, frames: Tensor) -> np.ndarray:
+        """Returns hashes, int64 ``[M]``, of frames, uint8 ``[M, bytes]``."""
+        words = frames.contiguous().view(self._dtype).to(torch.int64)
+        mixed = ((words ^ (words >> 29)) * self._factors).sum(1)
+        return (mixed ^ (mixed >> 32)).cpu().numpy()
+
+    def find(self, first: Tensor, second: Tensor, index: FrameIndex) -> Found:
+        """Looks up the frames of two stacks, uint8 ``[N, k, ...]``."""
+        rows, depth = first.shape[:2]
+        given = torch.cat([stack.reshape(rows, depth, -1) for stack in (first, second)], 1)
+        given = given.reshape(rows * 2 * depth, -1).to(self._pool.device)
+        keys = self.hash_each(given).tolist()
+        # Equal hashes nearly always mean equal frames: all are compared at once, and one by one only if one was not.
+        found, stored, own = self._match(given, keys, index, careful=False)
+        stored_at, own_at = (
+            torch.tensor(pairs, dtype=torch.int64, device="cpu").reshape(-1, 2) for pairs in (stored, own)
+        )
+        stored_at, own_at = stored_at.to(given.device), own_at.to(given.device)
+        if not (
+            torch.equal(given[stored_at[:, 0]], self._pool[stored_at[:, 1]])
+            and torch.equal(given[own_at[:, 0]], given[own_at[:, 1]])
+        ):
+            found, _, _ = self._match(given, keys, index, careful=True)
+        return Found(found.frames.reshape(rows, 2 * depth), found.sources, found.hashes)
+
+    def _match(
+        self, given: Tensor, keys: list[int], index: FrameIndex, *, careful: bool
+    ) -> tuple[Found, list[tuple[int, int]], list[tuple[int, int]]]:
+        """Returns also the pairs of given frames and equal ones in the pool, and of those given before."""
+        frames = np.empty(len(keys), dtype=np.int32)
+        sources: list[int] = []
+        numbers: dict[int, list[int]] = {}
+        stored: list[tuple[int, int]] = []
+        own: list[tuple[int, int]] = []
+        for place, key in enumerate(keys):
+            at = next((at for at in index.chain(key) if not careful or torch.equal(given[place], self._pool[at])), 0)
+            if at:
+                frames[place] = at
+                stored.append((place, at))
+                continue
+            same = (
+                number
+                for number in numbers.get(key, ())
+                if not careful or torch.equal(given[place], given[sources[number]])
+            )
+            number = next(same, len(sources))
+            if number == len(sources):
+                sources.append(place)
+                numbers.setdefault(key, []).append(number)
+            else:
+                own.append((place, sources[number]))
+            frames[place] = -1 - number
+        hashes = np.array([keys[place] for place in sources], dtype=np.int64)
+        return Found(frames, np.array(sources, dtype=np.int64), hashes), stored, own
+
+    def store(self, frames: np.ndarray, found: Found, first: Tensor, second: Tensor) -> None:
+        """Copies the new frames of two stacks into the pool at ``frames``, int32 ``[new]``."""
+        depth = first.shape[1]
+        row, place = (torch.from_numpy(part).to(first.device) for part in np.divmod(found.sources, 2 * depth))
+        is_first = (place < depth).view(-1, *[1] * (first.ndim - 2))
+        new = torch.where(is_first, first[row, place % depth], second[row, place % depth])
+        at = torch.from_numpy(frames).to(self._pool.device, torch.int64)
+        self._pool[at] = new.reshape(len(frames), -1).to(self._pool.device)
+
+    def gather(self, frames: Tensor, rows: Tensor) -> Tensor:
+        """Returns the two stacks, uint8 ``[2 * N * k * bytes]``, of ``rows``, int64 ``[N]``, of int32 ``[M, 2 k]``."""
+        stacks_first = frames.index_select(0, rows.to(frames.device)).unflatten(1, (2, -1)).transpose(0, 1)
+        return self._pool.index_select(0, stacks_first.reshape(-1)).flatten()
+
+
+class NumbaSearch:
+    """Searches on the CPU with compiled loops.
+
+    Args:
+        pool: uint8 ``[F, bytes]``.
+    """
+
+    def __init__(self, pool: Tensor) -> None:
+        self._dtype = next((dtype for size, _, dtype in _WORDS if pool.shape[1] % size == 0), np.uint8)
+        self._pool = self._words(pool)
+        self._frame_bytes = pool.shape[1]
+
+    def _words(self, frames: Tensor) -> np.ndarray:
+        """Returns uint8 ``[..., bytes]`` as the widest words that divide them."""
+        words = np.ascontiguousarray(frames.numpy()).view(self._dtype)
+        return words if words.flags.aligned else words.copy()
+
+    def _stack_words(self, stack: Tensor) -> np.ndarray:
+        return self._words(stack.cpu().reshape(*stack.shape[:2], -1))
+
+    def hash_each(self, frames: Tensor) -> np.ndarray:
+        """Returns hashes, int64 ``[M]``, of frames, uint8 ``[M, bytes]``."""
+        return loops.hash_each(self._words(frames))
+
+    def find(self, first: Tensor, second: Tensor, index: FrameIndex) -> Found:
+        """Looks up the frames of two stacks, uint8 ``[N, k, ...]``."""
+        return Found(*loops.find(self._stack_words(first), self._stack_words(second), self._pool, *index.arrays))
+
+    def store(self, frames: np.ndarray, found: Found, first: Tensor, second: Tensor) -> None:
+        """Copies the new frames of two stacks into the pool at ``frames``, int32 ``[new]``."""
+        loops.store(frames, found.sources, self._stack_words(first), self._stack_words(second), self._pool)
+
+    def gather(self, frames: Tensor, rows: Tensor) -> Tensor:
+        """Returns the two stacks, uint8 ``[2 * N * k * bytes]``, of ``rows``, int64 ``[N]``, of int32 ``[M, 2 k]``."""
+        stacks = torch.empty(rows.shape[0] * frames.shape[1] * self._frame_bytes, dtype=torch.uint8, device="cpu")
+        loops.gather(rows.numpy(), frames.numpy(), self._pool, stacks.numpy().view(self._dtype))
+        return stacks
+
+
+def search_for(pool: Tensor) -> TorchSearch | NumbaSearch:
+    return NumbaSearch(pool) if pool.device.type == "cpu" else TorchSearch(pool)
+
+
+class FramePool:
+    """Frames by number, no two alike, each kept while something refers to it.
+
+    Frames are recognised by their bytes alone, across trajectories as well: a hash finds candidates, of which every
+    byte is compared. Frame 0 is none; its bytes are 0.
+
+    Args:
+        capacity: most frames.
+        shape: of a frame, uint8.
+        device: where they are kept.
+        memmap: a directory for a scratch file that holds them.
+
+    Raises:
+        MemoryError: they do not fit.
+
+    Example:
+        >>> pool = FramePool(3, torch.Size([2, 2]))
+        >>> stack = torch.tensor([5, 5, 6], dtype=torch.uint8).view(1, 3, 1, 1).expand(1, 3, 2, 2)
+        >>> pool.replace(pool.find(stack, stack.flip(1)), stack, stack.flip(1), np.zeros((1, 6), dtype=np.int32))
+        array([[1, 1, 2, 2, 1, 1]], dtype=int32)
+        >>> pool.num_held, pool.references
+        (2, array([0, 4, 2, 0], dtype=int32))
+    """
+
+    @torch.inference_mode(False)
+    def __init__(
+        self, capacity: int, shape: torch.Size, device: str | torch.device = "cpu", memmap: str | None = None
+    ) -> None:
+        self.capacity = capacity
+        self.shape = shape
+        self.frame_bytes: int = shape.numel()
+        count = capacity + 1
+        breakdown = f"{count:,} frames of {self.frame_bytes:,} bytes"
+        words = allocate_rows(
+            -(-count * self.frame_bytes // 8), 1, torch.device(device), memmap, breakdown, as_written=True
+        )
+        self.frames: Tensor = words.view(-1).view(torch.uint8)[: count * self.frame_bytes].view(count, self.frame_bytes)
+        self.frames[0] = 0
+        self.snapshots: Snapshots = Snapshots()
+        self._written = 1  # frames up to the highest that was ever held; memory is taken as they are written
+        self.references: np.ndarray = np.zeros(count, dtype=np.int32)
+        self._index = FrameIndex(count)
+        self._search = search_for(self.frames)
+        self._free = np.arange(capacity, 0, -1, dtype=np.int32)  # a stack: frames used before are used again first
+        self.num_free: int = capacity
+
+    @property
+    def num_held(self) -> int:
+        """Frames that something refers to, all different."""
+        return self.capacity - self.num_free
+
+    @property
+    def num_used(self) -> int:
+        """Frames up to the highest that is held, frame 0 included, which a save has to hold."""
+        held = np.flatnonzero(self.references)
+        return int(held[-1]) + 1 if len(held) else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of frames, references, free list and index; of frames on the CPU those written so far."""
+        return self._bytes_of(self._written if self.frames.device.type == "cpu" else len(self.frames))
+
+    @property
+    def most_nbytes(self) -> int:
+        """:attr:`nbytes` of a full pool."""
+        return self._bytes_of(len(self.frames))
+
+    def _bytes_of(self, frames: int) -> int:
+        kept_beside = self.references.nbytes + self._free.nbytes + self._index.nbytes
+        return -(-frames * self.frame_bytes // 8) * 8 + kept_beside
+
+    def find(self, first: Tensor, second: Tensor) -> Found:
+        """Returns which frames of two stacks, uint8 ``[N, k, *shape]`` each, are held already."""
+        return self._search.find(first, second, self._index)
+
+    def missing(self, found: Found, given_up: np.ndarray) -> int:
+        """Returns how many frames lack for :meth:`replace` with the same arguments; 0 if they fit."""
+        lacking = len(found.sources) - self.num_free
+        if lacking > 0:
+            lacking -= loops.count_freed(found.frames.ravel(), given_up.ravel(), self.references)
+        return max(lacking, 0)
+
+    def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
+        """Stores two stacks ``[N, k, *shape]`` in place of rows that referred to ``given_up``.
+
+        Args:
+            found: of :meth:`find`, with nothing changed since.
+            given_up: int32, frames of rows that are overwritten, which lose a reference each; 0 is none.
+
+        Returns:
+            Their frames, int32 ``[N, 2 k]``; too few free ones are a ``RuntimeError``, and nothing has changed.
+        """
+        lacking = self.missing(found, given_up)
+        if lacking:
+            raise RuntimeError(
+                f"{lacking} more frames are needed than the {self.capacity:,} the pool has room for; nothing was "
+                "written. Release rows first, or raise frame_capacity"
+            )
+        count = len(found.sources)
+        loops.hold(found.frames.ravel(), self.references)
+        self.release(given_up)
+        if not count:
+            return found.frames
+        self.num_free -= count
+        new = self._free[self.num_free : self.num_free + count][::-1].copy()
+        with self.snapshots.lock:
+            self.snapshots.keep(new)
+        self._search.store(new, found, first, second)
+        self._written = max(self._written, int(new.max()) + 1)
+        loops.enter(new, found.hashes, *self._index.arrays)
+        is_new = found.frames < 0
+        frames = np.where(is_new, new[np.where(is_new, -1 - found.frames, 0)], found.frames)
+        loops.hold(frames[is_new], self.references)
+        return frames
+
+    def release(self, frames: np.ndarray) -> None:
+        """Removes one reference to each of ``frames``, int32 of any shape; 0 is none."""
+        self.num_free = loops.let_go(frames.ravel(), self.references, self._free, self.num_free, *self._index.arrays)
+
+    def gather(self, frames: Tensor) -> Tensor:
+        """Returns the frames of int32 ``[...]``, on the device, uint8 ``[..., *shape]``; one gather."""
+        drawn = self.frames.index_select(0, frames.reshape(-1))
+        return drawn.view(*frames.shape, *self.shape)
+
+    def gather_stacks(self, frames: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        """Returns both stacks, uint8 ``[N, k, *shape]``, of ``rows``, int64 ``[N]``, of frames, int32 ``[M, 2 k]``."""
+        return self._search.gather(frames, rows).view(2, rows.shape[0], frames.shape[1] // 2, *self.shape).unbind()
+
+    def clear(self) -> None:
+        self.references.fill(0)
+        self._index.clear()
+        self._free[:] = np.arange(self.capacity, 0, -1, dtype=np.int32)
+        self.num_free = self.capacity
+
+    def restore(self, frames: Tensor, referred: np.ndarray) -> None:
+        """Restores frames that were saved.
+
+        Args:
+            frames: uint8 ``[num_used, bytes]``.
+            referred: int32 ``[M]``, one for every reference; 0 is none.
+        """
+        self.clear()
+        with self.snapshots.lock:
+            self.snapshots.keep(slice(0, self._written))
+            self.snapshots.keep_no_result()  # of frames above these, too
+        self.frames[: len(frames)] = frames.to(self.frames.device)
+        self._written = max(self._written, len(frames))
+        self.references += np.bincount(referred, minlength=len(self.references)).astype(np.int32)
+        self.references[0] = 0
+        held = np.flatnonzero(self.references).astype(np.int32)
+        free = np.flatnonzero(self.references[1:] == 0)[::-1].astype(np.int32) + 1
+        self._free[: len(free)] = free
+        self.num_free = len(free)
+        for part in np.array_split(held, max(1, len(held) // 4096)):
+            at = torch.from_numpy(part).to(self.frames.device)
+            hashes = self._search.hash_each(self.frames.index_select(0, at))
+            loops.enter(part, hashes, *self._index.arrays)

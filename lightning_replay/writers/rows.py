@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of writers that choose rows: their storage, the chosen rows, and calls of the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage, Writer
+
+from lightning_replay.episodes.links import missing_steps, trajectory_of
+from lightning_replay.parts import BufferHooks, Insertion
+from lightning_replay.storage.columns import Column, as_rows
+from lightning_replay.storage.packed import PackedStorage
+
+
+def packed_storage(storage: Storage, writer: Writer, capacity: int) -> PackedStorage:
+    """Returns a ``PackedStorage`` itself; raises ``TypeError`` for another storage of a writer."""
+    if not isinstance(storage, PackedStorage):
+        raise TypeError(
+            f"{type(writer).__name__} got a {type(storage).__name__}; it writes into a PackedStorage, which counts how "
+            f"often a slot was written. Use PackedStorage({capacity})"
+        )
+    return storage
+
+
+def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
+    """Returns the values ``[n, ...]`` of the chosen rows, int64 ``[n]``, of columns ``[N, ...]``."""
+    if len(rows) == len(values[0]):
+        return values
+    index = torch.from_numpy(rows)
+    return [value[index.to(value.device) if isinstance(value, Tensor) else rows] for value in values]
+
+
+def announce(storage: Storage, index: Tensor, entered: np.ndarray, rows: Any, count: int) -> None:
+    """Informs the buffers of a storage of rows just written, and of missing steps, over which no return may go.
+
+    Args:
+        storage: of the rows.
+        index: int64 ``[n]``, their slots.
+        entered: int64 ``[n]`` ascending, their places among the rows that were given.
+        rows: the rows that were given, TensorDict ``[N]`` or columns by key, in time order within each trajectory.
+        count: N.
+    """
+    missing = missing_steps(trajectory_of(as_rows(rows)), entered, count) if len(entered) < count else None
+    for buffer in storage._attached_entities:
+        hooks = buffer if isinstance(buffer, BufferHooks) else None  # TorchRL's buffers follow no episodes
+        if missing is not None and hooks is not None:
+            hooks.break_episodes(missing.trajectories)
+        if len(index):
+            buffer.mark_update(index)
+        if missing is not None and hooks is not None and len(missing.last_before):
+            hooks.cut(index[missing.last_before.to(index.device)])
+
+
+def write_rows(storage: Storage, data: TensorDictBase, slots: Tensor, rows: Tensor) -> Insertion:
+    """Writes some of the given rows into slots of a storage of tensors, and calls its buffers with the new rows.
+
+    Args:
+        storage: of the writer.
+        data: the rows that were given, TensorDict ``[N]``, oldest first.
+        slots: int64 ``[n]``, each at most once.
+        rows: int64 ``[n]`` ascending, the places of the rows to write in ``data``.
+
+    Returns:
+        What a writer's ``insert`` returns.
+
+    Raises:
+        ValueError: slots or rows that are not int64 ``[n]``, that do not exist, or that are given twice.
+    """
+    for name, given, limit in (("slots", slots, storage.max_size), ("rows", rows, data.shape[0])):
+        if given.dtype != torch.int64 or given.shape != (slots.numel(),):
+            raise ValueError(f"{name} is {given.dtype} {list(given.shape)}; give int64 [n], as many slots as rows")
+        if len(given) and not 0 <= int(given.min()) <= int(given.max()) < limit:
+            raise ValueError(f"{name} reaches from {int(given.min())} to {int(given.max())}; there are {limit}")
+        if given.unique().numel() < len(given):
+            raise ValueError(f"{name} has entries twice; give each slot and each row at most once")
+    if (rows.diff() < 0).any():
+        raise ValueError("rows is not ascending; give rows in the order of time, and their slots in the same order")
+    if len(slots):
+        storage.set(slots, data[rows])
+    announce(storage, slots, rows.numpy(), data, data.shape[0])
+    return Insertion(slots, rows)

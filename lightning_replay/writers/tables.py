@@ -1,0 +1,601 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writers of tables: each step into the table of its task, or into the default table and those of its events."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
+
+from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
+from lightning_replay.episodes.running import Breaks, ObservationPair, RunningObservations
+from lightning_replay.events.compiled import ConditionBlock
+from lightning_replay.events.conditions import Condition, ConditionError, holds, load_state_of, state_of, warn_of_unmet
+from lightning_replay.events.event_table import EventTable
+from lightning_replay.options import check_kind, checked_count, checked_flag
+from lightning_replay.parts import Insertion, ReplayWriter, declared_sampler
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.columns import TRAJECTORIES, Column, as_array, as_rows, check_trajectory
+from lightning_replay.storage.frames import FrameStorage
+from lightning_replay.storage.rows import Key, observation_keys
+from lightning_replay.tables.counts import StateActionCounts, state_action_keys
+from lightning_replay.tables.histories import Histories
+from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, groups_of, is_run
+from lightning_replay.tables.tables import Tables
+from lightning_replay.writers.rows import announce, chosen, packed_storage
+
+
+class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
+    """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
+
+    The storage is a ``PackedStorage`` with ``num_slots`` rows or more; the tables are its ``occupancy``.
+
+    Args:
+        tables: where the slots are kept.
+    """
+
+    keeps_tables = True
+    tables: Tables
+    _is_on_cpu: bool
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(compilable=True)  # plain counters, see PackedStorage
+        self.tables = tables
+        self._frames: FrameStorage | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Rows the storage needs."""
+        return self.tables.num_slots
+
+    def register_storage(self, storage: Storage) -> None:
+        """Attaches the storage; called by the buffer.
+
+        Raises:
+            TypeError: another storage than a ``PackedStorage``, or a sampler that does not draw from tables.
+            ValueError: a storage with fewer rows than ``num_slots``.
+        """
+        storage = packed_storage(storage, self, self.num_slots)
+        if storage.capacity < self.num_slots:
+            raise ValueError(
+                f"the storage has {storage.capacity} rows and {type(self).__name__} needs {self.num_slots}: the "
+                "capacities of its tables, and the histories of running episodes. Use "
+                f"PackedStorage({self.num_slots})"
+            )
+        for buffer in storage._attached_entities:
+            if not declared_sampler(buffer._sampler).draws_from_tables:
+                raise TypeError(
+                    f"the sampler is a {type(buffer._sampler).__name__}, which would draw slots that no table of "
+                    f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as first= of "
+                    "a sampler of pairs"
+                )
+        super().register_storage(storage)
+        storage.hold_by(self.tables)
+        self._frames = storage if isinstance(storage, FrameStorage) else None
+        self._is_on_cpu = storage.device.type == "cpu"
+        if self._frames is not None:
+            self.tables.pool.on_free = self._frames.release
+
+    @abstractmethod
+    def extend(self, data: TensorDictBase) -> Tensor:
+        """Writes transitions ``[N]``, oldest first; returns the slots of those that stayed, int64."""
+
+    def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
+        """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``, that were just appended.
+
+        Returns the slots on the storage's device.
+
+        While frames do not fit, the oldest entries leave the table that is fullest, by the share of its capacity, and
+        at last the histories of running episodes.
+        """
+        if self._frames is not None:
+            self._free_frames(self._frames, slots, values)
+        index = torch.from_numpy(slots)
+        if not self._is_on_cpu:
+            index = index.to(self._storage.device)
+        # Slots are mostly free in order, and a slice of them is written at half the cost.
+        first = int(slots[0])
+        self._storage.write(slice(first, first + len(slots)) if is_run(slots) else index, values)
+        return index
+
+    def _free_frames(self, storage: FrameStorage, slots: np.ndarray, values: Sequence[Column]) -> None:
+        new = (self.tables.position[:, slots] >= 0).sum(1)
+        while lacking := storage.frames_missing(values, slots):
+            old = self.tables.length - new
+            if old.any():
+                fullest = int(np.where(old > 0, self.tables.length / self.tables.capacity, -1.0).argmax())
+                # A row has at most this many frames, so that fewer entries would never do.
+                leaving = -(-lacking // (2 * storage.frame_stack)) if len(new) == 1 else 1
+                self.tables.leave_early(fullest, min(leaving, int(old[fullest])))
+            elif not self.forget_oldest():
+                raise RuntimeError(
+                    f"{lacking} frames are lacking although nothing else is stored; raise frame_capacity"
+                )
+
+    def forget_oldest(self) -> bool:
+        """Releases the oldest episode history; returns False if there is none."""
+        return False
+
+    def age_of(self, index: Tensor) -> Tensor:
+        """Returns how many transitions were written after those in the slots ``index``, int64 of its shape."""
+        return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        super()._empty(empty_write_count=empty_write_count)
+        self.tables.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns tables and counters."""
+        return {"tables": self.tables.state_dict(), "write_count": self._write_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.tables.load_state_dict(state_dict["tables"])
+        self._write_count = int(state_dict["write_count"])
+
+
+DEFAULT_TABLE = "default"
+_ROWS_BEFORE_WARNING = 1_000
+_NEVER = 2**62
+_SUSPICIOUS_SHARE = 0.95
+
+
+@recorded
+class EventTableWriter(TableWriter):
+    """Stratified Sampling from Event Tables: an event's table gets the last ``history_length`` steps up to the event.
+
+    An event is tested on the step that led to it, a row with its ``next`` state, never a reset state. This step counts
+    as one of the history. A step goes to a table once, however many events follow it, even if it has left that table
+    since. Histories never cross episodes: ``trajectory`` (int64 ``[N]``) is the episode of a row, without it the rows
+    are one environment in order; ``("next", "done")`` ends an episode, and so does a row that starts with another
+    observation than the row before ended with. All tables are first in, first out. Needs no
+    feedback. Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
+
+    Args:
+        capacity: most entries of the default table.
+        event_tables: the others.
+        max_trajectories: episodes whose histories are held at once.
+        forget_stale: where more run, forget those continued longest ago; otherwise such rows are refused.
+        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+        count_state_actions: keep the counts that the corrections of Lemma 2 need; for discrete states and actions.
+            Tables with a share of 0 are not counted as events.
+
+    Raises:
+        ValueError: names that are taken twice, or no event table.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        event_tables: Sequence[EventTable],
+        max_trajectories: int = 64,
+        forget_stale: bool = False,
+        count_state_actions: bool = False,
+        check_continuity: bool = True,
+    ) -> None:
+        check_tables(event_tables, "event_tables")
+        self._most_at_once = checked_count("capacity", capacity, of="transitions")
+        max_trajectories = checked_count("max_trajectories", max_trajectories, of="running episodes")
+        longest = max(event.history_length for table in event_tables for event in table.events)
+        capacities = {DEFAULT_TABLE: capacity} | {table.name: table.capacity for table in event_tables}
+        super().__init__(Tables(capacities, extra_slots=max_trajectories * (longest - 1)))
+        self.forget_stale: bool = checked_flag("forget_stale", forget_stale)
+        self._given_tables = list(event_tables)
+        self._max_trajectories = max_trajectories
+        self._longest = longest
+        self._counts_state_actions = checked_flag("count_state_actions", count_state_actions)
+        self._check_continuity = checked_flag("check_continuity", check_continuity)
+        self._start()
+
+    def _start(self) -> None:
+        # Conditions remember episodes, and each buffer has its own.
+        self._event_tables = [table.fresh() for table in self._given_tables]
+        self._events = [event for table in self._event_tables for event in table.events]
+        self._event_arrays = EventArrays(
+            np.repeat(np.arange(len(self._event_tables)), [len(table.events) for table in self._event_tables]),
+            np.array([event.history_length for event in self._events]),
+            np.zeros((self.num_slots, len(self._event_tables)), dtype=np.bool_),
+        )
+        self._fired = np.zeros(len(self._events), dtype=np.int64)
+        self._most_fired = 0  # the largest of them
+        self._histories = Histories(self.tables, self._longest - 1, self._max_trajectories, self.forget_stale)
+        self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] | None = None  # see _read_columns
+        self._running = RunningObservations()
+        self._rows_tested = 0
+        self._has_warned = False
+        # Rows after which a condition that was never true is warned of, by event: a table's worth, and the least.
+        capacities = [table.capacity for table in self._event_tables for _ in table.events]
+        self._unmet_after = np.maximum(np.array(capacities, dtype=np.int64), _ROWS_BEFORE_WARNING)
+        self._unmet_at = int(self._unmet_after.min())
+        if self._counts_state_actions:
+            self.tables.state_action_counts = StateActionCounts(self.num_slots)
+
+    def extend(self, data: TensorDictBase) -> Tensor:
+        """Writes transitions ``[N]``, in order of time within each trajectory.
+
+        Returns:
+            Slots of the rows that are in the default table afterwards, int64 ``[min(N, capacity)]``; fewer where the
+            frames of so many do not fit.
+
+        Raises:
+            TypeError: a ``trajectory`` that is not of an integer dtype.
+            ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
+                does not return one bool per row, or too many running episodes. Nothing is stored then.
+        """
+        return self.insert_columns(self._storage.checked_values(data), data).slots
+
+    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        if self._columns is not self._storage.row_columns:
+            self._read_columns(self._storage.row_columns)
+        trajectory, done = self._episodes_of(columns)
+        observations = self._observations(columns)
+        whole = groups_of(trajectory, done)
+        breaks = self._running.breaks(observations, whole)
+        if breaks is not None:
+            done, whole = breaks.done, groups_of(trajectory, breaks.done)
+        count, most = len(done), min(self._most_at_once, self._storage.rows_at_once)
+        parts = [slice(start, start + most) for start in range(0, count, most)] if count > most else []
+        episodes = [groups_of(None if trajectory is None else trajectory[part], done[part]) for part in parts] or [
+            whole
+        ]
+        called = self._block.others
+        states = [state_of(self._events[number].condition) for number in called] if called else ()
+        try:  # all that may refuse the rows, before any is stored
+            self._histories.check_room(episodes, self.forget_stale)
+            fired = self._test(columns, rows, breaks)
+            keys = None if self.tables.state_action_counts is None else state_action_keys(as_rows(rows))
+        except BaseException:
+            for number, state in zip(called, states, strict=True):
+                load_state_of(self._events[number].condition, state)
+            raise
+        if breaks is not None:  # nothing can refuse the rows any more
+            for name in breaks.starts:
+                self._histories.forget(name)
+        if not parts:
+            index = self._write(columns, fired, whole, keys)
+            kept = slice(0, count)
+        else:
+            for part, groups in zip(parts, episodes, strict=True):
+                now = np.ascontiguousarray(fired[:, part])
+                self._write([column[part] for column in columns], now, groups, keys and keys[part])
+            index = torch.from_numpy(self.tables.slots_of(0)[-count:]).to(self._storage.device)
+            kept = slice(count - len(index), count)
+        self._running.follow(observations, whole, 0 if breaks is None else len(breaks.begins))
+        self._count(fired)  # may warn, and a warning may be made an error
+        return Insertion(index, kept)
+
+    def _episodes_of(self, columns: Sequence[Column]) -> tuple[np.ndarray | None, np.ndarray]:
+        """Returns running episode, int64 ``[N]`` or ``None``, and whether it ended, bool ``[N]``, of each row."""
+        done = np.ascontiguousarray(as_array(columns[self._done_at]).reshape(-1))
+        if self._trajectory_at is None:
+            return None, done
+        trajectory = as_array(columns[self._trajectory_at]).reshape(-1)
+        return np.ascontiguousarray(trajectory, dtype=np.int64), done
+
+    def _observations(self, columns: Sequence[Column]) -> list[ObservationPair]:
+        """Returns the observations before and after the step of each row, ``[N, numbers]`` on the CPU."""
+        pairs = [(columns[own], columns[following]) for own, following in self._observed_at]
+        if self._are_vectors and type(pairs[0][0]) is np.ndarray:
+            return pairs
+        return [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in pairs]
+
+    def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
+        """Finds the columns that histories need; raises where they are missing or no flags and numbers of episodes."""
+        places = {key: place for place, key in enumerate(columns)}
+        dtype, shape = columns.get(("next", "done"), (None, torch.Size()))
+        if dtype != torch.bool or shape.numel() != 1:
+            given = "no such column" if dtype is None else f"{dtype} {list(shape)} for each row"
+            raise ValueError(
+                f"histories of events need ('next', 'done'), bool [N] or [N, 1]; got {given}. Nothing was stored. "
+                "Store terminated, truncated and done with every transition"
+            )
+        trajectory = next((key for key in TRAJECTORIES if key in places), None)
+        if trajectory is not None:
+            check_trajectory(trajectory, *columns[trajectory])
+        self._done_at = places["next", "done"]
+        self._trajectory_at = None if trajectory is None else places[trajectory]
+        observed = observation_keys(columns) if self._check_continuity else []
+        self._observed_at = [(places[key], places["next", *key]) for key in observed]
+        shapes = [columns[key][1] for key in observed]
+        self._are_vectors = bool(shapes) and all(len(one) == 1 and one[0] <= MOST_NUMBERS for one in shapes)
+        self._block = ConditionBlock([event.condition for event in self._events], columns)
+        self._columns = columns
+
+    def _test(self, columns: Sequence[Column], given: Any, breaks: Breaks | None) -> np.ndarray:
+        """Returns which events happened in each row, bool ``[V, N]``.
+
+        Args:
+            columns: of the rows ``[N]``, for compiled conditions.
+            given: the rows, with which other conditions are called.
+            breaks: where episodes begin that conditions would take for the one before.
+        """
+        happened = self._block(columns)
+        for number in self._block.others:
+            rows, condition = as_rows(given), self._events[number].condition
+            try:
+                if breaks is None or not isinstance(condition, Condition):
+                    happened[number] = holds(condition, rows).cpu().numpy()
+                    continue
+                for part, name in breaks.parts():
+                    if name is not None:
+                        condition.end_episodes([name if self._trajectory_at is not None else None])
+                    happened[number, part] = holds(condition, rows[part]).cpu().numpy()
+            except ConditionError as error:
+                name_of_table = self._event_tables[self._event_arrays.table[number]].name
+                raise ConditionError(f"event table {name_of_table!r}: {error}. Nothing was stored") from error
+        return happened
+
+    def _write(
+        self, values: Sequence[Column], fired: np.ndarray, episodes: EpisodeGroups, keys: list[bytes] | None
+    ) -> Tensor:
+        """Stores rows, at most the capacity of the default table; returns their slots."""
+        if self.forget_stale:
+            stale = self._histories.make_room(episodes)
+            self._end_conditions(stale)
+            for name in stale:
+                self._running.forget(name)
+        slots = self.tables.append_new_to_each(np.zeros(len(episodes.done), dtype=np.int64))
+        index = self.write(slots, values)
+        counts = self.tables.state_action_counts
+        if counts is not None and keys is not None:
+            counts.store(slots, keys)
+        table, steps = self._histories.follow(fired, self._event_arrays, episodes, slots)
+        if counts is not None:
+            for number, event_table in enumerate(self._event_tables, 1):
+                # Lemma 2 is about tables that are drawn from; a share of 0 is an ablation.
+                if event_table.share != 0:
+                    counts.send(np.unique(steps[table == number]))
+        self._write_count += len(slots)
+        for buffer in self._storage._attached_entities:
+            buffer.mark_update(index)
+        return index
+
+    def _count(self, fired: np.ndarray) -> None:
+        if self._running.tally.is_suspicious:
+            self._running.tally.warn(trajectory_name(self._storage.readable_rows))
+        self._rows_tested += fired.shape[1]
+        if np.count_nonzero(fired):
+            self._fired += fired.sum(1)
+            self._most_fired = int(self._fired.max())
+        if self._rows_tested >= self._unmet_at:
+            self._check_unmet()
+        if self._has_warned or self._rows_tested < _ROWS_BEFORE_WARNING:
+            return
+        share = self._most_fired / self._rows_tested
+        if share >= _SUSPICIOUS_SHARE:
+            self._has_warned = True
+            name = self._event_tables[self._event_arrays.table[self._fired.argmax()]].name
+            warnings.warn(
+                f"the condition of event table {name!r} is true on {share:.0%} of all steps, so that the table is a "
+                "copy of the default table; an event marks what is rare",
+                stacklevel=2,
+            )
+
+    def _check_unmet(self) -> None:
+        """Warns once of each event that no row was, after a table's worth of rows among which episodes end."""
+        due = self._unmet_after <= self._rows_tested
+        unmet = np.flatnonzero(due & (self._fired == 0)).tolist()
+        self._unmet_after[due] = _NEVER  # before a warning that may be made an error
+        self._unmet_at = int(self._unmet_after.min())
+        slots = torch.from_numpy(self.tables.slots_of(0))
+        for number in unmet:
+            name = self._event_tables[self._event_arrays.table[number]].name
+            what = f"the condition of event table {name!r},"
+            condition, stored = self._events[number].condition, self._storage.readable_rows
+            if not warn_of_unmet(what, condition, self._rows_tested, stored, slots):
+                self._unmet_after[number] = 2 * self._rows_tested
+                self._unmet_at = min(self._unmet_at, 2 * self._rows_tested)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns ``histories_forgotten``, and ``event_shares``: the share of tested steps that were events, by table.
+
+        Of several events into one table it is their sum.
+        """
+        counts = np.bincount(self._event_arrays.table, weights=self._fired) / max(self._rows_tested, 1)
+        shares = {table.name: float(count) for table, count in zip(self._event_tables, counts, strict=True)}
+        return {"histories_forgotten": self.histories_forgotten, "event_shares": shares}
+
+    @property
+    def histories_forgotten(self) -> int:
+        """Running episodes whose history was dropped, see ``forget_stale``."""
+        return self._histories.forgotten
+
+    def forget_oldest(self) -> bool:
+        name = self._histories.forget_oldest()
+        if name is not None:
+            self._running.forget(name)
+        return name is not None
+
+    def cut(self, index: Tensor) -> None:
+        """Discards the episodes interrupted after the rows in these slots, in histories and conditions."""
+        if not len(index):
+            return
+        trajectory = trajectory_of(self._storage.readable_rows)
+        names = [None] if trajectory is None else trajectory[index].flatten().tolist()
+        for name in names:
+            self._histories.forget(name or 0)
+            self._running.forget(name or 0)
+        self._end_conditions(names)
+
+    def _end_conditions(self, names: Sequence[int | None]) -> None:
+        """Ends episodes that do not continue, such as those of lost workers, in the conditions."""
+        if names:
+            for table in self._event_tables:
+                table.end_episodes(names)
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        super()._empty(empty_write_count=empty_write_count)
+        self._start()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns tables, running episodes, the slots sent to event tables, states of conditions, and counters."""
+        return super().state_dict() | {
+            "histories": self._histories.state_dict(),
+            "running": self._running.state_dict(),
+            "sent": torch.from_numpy(self._event_arrays.sent.T.copy()),
+            "fired": self._fired.tolist(),
+            "rows_tested": self._rows_tested,
+            "conditions": [state_of(event.condition) for event in self._events],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned; tables of other events are refused, and nothing is changed."""
+        if len(state_dict["conditions"]) != len(self._events):
+            raise ValueError(
+                f"the saved tables have {len(state_dict['conditions'])} events and these {len(self._events)}; build "
+                "them with the saved events"
+            )
+        super().load_state_dict(dict(state_dict))
+        self._histories.load_state_dict(state_dict["histories"])
+        if "running" in state_dict:
+            self._running.load_state_dict(state_dict["running"])
+        else:  # format 3 began without it: what its episodes ended with is not known, so that nothing continues them
+            self._running.abandon(state_dict["histories"]["trajectory"].tolist())
+        self._event_arrays.sent[:] = state_dict["sent"].numpy().T
+        self._fired = np.array(state_dict["fired"], dtype=np.int64)
+        self._most_fired = int(self._fired.max())
+        self._rows_tested = int(state_dict["rows_tested"])
+        self._unmet_after[self._unmet_after <= self._rows_tested] = _NEVER  # warned of before the save, or met
+        self._unmet_at = int(self._unmet_after.min())
+        for event, state in zip(self._events, state_dict["conditions"], strict=True):
+            load_state_of(event.condition, dict(state))
+
+
+def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:
+    """Refuses no event tables, a name that is taken twice, and other objects; ``name`` is that of the option."""
+    if isinstance(event_tables, EventTable):
+        raise TypeError(f"{name} is one EventTable; a list of them is accepted, as {name}=[EventTable(...)]")
+    check_kind(name, event_tables, Sequence, f"a list of EventTable objects, as {name}=[EventTable(...)]")
+    for table in event_tables:
+        if not isinstance(table, EventTable):
+            raise TypeError(f"{name} holds a {type(table).__name__}; EventTable objects are accepted")
+    names = [DEFAULT_TABLE, *(table.name for table in event_tables)]
+    twice = sorted({taken for taken in names if names.count(taken) > 1})
+    if twice:
+        raise ValueError(
+            f"the table names {twice} are taken twice; every table has a name of its own, and {DEFAULT_TABLE!r} is the "
+            "one all steps go to. For several events into one table use EventTable(events=[...])"
+        )
+    if len(names) == 1:
+        raise ValueError(f"{name} is empty; give at least one EventTable, or use recipes.uniform")
+
+
+SHARED_TABLE = "all tasks"
+
+
+@recorded
+class TaskTableWriter(TableWriter):
+    """Writes each row into the table of its task; in each the oldest leave. Needs no feedback.
+
+    Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. One replay buffer for each task is the memory of
+    Distributed Parallel Curriculum Experience Replay (DPCER; Li and Ji 2021,
+    https://openreview.net/forum?id=EiW3FLYBiP).
+
+    Args:
+        tasks: their names.
+        capacity_per_task: most rows kept of each.
+        shares_one_table: keep all tasks in one table of ``len(tasks) * capacity_per_task`` rows, as the baselines do.
+
+    Raises:
+        ValueError: no tasks, or a name that is taken twice.
+    """
+
+    def __init__(self, tasks: Sequence[str], capacity_per_task: int, shares_one_table: bool = False) -> None:
+        check_tasks(tasks)
+        self.tasks: list[str] = list(tasks)
+        capacity_per_task = checked_count("capacity_per_task", capacity_per_task, of="transitions")
+        self._shares_one_table = checked_flag("shares_one_table", shares_one_table)
+        self._columns: Mapping[Any, Any] | None = None  # those in which the task is at the place _task_at
+        self._task_at = -1
+        everything = {SHARED_TABLE: capacity_per_task * len(tasks)}
+        super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
+
+    def extend(self, data: TensorDictBase) -> Tensor:
+        """Writes transitions ``[N]``, oldest first; see :meth:`insert`, whose slots it returns."""
+        return self.insert(data).slots
+
+    def insert(self, data: TensorDictBase) -> Insertion:
+        """Writes transitions ``[N]``, oldest first.
+
+        Returns:
+            The slots of the rows that are stored afterwards, in the order of the rows, and these rows.
+
+        Raises:
+            ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
+                before. Nothing is stored then.
+        """
+        return self.insert_columns(self._storage.checked_values(data), data)
+
+    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        task, storage = self._tasks_of(columns), self._storage
+        count, at_once = len(task), storage.rows_at_once
+        table = np.zeros_like(task) if self._shares_one_table else task
+        slots = self.tables.try_append_new(table) if count <= at_once else None
+        if slots is not None:
+            index = self.write(slots, columns)
+            inserted = Insertion(index, slice(0, count))
+            for buffer in storage._attached_entities:
+                buffer.mark_update(index)
+        else:  # more rows than fit a table, or more frames than are free
+            kept = self._kept(table)
+            table, columns = table[kept], chosen(columns, kept)
+            slots = np.empty(len(table), dtype=np.int64)
+            for start in range(0, len(table), at_once):
+                part = slice(start, start + at_once)
+                slots[part] = self.tables.append_new_to_each(table[part])
+                self.write(slots[part], [column[part] for column in columns])
+            # Of rows written part by part, those that did not leave to make room for later ones.
+            is_last = np.zeros(len(table), dtype=np.bool_)
+            is_last[len(table) - 1 - np.unique(slots[::-1], return_index=True)[1]] = True
+            stayed = is_last & (self.tables.pool.references[slots] > 0)
+            slots, kept = slots[stayed], kept[stayed]
+            index = torch.from_numpy(slots).to(storage.device)
+            inserted = Insertion(index, torch.from_numpy(kept))
+            announce(storage, index, kept, rows, count)
+        self._write_count += count
+        return inserted
+
+    def _kept(self, table: np.ndarray) -> np.ndarray:
+        """Returns the rows that are written, int64 ascending: of more than a table's capacity, the last ones."""
+        capacities = self.tables.capacity
+        if (np.bincount(table, minlength=len(capacities)) <= capacities).all():
+            return np.arange(len(table))
+        kept = [np.flatnonzero(table == number)[-int(most) :] for number, most in enumerate(capacities)]
+        return np.sort(np.concatenate(kept))
+
+    def _tasks_of(self, columns: Sequence[Column]) -> np.ndarray:
+        """Returns the task of each row, int64 ``[N]``; raises ``ValueError`` where there is none."""
+        stored = self._storage.row_columns
+        if self._columns is not stored:
+            dtype, shape = stored.get(("task",), (None, torch.Size()))
+            if dtype != torch.int64 or shape.numel() != 1:
+                given = "no such column" if dtype is None else f"{dtype} {list(shape)} for each row"
+                raise ValueError(
+                    f"the transitions need a column 'task', int64 [N], an index into {self.tasks}; got {given}. "
+                    "Nothing was stored"
+                )
+            self._columns, self._task_at = stored, list(stored).index(("task",))
+        task = np.ascontiguousarray(as_array(columns[self._task_at]).reshape(-1))
+        if task.min() < 0 or task.max() >= len(self.tasks):
+            unknown = np.unique(task[(task < 0) | (task >= len(self.tasks))])
+            raise ValueError(
+                f"the column 'task' holds {unknown.tolist()}; tasks are numbered 0..{len(self.tasks) - 1}, "
+                f"{self.tasks}. Nothing was stored"
+            )
+        return task
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Raises ``TypeError`` for no sequence of names, ``ValueError`` for none or a name that is taken twice."""
+    check_kind("tasks", tasks, Sequence, "the names of the tasks, as ['hard', 'easy']")
+    for place, name in enumerate(tasks):
+        check_kind(f"tasks[{place}]", name, str, "the name of a task")
+    twice = sorted({name for name in tasks if list(tasks).count(name) > 1})
+    if isinstance(tasks, str) or not tasks or twice:
+        raise ValueError(f"tasks is {tasks!r}; at least one name is needed, and each once")

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay buffer class of RLlib configs: a replay for each module, behind RLlib's interface."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Container, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
+
+from lightning_replay.options import check_kind, checked_choice, checked_count, checked_seed
+from rllib_ext.buffer.building import Returns, build_progress, build_replay, uses_retention
+from rllib_ext.buffer.metrics import BufferMetrics, Counts
+from rllib_ext.buffer.module_replay import MeasureSurprise, MinSizes, ModuleReplay
+from rllib_ext.episodes import Information
+from rllib_ext.learner.blocks import LAYOUTS
+from rllib_ext.learner.sharding import deal
+from rllib_ext.rllib_compat import BufferType
+
+if TYPE_CHECKING:
+    from lightning_replay.replay import Replay
+    from rllib_ext.tasks import TaskAssignment
+
+
+class ModuleOptions:
+    """The options of a buffer, for all modules and, ``special``, for single ones.
+
+    Attributes:
+        returns: length and discount of returns that are formed before rows are stored.
+        measure: of the surprise of new rows.
+        largest_priorities: by module, of rows elsewhere; the first rows of a module that is built later get it.
+    """
+
+    def __init__(
+        self,
+        recipe: str | None,
+        layout: str,
+        options: Mapping[str, Any],
+        special: Mapping[str, Mapping[str, Any] | None],
+    ) -> None:
+        for name, options_of_module in special.items():
+            accepted = "options by name, or None to store nothing of the module"
+            check_kind(f"modules[{name!r}]", options_of_module, Mapping | None, accepted)
+        self.recipe: str | None = recipe
+        self.layout: Any = checked_choice("layout", layout, tuple(LAYOUTS))
+        self.returns: Returns = (1, 0.99)
+        self.measure: MeasureSurprise | None = None
+        self.largest_priorities: dict[str, float] = {}
+        self._options, self._special = options, special
+
+    def stores(self, module_id: str) -> bool:
+        return self._special.get(module_id, {}) is not None
+
+    def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
+        special = self._special.get(module_id) or {}
+        options = {**self._options, **special}
+        # None removes an option of all modules, as another recipe may not have it.
+        options = {key: value for key, value in options.items() if value is not None or key not in special}
+        return options.pop("recipe", self.recipe), options
+
+    def modules_with_retention(self) -> list[str]:
+        """Returns the modules whose replay keeps rows by importance, not by age."""
+        names = dict.fromkeys([DEFAULT_MODULE_ID, *self._special])
+        return [name for name in names if self.stores(name) and uses_retention(*self.of(name))]
+
+    def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
+        """Builds the replay of a module; errors as :func:`~rllib_ext.buffer.building.build_replay`."""
+        recipe, options = self.of(module_id)
+        seed = checked_seed(options.get("seed"))
+        if seed is not None and module_id != DEFAULT_MODULE_ID:
+            options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
+        info_keys, progress = options.pop("info_keys", None), options.pop("progress", None)
+        replay = build_replay(recipe, options, self.returns)
+        if module_id in self.largest_priorities:
+            replay.raise_largest_priority(self.largest_priorities[module_id])
+        return ModuleReplay(
+            replay,
+            self.layout,
+            seed,
+            module_id if several_agents else None,
+            information=Information(info_keys or (), replay.tasks or None),
+            progress=build_progress(progress, replay),
+            min_sizes=None if replay.tables is None else MinSizes(replay, options),
+            measure=self.measure,
+        )
+
+    def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
+        """Sets length and discount of returns formed before rows are stored; rebuilds the replays that have these."""
+        self.returns = returns
+        built = {name: self.build(name) for name in self.modules_with_retention()}
+        return {name: module for name, module in built.items() if name in present}
+
+    def restored(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
+        """Builds the modules of a buffer's ``plain_state``, their replays still empty."""
+        if state["recipe"] != self.recipe:
+            raise ValueError(
+                f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
+                "Build it with the recipe and options it was saved with."
+            )
+        modules = {name: self.build(name, state["several_agents"]) for name in state["modules"]}
+        for name, module in modules.items():
+            module.load_state(state["modules"][name])
+        return modules
+
+    def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
+        """Returns single-agent episodes by the module that acted, without those of modules that store nothing."""
+        grouped: dict[str, list[SingleAgentEpisode]] = {}
+        for episode in episodes:
+            if isinstance(episode, SingleAgentEpisode):
+                grouped.setdefault(DEFAULT_MODULE_ID, []).append(episode)
+            elif isinstance(episode, MultiAgentEpisode):
+                for part in episode.agent_episodes.values():
+                    if self.stores(part.module_id):
+                        grouped.setdefault(part.module_id, []).append(part)
+            else:
+                raise TypeError(
+                    f"got a {type(episode).__name__}; episodes are accepted (SingleAgentEpisode, MultiAgentEpisode)"
+                )
+        return grouped
+
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
+    """A replay of :mod:`lightning_replay` as the replay buffer of DQN, SAC or TQC.
+
+    RLlib calls :meth:`add`, :meth:`sample`, :meth:`get_metrics` and :meth:`update_priorities` in every training step.
+    Build it with :func:`rllib_ext.replay_config`. RLlib's type checks need the base class
+    (:mod:`rllib_ext.rllib_compat`); its constructor, which allocates Python trees, is not called. Torch and TorchRL
+    are imported when a buffer is built: EnvRunners get the class alone.
+
+    With several agents each module has a replay of its own, of ``capacity`` rows, built when its first step arrives.
+
+    Args:
+        recipe: name of the recipe; ``None`` where ``options`` name a sampler, writer or transform.
+        layout: how drawn rows travel: ``blocks`` of columns; ``flagged``, one block, with
+            :func:`rllib_ext.configure` only; or ``rows``, an episode for each row, for learner connectors that do more
+            with an episode than read its columns (ten times slower). By default ``blocks``, and with ``configure``
+            what the algorithm's connectors allow.
+        num_learners: Learners the batch is dealt out to; with 2 or more the TD errors come back in another order.
+        modules: options of single modules by name that differ: ``{"pursuer": {"capacity": 10_000}}``, where ``None``
+            leaves an option out; ``None`` in place of the options stores nothing of a module (one that does not learn).
+        metrics_num_episodes_for_smoothing: given by RLlib and ignored.
+        options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
+            flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
+            ``progress``: of :mod:`lightning_replay.schedulers`, makes a curriculum's signals from episode returns.
+            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames, if any.
+
+    Raises:
+        ValueError: an unknown recipe, layout or option, or values that are refused.
+    """
+
+    def __init__(
+        self,
+        recipe: str | None = None,
+        *,
+        layout: str | None = None,
+        num_learners: int = 0,
+        modules: dict[str, dict[str, Any] | None] | None = None,
+        metrics_num_episodes_for_smoothing: int = 100,
+        **options: Any,
+    ) -> None:
+        del metrics_num_episodes_for_smoothing
+        check_kind("modules", modules, Mapping | None, "options by the name of the module, or None")
+        self.recipe = recipe
+        self.num_learners: int = checked_count("num_learners", num_learners, 0, of="Learners")
+        self.layout_was_given: bool = layout is not None
+        self.options: ModuleOptions = ModuleOptions(
+            recipe, "blocks" if layout is None else layout, options, modules or {}
+        )
+        self.is_in_checkpoints = self._has_warned = False
+        self.draws_per_report = 1
+        self.assignment: TaskAssignment | None = None
+        self.counters: BufferMetrics = BufferMetrics()
+        self._several_agents = False
+        # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
+        self.modules: dict[str, ModuleReplay] = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
+        self.capacity: int = self.replay.capacity
+
+    def use_layout(self, layout: str) -> None:
+        """Sets the layout of rows drawn from now on."""
+        self.options.layout = layout
+        for module in self.modules.values():
+            module.layout = layout
+
+    def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
+        """Sets length and discount of returns that are formed before rows are stored."""
+        self.modules |= self.options.form_returns((n_step, gamma), self.modules)
+
+    def set_initial_surprise(self, measure: MeasureSurprise) -> None:
+        """Gives replays that keep rows by surprise a measure of it for new rows, unless they have one."""
+        self.options.measure = measure
+        for module in self.modules.values():
+            module.set_initial_surprise(measure)
+
+    @property
+    def uses_retention(self) -> bool:
+        """Whether the replay of some module keeps rows by importance."""
+        return bool(self.options.modules_with_retention())
+
+    @property
+    def replay(self) -> Replay:
+        """The replay of the only module; ``modules`` has several."""
+        if len(self.modules) != 1:
+            raise ValueError(f"there is a replay for each of {sorted(self.modules)}; take .modules[name].replay")
+        return next(iter(self.modules.values())).replay
+
+    @property
+    def num_env_steps_stored(self) -> int:
+        """Steps of the environment, counted as in :class:`~rllib_ext.buffer.metrics.BufferMetrics`."""
+        return self.counters.env_steps_stored(self.modules)
+
+    def counts(self) -> Counts:
+        """Returns sums since the start, see :meth:`~rllib_ext.buffer.metrics.BufferMetrics.totals`."""
+        return self.counters.totals(self.modules)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.modules.values()))
+
+    def add(
+        self,
+        episodes: list[SingleAgentEpisode | MultiAgentEpisode] | SingleAgentEpisode | MultiAgentEpisode,
+        weight: float | None = None,
+    ) -> None:
+        """Stores the new steps of episodes or of their fragments, with one ``extend`` for each module.
+
+        Args:
+            episodes: from EnvRunners; fragments continue by ``id_`` and ``t_started``.
+            weight: ignored; new rows get the largest priority seen.
+
+        Raises:
+            TypeError: something else than an episode.
+            ValueError: rows that do not fit the first ones, or more than the capacity; nothing of this call is stored.
+        """
+        if not (self.is_in_checkpoints or self._has_warned):
+            self._has_warned = True
+            logger.warning("this buffer is not part of the algorithm's checkpoints: call rllib_ext.configure(config)")
+        episodes = episodes if isinstance(episodes, list) else [episodes]
+        grouped = self.options.group(episodes)
+        several_agents = self._several_agents
+        # Everything is checked before anything is stored.
+        modules = dict(self.modules)
+        if not several_agents and any(isinstance(one, MultiAgentEpisode) for one in episodes) and not len(self):
+            several_agents, modules = True, {}
+        modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
+        flat = {name: modules[name].flatten(parts) for name, parts in grouped.items()}
+        self.modules, self._several_agents = modules, several_agents
+        for name, parts in flat.items():
+            steps, evicted, new_episodes = modules[name].add(parts)
+            self.counters.count(name, steps_added=steps, steps_evicted=evicted, episodes_added=new_episodes)
+            if not several_agents:
+                self.counters.count(DEFAULT_AGENT_ID, agent_steps_added=steps)
+        self.counters.count_fragments(episodes, stored=grouped)
+        if self.assignment is not None:
+            self.assignment.update()
+
+    def sample(
+        self,
+        num_items: int | None = None,
+        *,
+        n_step: int | tuple[int, int] | None = None,
+        gamma: float = 0.99,
+        beta: float | None = None,
+        batch_length_T: int | None = None,
+        min_batch_length_T: int = 0,
+        **ignored: Any,
+    ) -> list[SingleAgentEpisode]:
+        """Draws a train batch.
+
+        Args:
+            num_items: rows, of each module; of sequences, their steps together.
+            n_step: rewards summed into one return: a number, or a closed interval one is drawn from for each row.
+            gamma: discount of that return.
+            beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
+            batch_length_T: steps of a sequence at most, for a recurrent module; 0 or ``None`` draws single rows.
+            min_batch_length_T: the burn-in of sequences; each is longer.
+            ignored: RLlib's further arguments (lookback, sample_episodes, ...).
+
+        Returns:
+            Blocks, or sequences as episodes. Extra model outputs are ``weights``, ``n_step`` and, of sequences,
+            ``state_out``.
+
+        Raises:
+            RuntimeError: the buffer is empty.
+            ValueError: sequences of several agents, of n-step returns, of pairs or of rows without state, or with a
+                burn-in longer than the episodes; other returns than those formed before rows were stored.
+        """
+        num_items = checked_count("num_items", num_items, of="rows")
+        if batch_length_T:
+            return self._sequences(num_items, n_step or 1, batch_length_T, min_batch_length_T)
+        drawable = self.modules
+        if len(drawable) > 1:
+            drawable = {name: module for name, module in drawable.items() if len(module)} or drawable
+        if not drawable:
+            raise RuntimeError("cannot sample from an empty replay buffer: no module that stores steps has any yet")
+        pieces = {name: module.draw(num_items, n_step or 1, gamma) for name, module in drawable.items()}
+        dealt, places = deal(pieces, self.num_learners)
+        for name, module in drawable.items():
+            module.expect(places[name])
+            self.counters.count(name, steps_sampled=len(places[name]))
+        return [piece.episode for _, piece in dealt]
+
+    def _sequences(self, num_steps: int, n_step: Any, longest: int, burn_in: int) -> list[SingleAgentEpisode]:
+        if n_step != 1:
+            raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
+        if self._several_agents:
+            raise ValueError(
+                f"batch_length_T is {longest}, sequences for a recurrent module, and there are several agents "
+                f"({sorted(self.modules)}); recurrent modules are supported with one agent"
+            )
+        module = self.modules[DEFAULT_MODULE_ID]
+        episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
+        self.counters.count(DEFAULT_MODULE_ID, steps_sampled=sum(map(len, episodes)))
+        return episodes
+
+    def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
+        """Updates the rows of the last draw with their TD errors; replays without feedback ignore them.
+
+        Args:
+            priorities: one TD error per row, in the order of the Learners; of sequences ``[chunks, batch_length_T]``,
+                see :class:`~rllib_ext.buffer.sequences.SequencePriorities`; with surprise and action values
+                ``[B, 2 + A]``, see :func:`~rllib_ext.learner.signals.report_signals`.
+            module_id: the module that learned; may be left out where there is one.
+
+        Raises:
+            ValueError: as :meth:`~rllib_ext.buffer.module_replay.ModuleReplay.update`, or a module that has no replay.
+        """
+        if module_id is None and len(self.modules) == 1:
+            module_id = next(iter(self.modules))
+        if module_id not in self.modules:
+            raise ValueError(f"module_id is {module_id!r}; there is a replay for each of {sorted(self.modules)}")
+        self.modules[module_id].update(priorities)
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw.
+
+        Computing them takes longer than a draw. With ``draws_per_report`` above 1 other calls return an empty dict.
+        """
+        return self.counters.report(self.modules, self.draws_per_report)
+
+    def remaining_metrics(self) -> dict[str, Any]:
+        """Returns the counters if something was drawn since they were last returned."""
+        return self.counters.remaining(self.modules)
+
+    def get_num_timesteps(self, module_id: str | None = None) -> int:
+        """Returns the steps stored."""
+        return len(self) if module_id is None else len(self.modules[module_id])
+
+    def get_num_episodes(self, module_id: str | None = None) -> int:
+        """Returns the episodes added; rows leave one by one, so episodes stored are not counted."""
+        return self.counters.total("episodes_added", module_id)
+
+    def get_sampled_timesteps(self, module_id: str | None = None) -> int:
+        """Returns the steps drawn since the start."""
+        return self.counters.total("steps_sampled", module_id)
+
+    def get_added_timesteps(self, module_id: str | None = None) -> int:
+        """Returns the steps added since the start."""
+        return self.counters.total("steps_added", module_id)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state on which further draws depend: tensors and plain values."""
+        replays = {name: module.replay.state_dict() for name, module in self.modules.items()}
+        return {**self.plain_state(), "replays": replays}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`get_state` of a buffer of the same recipe and options.
+
+        Raises:
+            ValueError: the state of another recipe; nothing is changed.
+        """
+        modules = self.options.restored(state)
+        for name, module in modules.items():
+            module.replay.load_state_dict(state["replays"][name])
+        self.take_over(modules, state)
+
+    def plain_state(self) -> dict[str, Any]:
+        """Returns the state without the replays', of values that JSON takes."""
+        return {
+            "recipe": self.recipe,
+            "several_agents": self._several_agents,
+            "modules": {name: module.state() for name, module in self.modules.items()},
+            "counters": self.counters.state(),
+        }
+
+    def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
+        """Replaces the modules by restored ones, and the counters by those of :meth:`plain_state`."""
+        self.modules, self._several_agents = modules, state["several_agents"]
+        self.counters.load(state["counters"])
+        if self.assignment is not None:
+            self.assignment.send()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stacks of frames among RLlib's observations: their column, their form, and the module that learns from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.algorithms.dqn.dqn_catalog import DQNCatalog
+from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
+from ray.rllib.core.columns import Columns
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    from rllib_ext.episodes import Columns
+
+
+def image_column(image_key: Any) -> tuple[str, ...]:
+    """Returns the column of the stacks.
+
+    Args:
+        image_key: the entry of Dict or Tuple observations that holds them, a name, a position or a sequence of these;
+            ``None`` where the observation itself is the stack.
+
+    Example:
+        >>> image_column(None), image_column("camera"), image_column(["arm", 0])
+        (('observation',), ('observation', 'camera'), ('observation', 'arm', '0'))
+    """
+    entries = () if image_key is None else image_key if isinstance(image_key, list | tuple) else (image_key,)
+    return ("observation", *map(str, entries))
+
+
+def check_stacks(storage: Any, observation: Columns) -> None:
+    """Refuses observations, by the columns of the first rows, whose frames a storage cannot store once."""
+    from lightning_replay.storage.frames import FrameStorage
+
+    if not isinstance(storage, FrameStorage):
+        return
+    stack = storage.frame_stack
+    leaf = next((leaf for leaf in observation.leaves if leaf.key == storage.image_key), None)
+    if leaf is None:
+        entries = ["/".join(leaf.key) for leaf in observation.leaves]
+        raise ValueError(
+            f"frame_stack is {stack}, and {'/'.join(storage.image_key)} is no stack of frames: the observations have "
+            f"{', '.join(entries)}. Name the entry by image_key, as image_key='camera', and leave it out where the "
+            "observation itself is the stack. Nothing was stored"
+        )
+    if leaf.dtype == np.uint8 and len(leaf.shape) in (3, 4) and leaf.shape[0] == stack and np.prod(leaf.shape):
+        return
+    raise ValueError(
+        f"{'/'.join(leaf.key)} is {leaf.dtype} {list(leaf.shape)}, and frame_stack={stack} stores frames of stacks "
+        f"uint8 [{stack}, H, W], oldest first. Give such observations to the algorithm: lightning_replay.envs:Atari-v0 "
+        f"has them, and gymnasium.wrappers.FrameStackObservation(env, {stack}) makes them of images; leave out "
+        "wrappers and connectors that make floats of them or put the frames last, as RLlib's "
+        "wrap_atari_for_new_api_stack does (rllib_ext.configure gives DQN a module that takes bytes). "
+        "Nothing was stored"
+    )
+
+
+def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> None:
+    """Gives DQN a module that takes bytes, where the observation itself is a stack whose frames are stored once.
+
+    RLlib's own takes floats with the channels last, four times the memory. A module that the config names stays.
+
+    Args:
+        config: of any algorithm with a replay buffer; changed in place.
+        samples: of its search spaces, or the config alone.
+    """
+    buffers = [sample.replay_buffer_config for sample in samples]
+    every = [one for given in buffers for one in (given, *(given.get("modules") or {}).values()) if one]
+    stacked = any(one.get("frame_stack") is not None and one.get("image_key") is None for one in every)
+    if config._rl_module_spec is not None or not stacked:
+        return
+    from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+    pass  # MOVER
+
+    if samples[0].get_default_rl_module_spec().module_class is DefaultDQNTorchRLModule:
+        config.rl_module(rl_module_spec=RLModuleSpec(module_class=ImageDQNModule))
+
+
+class ImageCatalog(DQNCatalog):
+    """Builds the networks for images as RLlib's convolutions take them: floats from 0 to 1, channels last.
+
+    Arguments are RLlib's; observation spaces other than uint8 ``[channels, H, W]`` stay as they are.
+    """
+
+    def __init__(self, observation_space: gym.Space[Any], *args: Any, **kwargs: Any) -> None:
+        if is_image(observation_space):
+            channels, height, width = observation_space.shape
+            observation_space = gym.spaces.Box(0.0, 1.0, (height, width, channels), np.float32)
+        super().__init__(observation_space, *args, **kwargs)
+
+
+class ImageDQNModule(DefaultDQNTorchRLModule):
+    """RLlib's DQN module for observations uint8 ``[channels, H, W]``, which its own convolutions do not take.
+
+    Images are bytes on EnvRunners, in the buffer and on the way to the Learners, and become floats in the network.
+    :func:`rllib_ext.configure` chooses this module where frames are stored once; by hand:
+    ``.rl_module(rl_module_spec=RLModuleSpec(module_class=ImageDQNModule))``. Other observations are not changed.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["catalog_class"] = kwargs.get("catalog_class") or ImageCatalog
+        super().__init__(*args, **kwargs)
+
+    def _qf_forward_helper(self, batch: dict[str, Any], encoder: Any, head: Any) -> dict[str, Any]:
+        if is_image(self.observation_space):
+            brightest = float(self.observation_space.high.max())
+            images = batch[Columns.OBS].movedim(-3, -1).to(torch.float32) / brightest
+            batch = {**batch, Columns.OBS: images}
+        return super()._qf_forward_helper(batch, encoder, head)
+
+
+def is_image(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Box]:
+    """Returns whether observations of this space are bytes ``[channels, H, W]``."""
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3

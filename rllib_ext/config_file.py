@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An algorithm's config from a YAML file whose keys are the methods of ``AlgorithmConfig``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from ray._common.deprecation import DEPRECATED_VALUE
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.algorithms.tqc import TQCConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+from lightning_replay.options import check_kind, checked_number, did_you_mean
+from rllib_ext.apex import ApexDQNConfig
+from rllib_ext.api import LEVEL_OPTIONS, REPLAY_OPTIONS, configure, replay_config
+from rllib_ext.environments import set_class_path
+
+REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {
+    "DQN": DQNConfig,
+    "ApexDQN": ApexDQNConfig,
+    "SAC": SACConfig,
+    "TQC": TQCConfig,
+}
+REPLAY_LEVELS: dict[str, type[AlgorithmConfig]] = {"PPO": PPOConfig, "APPO": APPOConfig, "IMPALA": IMPALAConfig}
+ALGORITHMS = REPLAY_STEPS | REPLAY_LEVELS
+METHODS = (
+    *("environment", "env_runners", "learners", "training", "rl_module", "multi_agent", "evaluation"),
+    *("reporting", "debugging", "fault_tolerance", "checkpointing", "resources", "framework"),
+)
+OWN_KEYS = ("algorithm", "replay", "levels", "configure", "stop", "checkpoint")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """Limits of training, which is over as soon as one of them is reached.
+
+    Args:
+        env_steps: steps of the environment, those before a restore included.
+        iterations: calls of ``train()``, those before a restore included.
+        episode_return: mean return of the last training episodes.
+    """
+
+    env_steps: int | None = None
+    iterations: int | None = None
+    episode_return: float | None = None
+
+    def is_reached(self, result: Mapping[str, Any]) -> bool:
+        runners = result["env_runners"]
+        reached = (
+            (self.env_steps, runners["num_env_steps_sampled_lifetime"]),
+            (self.iterations, result["training_iteration"]),
+            (self.episode_return, runners.get("episode_return_mean", -float("inf"))),
+        )
+        return any(limit is not None and value >= limit for limit, value in reached)
+
+
+class Settings(NamedTuple):
+    """The settings of a file beside the config; without a path no checkpoint is written."""
+
+    stop: Stop
+    checkpoint: str | None
+
+
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[AlgorithmConfig, Settings]:
+    """Reads a file such as those in ``configs/rllib``.
+
+    ``algorithm`` is DQN, ApexDQN, SAC or TQC with ``replay`` (:func:`rllib_ext.replay_config`), or PPO, APPO or IMPALA
+    with ``levels``; ``configure`` has further arguments of :func:`rllib_ext.configure`. Each other key is a method of
+    the algorithm's config with the arguments, or ``stop`` (the fields of ``Stop``) or ``checkpoint``, a path.
+
+    Args:
+        path: of the file.
+        overrides: values by dotted key in place of the file's, ``{"training.gamma": 0.98}``.
+
+    Returns:
+        The config, ready for ``build_algo()``, and the other settings.
+
+    Raises:
+        FileNotFoundError: no such file; the message lists those that come with the library.
+        ValueError: no valid YAML, an unknown algorithm, key or argument, or values that are refused.
+    """
+    return configured(read_sections(path, overrides))
+
+
+def configured(sections: Mapping[str, Any]) -> tuple[AlgorithmConfig, Settings]:
+    """Returns what the keys of a file describe; see :func:`load_config`."""
+    config = _algorithm(sections)
+    for name in METHODS:
+        if name in sections:
+            _call(config, name, sections[name])
+    set_class_path(config)
+    options, levels = sections.get("configure", {}), sections.get("levels")
+    others = ("config", "levels", *(LEVEL_OPTIONS if levels is None else REPLAY_OPTIONS))
+    _check_names("configure", options, [name for name in _arguments(configure) if name not in others])
+    if levels is None:
+        config.training(replay_buffer_config=replay_config(**sections["replay"]))
+    config = configure(config, levels=levels, **options)
+    stop, checkpoint = sections["stop"], sections.get("checkpoint")
+    _check_names("stop", stop, [field.name for field in dataclasses.fields(Stop)])
+    for name, value in stop.items():
+        checked_number(f"stop.{name}", value)
+    if not stop:
+        raise ValueError("stop is empty: training would never end. Give stop: {env_steps: 20_000}")
+    check_kind("checkpoint", checkpoint, str | None, "a path")
+    return config, Settings(Stop(**stop), checkpoint)
+
+
+def read_sections(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the keys of a file with their values; arguments and errors as :func:`load_config`."""
+    path = Path(path)
+    if not path.is_file():
+        from lightning_replay.options import config_directory, config_files
+
+        shipped = [str(config_directory() / name) for name in config_files() if name.startswith("rllib/")]
+        raise FileNotFoundError(f"there is no file {path}; these come with the library: {', '.join(shipped)}")
+    try:
+        sections = parse(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {error}") from error
+    if not isinstance(sections, dict):
+        raise ValueError(f"{path} holds no keys; algorithm, environment, replay and stop are needed")
+    for key, value in (overrides or {}).items():
+        *parents, last = key.split(".")
+        place: Any = sections
+        for name in parents:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"{key} cannot be set: {name} is {place!r} and holds no arguments by name")
+        place[last] = value
+    _check_names("the file", sections, [*OWN_KEYS, *METHODS])
+    return sections
+
+
+def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
+    """Returns the algorithm's default config, after a check of the required keys."""
+    algorithm = sections.get("algorithm")
+    if algorithm not in list(ALGORITHMS):  # it may be unhashable
+        raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
+    (own, kinds), (other, others) = ("replay", REPLAY_STEPS), ("levels", REPLAY_LEVELS)
+    if algorithm in others:
+        own, other, others = other, own, kinds
+    if other in sections:
+        raise ValueError(
+            f"the key {other} is for {', '.join(others)}; algorithm is {algorithm}, which takes {own} in its place"
+        )
+    needed = ("environment", own, "stop")
+    for name in needed:
+        if name not in sections:
+            raise ValueError(f"the file has no key {name!r}; algorithm, {', '.join(needed[:-1])} and stop are needed")
+    for name, value in sections.items():
+        if name not in ("algorithm", "checkpoint") and not isinstance(value, Mapping):
+            raise ValueError(f"{name} is {value!r}; it holds arguments by name, as {name}: {{name: value}}")
+    return ALGORITHMS[algorithm]()
+
+
+def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) -> None:
+    if method == "training" and "replay_buffer_config" in arguments:
+        raise ValueError("training.replay_buffer_config is not accepted; the key replay describes the buffer")
+    functions = [vars(kind)[method] for kind in type(config).__mro__ if method in vars(kind)]
+    _check_names(method, arguments, list(dict.fromkeys(name for one in functions for name in _arguments(one))))
+    check_kind("env_config", arguments.get("env_config"), Mapping | None, "arguments by name, {name: value}")
+    model = arguments.get("model_config", {})
+    if isinstance(model, Mapping):  # RLlib ignores a misspelt one
+        _check_names(f"{method}.model_config", model, [field.name for field in dataclasses.fields(DefaultModelConfig)])
+    getattr(config, method)(**arguments)
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """Returns the names of the arguments that are not deprecated."""
+    return [
+        one.name
+        for one in inspect.signature(function).parameters.values()
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        if one.name != "self" and one.default != DEPRECATED_VALUE
+    ]
+
+
+def _check_names(owner: str, given: Iterable[Any], accepted: list[str]) -> None:
+    for name in given:
+        if name not in accepted:
+            hint = did_you_mean(name, accepted)
+            raise ValueError(f"{owner} has no {name!r}; accepted are {', '.join(sorted(accepted))}{hint}")
+
+
+def parse(text: str) -> Any:
+    """Returns the value of a YAML text; ``3e-4`` is a number, and a key given twice is refused.
+
+    Example:
+        >>> parse("{lr: 3e-4, hiddens: [64, 64], capacity: 50_000}")
+        {'lr': 0.0003, 'hiddens': [64, 64], 'capacity': 50000}
+    """
+    return yaml.load(text, _Loader)
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        twice = sorted({str(name) for name in names if names.count(name) > 1})
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"given twice: {', '.join(twice)}", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 takes 3e-4 for a text, because it lacks the dot.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+\Z"), list("-+0123456789")
+)
