@@ -4,27 +4,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay.agents import SAC, TD3
 
-Network = list[Tensor]  # bias and weight of each linear layer
+Network = list[Tensor]  # weight and bias of each linear layer
 
 
-def copied(parameters: TensorDictBase) -> Network:
-    """The layers of one perceptron, in order, as parameters of their own."""
-    named = [(name.split("."), value) for name, value in parameters.flatten_keys(".").items()]
-    # a policy's bounds are buffers among them
-    layers = sorted((int(name[-2]), name[-1], value) for name, value in named if name[-1] in ("weight", "bias"))
-    return [value.detach().clone().requires_grad_() for _, _, value in layers]
+def copied(parameters: Iterable[Tensor]) -> Network:
+    """Parameters of their own."""
+    return [value.detach().clone().requires_grad_() for value in parameters]
 
 
 def forward(network: Network, inputs: Tensor) -> Tensor:
     for layer in range(0, len(network), 2):
-        inputs = inputs @ network[layer + 1].T + network[layer]
+        inputs = inputs @ network[layer].T + network[layer + 1]
         inputs = torch.relu(inputs) if layer < len(network) - 2 else inputs
     return inputs
 
@@ -36,8 +34,8 @@ class ActorCriticOracle:
         self.options = agent.hparams
         self.low, self.high = torch.tensor(agent.hparams["action_low"]), torch.tensor(agent.hparams["action_high"])
         self.center, self.half = (self.high + self.low) / 2, (self.high - self.low) / 2
-        self.actor = copied(agent.loss.actor_network_params)
-        self.critics = [copied(agent.loss.qvalue_network_params[i]) for i in (0, 1)]
+        self.actor = copied(agent.actor.parameters())
+        self.critics = [copied(pair[i] for pair in agent.critics.parameters()) for i in (0, 1)]
         self.target_actor = [value.detach().clone() for value in self.actor]
         self.target_critics = [[value.detach().clone() for value in critic] for critic in self.critics]
         self.actor_adam = torch.optim.Adam(self.actor, lr=self.options["actor_learning_rate"])
@@ -112,7 +110,7 @@ class SACOracle(ActorCriticOracle):
         self.learn_critics(batch, values - coefficient * log_density)
         action, log_density = self.draw(batch["observation"])
         values = self.values(self.critics, batch["observation"], action).amin(0)
-        penalty = self.options["actor_regularization"] * sum(weight.square().sum() for weight in self.actor[1::2]) / 2
+        penalty = self.options["actor_regularization"] * sum(weight.square().sum() for weight in self.actor[::2]) / 2
         self.learn(self.actor_adam, (coefficient * log_density - values).mean() + penalty)
         excess = log_density.detach() - len(self.low)  # plus the target entropy, minus the number of dimensions
         self.learn(self.entropy_adam, -(self.log_coefficient * excess).mean())

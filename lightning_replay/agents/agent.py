@@ -6,21 +6,19 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any, ClassVar, Self
+from functools import partial
+from typing import Any, ClassVar, Self, TypeVar
 
 import gymnasium
 import lightning as L
-import numpy as np
 import torch
 from gymnasium.spaces import Space
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torchrl.objectives import SoftUpdate
 
 from lightning_replay.agents.interfaces import (
     UpdateBatches,
@@ -30,7 +28,7 @@ from lightning_replay.agents.interfaces import (
     training_data,
     uses_no_step_hooks,
 )
-from lightning_replay.agents.networks import Layers, TargetUpdate, layers_of, perceptron_layers, tensors_of
+from lightning_replay.agents.networks import Perceptron, TwoCritics
 from lightning_replay.agents.spaces import SizeReader, continuous_sizes, spaces_of
 from lightning_replay.options import (
     ABOVE_ZERO,
@@ -42,7 +40,7 @@ from lightning_replay.options import (
     checked_numbers,
     checked_share,
 )
-from lightning_replay.schedules import checked_schedule
+from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.training_replay import TrainingReplay
 
 _limit = partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number above 0, or None for no limit")
@@ -82,55 +80,42 @@ _MAY_BE_NONE = {
 }
 
 
-def plain_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those options of an agent that hold arrays, tensors or NumPy numbers, as lists and plain numbers."""
-    plain = {name: _plain(value) for name, value in given.items() if name in _CHECKS}
-    return {name: value for name, value in plain.items() if value is not given[name]}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, list | tuple) and any(isinstance(entry, Tensor | np.generic) for entry in value):
-        return [_plain(entry) for entry in value]
-    return value
-
-
-def check_hyperparameters(given: Mapping[str, Any]) -> None:
+def checked_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """Checks the options of an agent; ``given`` may be ``locals()`` of its constructor, other names are ignored.
 
     Not ``hparams``, in which Lightning has class paths in place of objects with a command line.
+
+    Returns:
+        The options as plain numbers and lists of them; schedules and ``None`` are left out.
 
     Raises:
         TypeError: a value of another type.
         ValueError: a value out of range, infinite or NaN.
     """
-    for name, value in given.items():
-        if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE):
-            _CHECKS[name](name, value)
-    low, high = given.get("target_low"), given.get("target_high")
+    plain = {
+        name: _CHECKS[name](name, value)
+        for name, value in given.items()
+        if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE)
+    }
+    low, high = plain.get("target_low"), plain.get("target_high")
     if low is not None and high is not None and low > high:
         raise ValueError(
             f"target_low {low} is above target_high {high}; give the smallest and the largest return that can be "
             "reached."
         )
-    low, high = given.get("value_low", 0.0), given.get("value_high", 1.0)
+    low, high = plain.get("value_low", 0.0), plain.get("value_high", 1.0)
     if not low < high:
         raise ValueError(f"value_low is {low} and value_high {high}; give ascending bounds of the atoms.")
+    return {name: value for name, value in plain.items() if not isinstance(value, Schedule)}
 
 
 class SizedAgent(L.LightningModule):
     """A LightningModule with manual optimisation whose networks fit the environment's spaces.
 
-    A subclass defines ``build`` (networks, loss), ``act``, ``training_step`` and ``configure_optimizers``, and names in
+    A subclass defines ``build`` (networks), ``act``, ``training_step`` and ``configure_optimizers``, and names in
     ``size_names`` the arguments that the spaces determine. With those arguments it is built at once, otherwise when a
     trainer attaches a data module that has an environment.
-
-    Attributes:
-        loss: created by :meth:`build`; a loss module of TorchRL, which holds the parameters and targets.
     """
-
-    loss: Any
 
     size_names: ClassVar[tuple[str, ...]] = ()
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
@@ -162,7 +147,7 @@ class SizedAgent(L.LightningModule):
         return cls(**(cls.sizes_from(*spaces_of(env)) | hyperparameters))
 
     def build(self) -> None:
-        """Creates networks and loss from ``self.hparams``."""
+        """Creates the networks from ``self.hparams``."""
         raise NotImplementedError
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
@@ -204,12 +189,11 @@ class SizedAgent(L.LightningModule):
 
         For the end of a subclass's ``__init__``, with its ``locals()``.
         """
-        check_hyperparameters(options)
+        plain = checked_hyperparameters(options)
         frame = inspect.currentframe()
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
         # a checkpoint holds no arrays: torch loads none with weights_only
-        plain = plain_hyperparameters(options)
         self.hparams.update(plain)
         initial: Any = self.hparams_initial  # a copy of what loggers record
         initial.update(plain)
@@ -260,16 +244,6 @@ class SizedAgent(L.LightningModule):
         epsilon = self.hparams.get("adam_epsilon", 1e-8)
         return torch.optim.Adam(list(parameters), lr=self.hparams[rate], eps=epsilon, fused=True)
 
-    def descend(self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor) -> None:
-        """Takes one gradient step on a loss."""
-        drop_gradients(optimizer)
-        self.take_gradients(loss)
-        self.take_step(optimizer)
-
-    def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
-        """Steps an optimizer whose parameters have their gradients."""
-        optimizer.step()
-
     def take_gradients(self, loss: Tensor) -> None:
         """Computes gradients as ``manual_backward`` does, without its 20 to 50 µs where plain ones are enough.
 
@@ -277,8 +251,8 @@ class SizedAgent(L.LightningModule):
         """
         if self.takes_plain_gradients:
             loss.backward()
-        elif self._averages_gradients:  # DDP does so in manual_backward, where it waits for parameters without gradient
-            loss.backward()
+        elif isinstance(self.trainer.strategy, DDPStrategy) and type(self.trainer.precision_plugin) is Precision:
+            loss.backward()  # in manual_backward DDP would wait for parameters without gradient
             average_gradients(self.parameters())
         else:
             self.manual_backward(loss)
@@ -288,12 +262,6 @@ class SizedAgent(L.LightningModule):
         """Whether the trainer neither scales gradients nor syncs them between devices."""
         trainer = self.trainer
         return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
-
-    @property
-    def _averages_gradients(self) -> bool:
-        trainer = self._trainer
-        is_ddp = trainer is not None and isinstance(trainer.strategy, DDPStrategy)
-        return is_ddp and type(self.trainer.precision_plugin) is Precision
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:
@@ -320,11 +288,10 @@ def _size(name: str, value: Any) -> Any:
     return list(value) if isinstance(value, list | tuple) else value
 
 
-# cached properties of the agents
-_OF_LOSS = {"target_update", "layers", "target_layers", "actor_layers", "target_actor_layers", "networks"}
-
 # Columns of a batch by name, those under "next" in a dictionary of their own; or the batch itself.
 Columns = Mapping[str, Any]
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def plain_columns(batch: TensorDictBase) -> dict[str, Any]:
@@ -341,7 +308,7 @@ def weighted_mean(rows: Tensor, batch: Columns | TensorDictBase) -> Tensor:
     return rows.mean() if weight is None else (rows * weight.reshape(rows.shape)).mean()
 
 
-def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: Tensor) -> Tensor:
+def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: float) -> Tensor:
     """Returns the targets ``reward + γ^n values``, or the reward alone where the episode terminated.
 
     n is the column ``steps_to_next_obs``, 1 without it; a truncated row keeps its bootstrap.
@@ -349,7 +316,7 @@ def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: Tens
     Args:
         batch: of replayed transitions.
         values: of the next observations ``[B]``, without gradients; the targets are computed in their memory.
-        discount: γ, a scalar.
+        discount: γ.
     """
     following, steps = batch["next"], batch.get("steps_to_next_obs", None)
     ended = following.get("terminated", None)
@@ -363,10 +330,35 @@ def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: Tens
     )
 
 
+def target_of(network: Network) -> Network:
+    """Returns a copy of a network without gradients."""
+    return copy.deepcopy(network).requires_grad_(False)
+
+
+class TargetUpdate:
+    """Moves the parameters of targets: ``target += rate * (parameter - target)``.
+
+    Args:
+        pairs: networks and their targets.
+        rate: a share.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[nn.Module, nn.Module]], rate: float) -> None:
+        # the parameters themselves, which stay those of the networks on other devices and with loaded states
+        together = [pair for network in pairs for pair in zip(*(one.parameters() for one in network), strict=True)]
+        self._sources, self._targets = map(list, zip(*together, strict=True))
+        self._rate = rate
+
+    def step(self) -> None:
+        """Moves all targets."""
+        with torch.no_grad():
+            torch._foreach_lerp_(self._targets, self._sources, self._rate)
+
+
 class OffPolicyAgent(SizedAgent):
     """Learns from replayed batches by manual optimisation; ``global_step`` equals the updates.
 
-    A subclass defines ``build`` (networks, loss), ``update`` (one gradient step on one batch), ``act`` and
+    A subclass defines ``build`` (networks), ``update`` (one gradient step on one batch), ``act`` and
     ``configure_optimizers`` (critic first); see :class:`~lightning_replay.agents.agent.SizedAgent`.
     """
 
@@ -377,26 +369,6 @@ class OffPolicyAgent(SizedAgent):
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Takes one gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""
         raise NotImplementedError
-
-    def associate_targets(self) -> None:
-        """Keeps TorchRL from warning of a loss whose targets no updater moves; for the end of ``build``."""
-        SoftUpdate(self.loss, tau=self.hparams["target_update_rate"])
-
-    @cached_property
-    def target_update(self) -> TargetUpdate:
-        """Moves the targets in ``loss`` by ``target_update_rate``."""
-        return TargetUpdate(self.loss, self.hparams["target_update_rate"])
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Discards what holds tensors of the former :attr:`loss` where that is replaced."""
-        if name == "loss":
-            for cached in _OF_LOSS:
-                self.__dict__.pop(cached, None)
-        super().__setattr__(name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves out what holds tensors of :attr:`loss`, whose copies are other tensors."""
-        return {name: value for name, value in super().__getstate__().items() if name not in _OF_LOSS}
 
     def configure_callbacks(self) -> Sequence[L.Callback]:
         """Returns the callback that passes TD errors to the replay."""
@@ -429,6 +401,12 @@ class OffPolicyAgent(SizedAgent):
 
         self._steps_directly = self.takes_plain_gradients and uses_no_step_hooks(self.trainer)
 
+    def descend(self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor) -> None:
+        """Takes one gradient step on a loss."""
+        drop_gradients(optimizer)
+        self.take_gradients(loss)
+        self.take_step(optimizer)
+
     def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
         """Steps an optimizer and counts the step if it is wrapped, without Lightning's hooks where nothing uses them.
 
@@ -452,62 +430,29 @@ class OffPolicyAgent(SizedAgent):
 
 
 class ContinuousAgent(OffPolicyAgent):
-    """Base of TD3 and SAC: continuous actions between bounds, two critics in ``loss.qvalue_network_params``."""
+    """Base of TD3 and SAC: continuous actions between bounds, ``actor``, two ``critics`` and their targets."""
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
+    actor: Perceptron
+    critics: TwoCritics
+    target_critics: TwoCritics
+    action_low: Tensor
+    action_high: Tensor
     action_center: Tensor
     action_half_range: Tensor
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves out TorchRL's functions over both critics, which cannot be pickled."""
-        state = super().__getstate__()
-        if "loss" in self._modules:
-            loss = copy.copy(self.loss)
-            for name in [name for name in vars(loss) if name.startswith("_vmap_") and callable(vars(loss)[name])]:
-                delattr(loss, name)
-            state["_modules"] = {**self._modules, "loss": loss}
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Creates these functions again."""
-        super().__setstate__(state)
-        if "loss" in self._modules:
-            self.loss.set_vmap_randomness(self.loss.vmap_randomness)
-
-    def register_bounds(self) -> tuple[Tensor, Tensor]:
-        """Returns the bounds of the actions, and keeps their centre and half range as buffers."""
+    def register_bounds(self) -> int:
+        """Keeps the bounds of the actions, their centre and their half range as buffers; returns their number."""
         low, high = torch.tensor(self.hparams["action_low"]), torch.tensor(self.hparams["action_high"])
-        self.register_buffer("action_center", (high + low) / 2, persistent=False)
-        self.register_buffer("action_half_range", (high - low) / 2, persistent=False)
-        return low, high
+        bounds = {"low": low, "high": high, "center": (high + low) / 2, "half_range": (high - low) / 2}
+        for name, bound in bounds.items():
+            self.register_buffer(f"action_{name}", bound, persistent=False)
+        return len(low)
 
     def bounded(self, outputs: Tensor) -> Tensor:
         """Returns actions within the bounds, from real numbers ``[..., A]``."""
         return torch.tanh(outputs) * self.action_half_range + self.action_center
-
-    @cached_property
-    def actor_layers(self) -> Layers:
-        """Of the policy."""
-        return perceptron_layers(self.loss, "actor_network")
-
-    @cached_property
-    def layers(self) -> Layers:
-        """Of both critics, stacked."""
-        return perceptron_layers(self.loss, "qvalue_network")
-
-    @cached_property
-    def target_layers(self) -> Layers:
-        """Of both target critics, stacked."""
-        return layers_of(self.loss.target_qvalue_network_params)
-
-    def critic_optimizer(self) -> torch.optim.Optimizer:
-        """Returns Adam of both critics."""
-        return self.adam(tensors_of(self.layers), "critic_learning_rate")
-
-    def actor_optimizer(self) -> torch.optim.Optimizer:
-        """Returns Adam of the policy."""
-        return self.adam(tensors_of(self.actor_layers), "actor_learning_rate")
 
 
 class ExploringAgent(OffPolicyAgent):

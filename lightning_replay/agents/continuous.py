@@ -4,28 +4,15 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-from torchrl.modules import ProbabilisticActor, TanhNormal
-from torchrl.objectives import SACLoss, TD3Loss
 
-from lightning_replay.agents.agent import ContinuousAgent, bootstrapped, weighted_mean
-from lightning_replay.agents.networks import (
-    BoundedActor,
-    Layers,
-    both_values,
-    detached,
-    layers_of,
-    perceive,
-    perceptron,
-    two_critics,
-)
+from lightning_replay.agents.agent import ContinuousAgent, TargetUpdate, bootstrapped, target_of, weighted_mean
+from lightning_replay.agents.networks import Perceptron, TwoCritics
 
 _LOG_DENSITY = math.log(2 * math.pi) / 2 + 2 * math.log(2)
 _RAW_SHIFT = math.log(math.expm1(0.99))
@@ -34,15 +21,6 @@ _RAW_SHIFT = math.log(math.expm1(0.99))
 def _deviation(raw: Tensor) -> Tensor:
     """Returns standard deviations above 0.01, 1 for an output 0 of the network, as ``NormalParamExtractor``."""
     return softplus(raw + _RAW_SHIFT) + 0.01
-
-
-class _ScaledTanhNormal(TanhNormal):
-    """A squashed Gaussian whose density is that of the action scaled to [-1, 1], whatever the bounds."""
-
-    def rsample_and_log_prob(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
-        """Returns actions in the environment's units, and the logarithm of their scaled density."""
-        action, log_density = super().rsample_and_log_prob(sample_shape)
-        return action, log_density + ((self.high - self.low) / 2).log().sum()
 
 
 class SAC(ContinuousAgent):
@@ -96,42 +74,24 @@ class SAC(ContinuousAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the policy, two critics, their targets and the loss."""
-        options = self.hparams
-        low, high = self.register_bounds()
-        sizes, action_size = options["hidden_sizes"], len(low)
-        network = nn.Sequential(perceptron(options["observation_size"], sizes, 2 * action_size), NormalParamExtractor())
-        actor = ProbabilisticActor(
-            TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"]),
-            in_keys=["loc", "scale"],
-            out_keys=["action"],
-            distribution_class=_ScaledTanhNormal,
-            distribution_kwargs={"low": low, "high": high},
-            return_log_prob=True,
-        )
-        target_entropy = options["target_entropy"]
-        self.loss: Any = SACLoss(
-            actor,
-            two_critics(options["observation_size"], action_size, sizes),
-            loss_function="l2",
-            alpha_init=options["initial_entropy_coefficient"],
-            target_entropy=-float(action_size) if target_entropy is None else target_entropy,
-            reduction="none",
-            use_prioritized_weights=False,
-            scalar_output_mode="exclude",
-        )
-        self.loss.make_value_estimator(gamma=options["discount"])
-        self.associate_targets()
-        _ = self.loss.target_entropy  # TorchRL registers this buffer at the first access; a checkpoint must find it
+        """Creates the policy, two critics and their targets, and the entropy coefficient."""
+        options, action_size = self.hparams, self.register_bounds()
+        self.actor = Perceptron(options["observation_size"], options["hidden_sizes"], 2 * action_size)
+        self.critics = TwoCritics(options["observation_size"], action_size, options["hidden_sizes"])
+        self.target_critics = target_of(self.critics)
+        self.log_alpha: nn.Parameter = nn.Parameter(torch.tensor(options["initial_entropy_coefficient"]).log())
+        given = options["target_entropy"]
+        self.target_entropy: float = -float(action_size) if given is None else given
+        self.target_update = TargetUpdate([(self.critics, self.target_critics)], options["target_update_rate"])
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
-        mean, raw = perceive(self.actor_layers, observation).chunk(2, dim=-1)
+        mean, raw = self.actor(observation).chunk(2, dim=-1)
         return self.bounded(mean + _deviation(raw) * torch.randn_like(mean) if explore else mean)
 
     def draw(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Returns actions ``[B, A]`` of the policy and the logarithm of their density among scaled ones, ``[B]``."""
-        mean, raw = perceive(self.actor_layers, observation).chunk(2, dim=-1)
+        mean, raw = self.actor(observation).chunk(2, dim=-1)
         deviation, noise = _deviation(raw), torch.randn_like(mean)
         unbounded = mean + deviation * noise
         # the logarithm of the normal density less that of tanh's slope, 4 / (exp(x) + exp(-x))²
@@ -143,20 +103,18 @@ class SAC(ContinuousAgent):
         with torch.no_grad():
             following = batch.get("next").get("observation")
             action, log_density = self.draw(following)
-            values = (
-                both_values(self.target_layers, following, action).amin(0) - self.loss.log_alpha.exp() * log_density
-            )
-            target = bootstrapped(batch, values, self.loss.value_estimator.gamma)
-        return both_values(self.layers, batch.get("observation"), batch.get("action")) - target
+            values = self.target_critics.values(following, action).amin(0) - self.log_alpha.exp() * log_density
+            target = bootstrapped(batch, values, self.hparams["discount"])
+        return self.critics.values(batch.get("observation"), batch.get("action")) - target
 
     def actor_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the policy's loss, and the logarithms of the densities of the actions drawn for it, ``[B]``."""
         observation = batch.get("observation")
         action, log_density = self.draw(observation)
-        values = both_values(detached(self.layers), observation, action).min(0).values
-        loss = (self.loss.log_alpha.detach().exp() * log_density - values).mean()
+        values = self.critics.values(observation, action, frozen=True).min(0).values
+        loss = (self.log_alpha.detach().exp() * log_density - values).mean()
         if self.hparams["actor_regularization"] > 0:
-            squares = torch.stack([weight.square().sum() for weight, _ in self.actor_layers])
+            squares = torch.stack([weight.square().sum() for weight in self.actor.parameters() if weight.ndim == 2])
             loss = loss + self.hparams["actor_regularization"] / 2 * squares.sum()
         return loss, log_density.detach()
 
@@ -168,14 +126,17 @@ class SAC(ContinuousAgent):
         self.descend(critic_optimizer, loss)
         actor_loss, log_density = self.actor_loss(batch)
         self.descend(actor_optimizer, actor_loss)
-        self.descend(entropy_optimizer, -self.loss.log_alpha * (log_density + self.loss.target_entropy).mean())
+        self.descend(entropy_optimizer, -self.log_alpha * (log_density + self.target_entropy).mean())
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam for the critics, the policy and the entropy coefficient."""
-        entropy_optimizer = self.adam([self.loss.log_alpha], "entropy_learning_rate")
-        return [self.critic_optimizer(), self.actor_optimizer(), entropy_optimizer]
+        return [
+            self.adam(self.critics.parameters(), "critic_learning_rate"),
+            self.adam(self.actor.parameters(), "actor_learning_rate"),
+            self.adam([self.log_alpha], "entropy_learning_rate"),
+        ]
 
 
 class TD3(ContinuousAgent):
@@ -230,33 +191,18 @@ class TD3(ContinuousAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the policy, two critics, their targets and the loss."""
-        options = self.hparams
-        # buffers of the agent's own: the loss moves copies of the network's to another device, not the network's
-        low, high = self.register_bounds()
-        actor = BoundedActor(options["observation_size"], low, high, options["hidden_sizes"])
-        self.loss: Any = TD3Loss(
-            TensorDictModule(actor, in_keys=["observation"], out_keys=["action"]),
-            two_critics(options["observation_size"], len(low), options["hidden_sizes"]),
-            bounds=(low, high),
-            loss_function="l2",
-            reduction="none",
-            use_prioritized_weights=False,
-        )
-        del self.loss.policy_noise, self.loss.noise_clip
-        self.loss.register_buffer("policy_noise", options["target_noise"] * actor.half_range, persistent=False)
-        self.loss.register_buffer("noise_clip", options["target_noise_clip"] * actor.half_range, persistent=False)
-        self.loss.make_value_estimator(gamma=options["discount"])
-        self.associate_targets()
-
-    @cached_property
-    def target_actor_layers(self) -> Layers:
-        """Of the target policy."""
-        return layers_of(self.loss.target_actor_network_params)
+        """Creates the policy, two critics and their targets."""
+        options, action_size = self.hparams, self.register_bounds()
+        self.actor = Perceptron(options["observation_size"], options["hidden_sizes"], action_size)
+        self.critics = TwoCritics(options["observation_size"], action_size, options["hidden_sizes"])
+        self.target_actor: Perceptron = target_of(self.actor)
+        self.target_critics = target_of(self.critics)
+        pairs = [(self.actor, self.target_actor), (self.critics, self.target_critics)]
+        self.target_update = TargetUpdate(pairs, options["target_update_rate"])
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``, with noise if ``explore``."""
-        action = torch.tanh(perceive(self.actor_layers, observation))
+        action = torch.tanh(self.actor(observation))
         if explore:
             noise = self.hparams["exploration_noise"] * torch.randn_like(action)
             action = torch.clamp(action + noise, -1.0, 1.0)
@@ -264,21 +210,21 @@ class TD3(ContinuousAgent):
 
     def distances(self, batch: TensorDictBase) -> Tensor:
         """Returns both critics' values less their target, ``[2, B]``."""
-        loss, action = self.loss, batch.get("action")
+        options, action = self.hparams, batch.get("action")
         with torch.no_grad():
-            clip, following = loss.noise_clip, batch.get("next").get("observation")
-            noise = torch.clamp(torch.randn_like(action) * loss.policy_noise, -clip, clip)
-            chosen = self.bounded(perceive(self.target_actor_layers, following)) + noise
-            chosen = torch.clamp(chosen, loss.min_action, loss.max_action)
-            values = both_values(self.target_layers, following, chosen).amin(0)
-            target = bootstrapped(batch, values, loss.value_estimator.gamma)
-        return both_values(self.layers, batch.get("observation"), action) - target
+            following = batch.get("next").get("observation")
+            clip = options["target_noise_clip"] * self.action_half_range
+            noise = torch.randn_like(action) * (options["target_noise"] * self.action_half_range)
+            chosen = self.bounded(self.target_actor(following)) + torch.clamp(noise, -clip, clip)
+            chosen = torch.clamp(chosen, self.action_low, self.action_high)
+            values = self.target_critics.values(following, chosen).amin(0)
+            target = bootstrapped(batch, values, options["discount"])
+        return self.critics.values(batch.get("observation"), action) - target
 
     def actor_loss(self, batch: TensorDictBase) -> Tensor:
         """Returns minus the first critic's mean value of the policy's actions."""
         observation = batch.get("observation")
-        action = self.bounded(perceive(self.actor_layers, observation))
-        return -perceive(detached(self.layers, 0), torch.cat([observation, action], dim=-1)).mean()
+        return -self.critics.first(observation, self.bounded(self.actor(observation))).mean()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the critics, and every ``policy_delay`` updates the policy and the targets."""
@@ -294,7 +240,10 @@ class TD3(ContinuousAgent):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam for the critics, then for the policy."""
-        return [self.critic_optimizer(), self.actor_optimizer()]
+        return [
+            self.adam(self.critics.parameters(), "critic_learning_rate"),
+            self.adam(self.actor.parameters(), "actor_learning_rate"),
+        ]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the number of updates, for the policy delay."""

@@ -3,209 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
-from torch.nn.functional import smooth_l1_loss
-from torchrl.modules import DistributionalQValueActor, QValueActor, reset_noise
-from torchrl.objectives import DistributionalDQNLoss, DQNLoss, HardUpdate
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn.functional import linear, smooth_l1_loss
+from torchrl.modules import reset_noise
 
-from lightning_replay.agents.agent import Columns, ExploringAgent, bootstrapped, plain_columns, weighted_mean
-from lightning_replay.agents.cagrad import ConflictAverseStep
-from lightning_replay.agents.networks import (
-    ImageNetwork,
-    Layers,
-    QNetwork,
-    activations_of,
-    can_set_gradients,
-    layers_of,
-    perceive,
-    perceptron_layers,
-    set_gradients,
-    tensors_of,
-    with_noise,
+from lightning_replay.agents.agent import (
+    Columns,
+    ExploringAgent,
+    TargetUpdate,
+    bootstrapped,
+    plain_columns,
+    target_of,
+    weighted_mean,
 )
+from lightning_replay.agents.cagrad import ConflictAverseStep
+from lightning_replay.agents.networks import ImageNetwork, Layers, Perceptron, with_noise
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes, image_sizes
 from lightning_replay.retention.surprise import categorical_projection, cross_entropy, kl_divergence, squared_td_error
 from lightning_replay.schedules import Constant, Linear, Schedule
-
-__all__ = ["CategoricalValueLoss", "RowErrors", "ScalarValueLoss", "categorical_projection"]
-
-
-class RowErrors(NamedTuple):
-    """Results of one forward pass for each transition of a batch.
-
-    Attributes:
-        loss: float32 ``[B]``, with its graph; not weighted.
-        td_error: float32 ``[B]``, target minus current value of the action taken; of distributions, of their means.
-        surprise: float32 ``[B]``, at least 0.
-        action_values: float32 ``[B, A]``, current values of all actions; of distributions, their means.
-    """
-
-    loss: Tensor
-    td_error: Tensor
-    surprise: Tensor
-    action_values: Tensor
-
-
-_Errors = tuple[Tensor, Tensor, Tensor]  # loss, TD error and surprise of each row
-
-
-class _FeedbackLoss:
-    """Adds :meth:`rows` to a loss of TorchRL, which leaves weighting and averaging to the caller."""
-
-    value_network: nn.Module
-    value_network_params: Any
-    target_value_network_params: Any
-    double: bool
-    discount: float
-
-    def outputs(self, observation: Tensor, *, of_target: bool = False) -> Tensor:
-        """Returns values ``[B, A]``, or log probabilities ``[B, N, A]``, of the network or the target network."""
-        parameters = self.target_value_network_params if of_target else self.value_network_params
-        batch = TensorDict({"observation": observation}, [len(observation)])
-        with parameters.to_module(self.value_network):
-            return self.value_network(batch).get("action_value")
-
-    def means(self, outputs: Tensor) -> Tensor:
-        """Returns the action values ``[B, A]`` of the network's outputs."""
-        raise NotImplementedError
-
-    def compare(self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> _Errors:
-        """Returns loss, TD error and surprise ``[B]`` from the outputs of the action taken and of the best next one."""
-        raise NotImplementedError
-
-    def redraw_noise(self, *, of_target: bool = False) -> None:
-        """Draws new noise for the noisy layers of the network, or of the target network."""
-        parameters = self.target_value_network_params if of_target else self.value_network_params
-        with parameters.to_module(self.value_network):
-            self.value_network.apply(reset_noise)
-
-    def rows(self, batch: TensorDictBase) -> RowErrors:
-        """Returns loss and feedback of each row, from one forward pass of the network and one of the target network.
-
-        The factor of the bootstrap is the column ``discount`` (γ to the power of the steps in the reward, 0 where they
-        terminated); without it, γ, or 0 after termination.
-        """
-        observation, following = batch.get("observation"), batch.get(("next", "observation"))
-        in_one_pass = self.double and not torch.is_grad_enabled()
-        outputs = self.outputs(torch.cat([observation, following]) if in_one_pass else observation)
-        if in_one_pass:
-            outputs, following_outputs = outputs.chunk(2)
-        with torch.no_grad():
-            target_outputs = self.outputs(following, of_target=True)
-            if not in_one_pass:
-                following_outputs = self.outputs(following) if self.double else target_outputs
-            best = self.means(following_outputs).argmax(-1)
-            reward = batch.get(("next", "reward")).reshape(-1)
-        current = _of_action(outputs, batch.get("action").reshape(-1))
-        errors = self.compare(current, _of_action(target_outputs, best), reward, self._discount_of(batch))
-        return RowErrors(*errors, self.means(outputs.detach()))
-
-    def _discount_of(self, batch: TensorDictBase) -> Tensor:
-        stored = batch.get("discount", None)
-        if stored is not None:
-            return stored.reshape(-1)
-        terminated = batch.get(("next", "terminated")).reshape(-1)
-        return self.discount * (~terminated).to(batch.get(("next", "reward")).dtype)
-
-
-class ScalarValueLoss(_FeedbackLoss, DQNLoss):
-    """Huber loss of expected values; the surprise is the squared TD error.
-
-    Args:
-        network: observations to values ``[B, A]``.
-        discount: γ of batches without a column ``discount``.
-        double: the network chooses the best next action and the target network values it (arXiv:1509.06461); else
-            the target network does both.
-    """
-
-    def __init__(self, network: nn.Module, *, discount: float, double: bool = True) -> None:
-        super().__init__(
-            QValueActor(network, in_keys=["observation"], action_space="categorical"),
-            loss_function="smooth_l1",
-            delay_value=True,
-            double_dqn=double,
-            action_space="categorical",
-            reduction="none",
-            use_prioritized_weights=False,
-        )
-        self.make_value_estimator(gamma=discount)
-        self.discount = discount
-        self.double = double
-
-    def means(self, outputs: Tensor) -> Tensor:
-        """Returns the values themselves."""
-        return outputs
-
-    def compare(self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> _Errors:
-        """Returns Huber loss, TD error and its square."""
-        target = reward + discount * following
-        td_error = (target - current).detach()
-        return smooth_l1_loss(current, target, reduction="none"), td_error, squared_td_error(td_error)
-
-
-class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
-    """Cross-entropy between the projected target distribution and the current one (C51).
-
-    TorchRL's inherited forward pass gives the same loss, but always is double, computes the target on the CPU and does
-    not return the target distribution, which surprise and TD error are computed from.
-
-    Args:
-        network: observations to logits ``[B, N, A]``.
-        support: ``[N]``, the atoms.
-        discount: γ of batches without a column ``discount``.
-        double: as in :class:`ScalarValueLoss`.
-        measure: from the target distribution and the logarithm of the current one, both ``[B, N]``, to the surprise
-            ``[B]``.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        support: Tensor,
-        *,
-        discount: float,
-        double: bool = True,
-        measure: Callable[[Tensor, Tensor], Tensor] = kl_divergence,
-    ) -> None:
-        super().__init__(
-            DistributionalQValueActor(network, support, in_keys=["observation"], action_space="categorical"),
-            gamma=discount,
-            delay_value=True,
-            reduction="none",
-            use_prioritized_weights=False,
-        )
-        self.discount = discount
-        self.double = double
-        self.measure = measure
-
-    @property
-    def support(self) -> Tensor:
-        """The atoms ``[N]``."""
-        return self.value_network_params.get("support")
-
-    def means(self, outputs: Tensor) -> Tensor:
-        """Returns the mean of each action's distribution."""
-        return torch.einsum("bna,n->ba", outputs.exp(), self.support)
-
-    def compare(self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> _Errors:
-        """Returns the cross-entropy, the difference of the means, and the measured surprise."""
-        target = categorical_projection(following.exp(), reward, discount, self.support)
-        log_current = current.detach()
-        td_error = ((target - log_current.exp()) * self.support).sum(-1)
-        return cross_entropy(target, current), td_error, self.measure(target, log_current)
-
-
-def _of_action(outputs: Tensor, action: Tensor) -> Tensor:
-    """Selects the outputs of one action per row, ``[B]`` or ``[B, N]``."""
-    index = action.reshape(-1, *[1] * (outputs.ndim - 1)).expand(*outputs.shape[:-1], 1)
-    return outputs.gather(-1, index).squeeze(-1)
-
 
 # Checkpoints hold the hyperparameters, and torch.load reads only classes that are registered as safe.
 torch.serialization.add_safe_globals([Constant, Linear])
@@ -262,50 +82,34 @@ class DQN(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the network, its target and the loss."""
+        """Creates the network and its target."""
         options = self.hparams
-        network = QNetwork(options["observation_size"], options["num_actions"], options["hidden_sizes"])
-        self.loss: Any = ScalarValueLoss(network, discount=options["discount"])
-        self.associate_targets()
+        self.network: Perceptron = Perceptron(
+            options["observation_size"], options["hidden_sizes"], options["num_actions"]
+        )
+        self.target_network: Perceptron = target_of(self.network)
+        self.target_update = TargetUpdate([(self.network, self.target_network)], options["target_update_rate"])
         if self._conflict_aversion != 0:
-            self._averse_step = ConflictAverseStep(tensors_of(self.layers), self._conflict_aversion)
-
-    @cached_property
-    def layers(self) -> Layers:
-        """Of the network."""
-        return perceptron_layers(self.loss, "value_network")
-
-    @cached_property
-    def target_layers(self) -> Layers:
-        """Of the target network."""
-        return layers_of(self.loss.target_value_network_params)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Gives a copy's conflict-averse step the copy's parameters."""
-        super().__setstate__(state)
-        if self._averse_step is not None:
-            position = self._averse_step.state_dict()
-            self._averse_step = ConflictAverseStep(tensors_of(self.layers), self._conflict_aversion)
-            self._averse_step.load_state_dict(position)
+            self._averse_step = ConflictAverseStep(self.network.parameters(), self._conflict_aversion)
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: the most valuable, or random with probability ``exploration_rate``."""
-        greedy = perceive(self.layers, observation).argmax(dim=-1)
+        greedy = self.network(observation).argmax(dim=-1)
         return self.with_random(greedy) if explore else greedy
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the loss and the magnitude of the TD error of each row, ``[B]``."""
         columns = plain_columns(batch)
         taken, target = self._taken_and_target(columns)
-        current = perceive(self.layers, columns["observation"]).gather(-1, taken).squeeze(-1)
+        current = self.network(columns["observation"]).gather(-1, taken).squeeze(-1)
         return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs()
 
     @torch.no_grad()
     def _taken_and_target(self, batch: Columns) -> tuple[Tensor, Tensor]:
         following = batch["next"]["observation"]
-        best = perceive(self.layers, following).argmax(dim=-1, keepdim=True)
-        values = perceive(self.target_layers, following).gather(-1, best).squeeze(-1)
-        target = bootstrapped(batch, values, self.loss.value_estimator.gamma)
+        best = self.network(following).argmax(dim=-1, keepdim=True)
+        values = self.target_network(following).gather(-1, best).squeeze(-1)
+        target = bootstrapped(batch, values, self.hparams["discount"])
         return batch["action"].reshape(best.shape), target
 
     @torch.no_grad()
@@ -316,13 +120,13 @@ class DQN(ExploringAgent):
             The loss, and the magnitude of the TD error of each row ``[B]``.
         """
         taken, target = self._taken_and_target(batch)
-        *inputs, values = activations_of(self.layers, batch["observation"])
+        *inputs, values = activations_of(self.network.layers(), batch["observation"])
         current = values.gather(-1, taken).squeeze(-1)
         loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), batch)
         difference, weight = current - target, batch.get("priority_weight", None)
         share = 1.0 / len(values)
         slope = difference.clamp(-1.0, 1.0).mul_(share if weight is None else weight.reshape(-1) * share)
-        set_gradients(self.layers, inputs, torch.zeros_like(values).scatter_(-1, taken, slope.unsqueeze(-1)))
+        set_gradients(self.network.layers(), inputs, torch.zeros_like(values).scatter_(-1, taken, slope.unsqueeze(-1)))
         return loss, difference.abs_()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
@@ -353,7 +157,8 @@ class DQN(ExploringAgent):
             and kind.take_gradients is DQN.take_gradients
             and vars(self).keys().isdisjoint(("losses", "descend", "take_gradients"))
             and self.takes_plain_gradients
-            and can_set_gradients(self.layers)
+            and not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled())
+            and not any(map(_acts_on_gradient, chain.from_iterable(self.network.layers())))
         )
 
     def on_fit_start(self) -> None:
@@ -367,7 +172,7 @@ class DQN(ExploringAgent):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Returns Adam."""
-        return self.adam(tensors_of(self.layers))
+        return self.adam(self.network.parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the positions in the schedules of exploration and conflict aversion."""
@@ -393,7 +198,52 @@ def _weighted_parts(rows: Tensor, batch: TensorDictBase) -> tuple[Tensor, Tensor
     return rows if weight is None else rows * weight.reshape(rows.shape), table
 
 
+def activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:
+    """Returns the inputs ``[B, I]`` of each layer, and last the outputs."""
+    *hidden, (last_weight, last_bias) = layers
+    activations = [inputs]
+    for weight, bias in hidden:
+        activations.append(torch.relu_(linear(activations[-1], weight, bias)))
+    return [*activations, linear(activations[-1], last_weight, last_bias)]
+
+
+def set_gradients(layers: Layers, inputs: list[Tensor], gradient: Tensor) -> None:
+    """Sets the gradients of all weights and biases to those that autograd computes, without its graph.
+
+    Args:
+        layers: not frozen, without hooks.
+        inputs: of each layer, see :func:`activations_of`.
+        gradient: of the outputs ``[B, O]``; call it without gradients enabled.
+    """
+    for place in reversed(range(len(layers))):
+        weight, bias = layers[place]
+        weight.grad, bias.grad = gradient.t().mm(inputs[place]), gradient.sum(0)
+        if place:
+            gradient = torch.ops.aten.threshold_backward(gradient.mm(weight), inputs[place], 0)
+
+
+def _acts_on_gradient(parameter: Any) -> bool:
+    """Returns whether ``backward`` would do more than set the gradient, or nothing."""
+    return bool(not parameter.requires_grad or parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
 _ROWS_PER_PASS = 256  # of initial_surprise; the warm-up stores 1,024 rows at once, later steps a few
+
+
+class RowErrors(NamedTuple):
+    """Results of one forward pass for each transition of a batch.
+
+    Attributes:
+        loss: float32 ``[B]``, with its graph; not weighted.
+        td_error: float32 ``[B]``, target minus current value of the action taken; of distributions, of their means.
+        surprise: float32 ``[B]``, at least 0.
+        action_values: float32 ``[B, A]``, current values of all actions; of distributions, their means.
+    """
+
+    loss: Tensor
+    td_error: Tensor
+    surprise: Tensor
+    action_values: Tensor
 
 
 class Rainbow(ExploringAgent):
@@ -451,6 +301,7 @@ class Rainbow(ExploringAgent):
     explored_key = "rainbow_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "observation_high", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(image_sizes)
+    support: Tensor
 
     def __init__(
         self,
@@ -481,13 +332,14 @@ class Rainbow(ExploringAgent):
         exploration_steps: int = 250_000,
     ) -> None:
         super().__init__()
+        self._updates = 0
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the network, its target and the loss."""
+        """Creates the network and its target."""
         options = self.hparams
         actions = options["num_actions"]
-        network = ImageNetwork(
+        self.network: ImageNetwork = ImageNetwork(
             options["observation_shape"],
             options["observation_high"],
             (options["atoms"], actions) if options["distributional"] else (actions,),
@@ -498,15 +350,10 @@ class Rainbow(ExploringAgent):
             dueling=options["dueling"],
             noise_deviation=options["noise_deviation"] if options["noisy"] else None,
         )
-        both = {"discount": options["discount"], "double": options["double"]}
-        if options["distributional"]:
-            support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
-            measure = cross_entropy if options["cross_entropy"] else kl_divergence
-            self.loss: Any = CategoricalValueLoss(network, support, measure=measure, **both)
-        else:
-            self.loss = ScalarValueLoss(network, **both)
-        # TorchRL's counter goes from the interval back to 0, which takes one step more
-        self._target_update = HardUpdate(self.loss, value_network_update_interval=options["target_update_every"] - 1)
+        self.target_network: ImageNetwork = target_of(self.network)
+        # the atoms
+        support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
+        self.register_buffer("support", support, persistent=False)
 
     @property
     def exploration_rate(self) -> float:
@@ -516,7 +363,7 @@ class Rainbow(ExploringAgent):
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: the most valuable; with ``explore`` under new noise, or partly random."""
         if explore and self.hparams["noisy"]:
-            self.loss.redraw_noise()
+            self.network.apply(reset_noise)
             with with_noise():
                 return self._greedy(observation)
         greedy = self._greedy(observation)
@@ -524,7 +371,56 @@ class Rainbow(ExploringAgent):
 
     def _greedy(self, observation: Tensor) -> Tensor:
         with torch.no_grad():
-            return self.loss.means(self.loss.outputs(observation)).argmax(dim=-1)
+            return self.means(self.outputs(self.network, observation)).argmax(dim=-1)
+
+    def outputs(self, network: ImageNetwork, observation: Tensor) -> Tensor:
+        """Returns values ``[B, A]``, or logarithms of probabilities ``[B, N, A]``."""
+        outputs = network(observation)
+        return outputs.log_softmax(-2) if self.hparams["distributional"] else outputs
+
+    def means(self, outputs: Tensor) -> Tensor:
+        """Returns the action values ``[B, A]`` of a network's outputs."""
+        return torch.einsum("bna,n->ba", outputs.exp(), self.support) if self.hparams["distributional"] else outputs
+
+    def rows(self, batch: TensorDictBase) -> RowErrors:
+        """Returns loss and feedback of each row, from one forward pass of the network and one of the target network.
+
+        The loss is Huber's, of distributions the cross-entropy between the projected target and the current one. The
+        factor of the bootstrap is the column ``discount`` (γ to the power of the steps in the reward, 0 where they
+        terminated); without it, γ, or 0 after termination.
+        """
+        double = self.hparams["double"]
+        observation, following = batch.get("observation"), batch.get(("next", "observation"))
+        in_one_pass = double and not torch.is_grad_enabled()
+        outputs = self.outputs(self.network, torch.cat([observation, following]) if in_one_pass else observation)
+        if in_one_pass:
+            outputs, following_outputs = outputs.chunk(2)
+        with torch.no_grad():
+            target_outputs = self.outputs(self.target_network, following)
+            if not in_one_pass:
+                following_outputs = self.outputs(self.network, following) if double else target_outputs
+            best = self.means(following_outputs).argmax(-1)
+            reward, discount = batch.get(("next", "reward")).reshape(-1), batch.get("discount", None)
+            if discount is None:
+                discount = self.hparams["discount"] * (~batch.get(("next", "terminated"))).to(reward.dtype)
+            bootstrap = _of_action(target_outputs, best)
+        current = _of_action(outputs, batch.get("action").reshape(-1))
+        errors = self._compare(current, bootstrap, reward, discount.reshape(-1))
+        return RowErrors(*errors, self.means(outputs.detach()))
+
+    def _compare(
+        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns loss, TD error and surprise ``[B]`` from the outputs of the action taken and of the best next one."""
+        if not self.hparams["distributional"]:
+            target = reward + discount * following
+            td_error = (target - current).detach()
+            return smooth_l1_loss(current, target, reduction="none"), td_error, squared_td_error(td_error)
+        target = categorical_projection(following.exp(), reward, discount, self.support)
+        log_current = current.detach()
+        td_error = ((target - log_current.exp()) * self.support).sum(-1)
+        measure = cross_entropy if self.hparams["cross_entropy"] else kl_divergence
+        return cross_entropy(target, current), td_error, measure(target, log_current)
 
     def initial_surprise(self, transitions: TensorDictBase) -> Tensor:
         """Returns the surprise of new transitions ``[M]``, float32 ``[M]``, on their device.
@@ -535,17 +431,17 @@ class Rainbow(ExploringAgent):
         """
         columns = transitions.select("observation", "action", "next", "discount", strict=False)
         with torch.no_grad(), with_noise():
-            parts = [self.loss.rows(rows.to(self.device)).surprise for rows in columns.split(_ROWS_PER_PASS)]
+            parts = [self.rows(rows.to(self.device)).surprise for rows in columns.split(_ROWS_PER_PASS)]
         return torch.cat(parts).to(transitions.get("action").device)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the network and, when due, copies it to its target."""
         optimizer, _ = self.critic_and_other_optimizers()
         if self.hparams["noisy"]:
-            self.loss.redraw_noise()
-            self.loss.redraw_noise(of_target=True)
+            self.network.apply(reset_noise)
+            self.target_network.apply(reset_noise)
         with with_noise():
-            rows = self.loss.rows(batch)
+            rows = self.rows(batch)
         loss = weighted_mean(rows.loss, batch)
         optimizer.zero_grad()
         self.take_gradients(loss)
@@ -553,7 +449,10 @@ class Rainbow(ExploringAgent):
             # not by Lightning, which in mixed precision refuses fused optimizers
             torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.hparams["gradient_norm"])
         self.take_step(optimizer)
-        self._target_update.step()
+        self._updates += 1
+        if self._updates % self.hparams["target_update_every"] == 0:
+            for target, parameter in zip(self.target_network.parameters(), self.network.parameters(), strict=True):
+                target.data.copy_(parameter.data)
         return {
             "loss": loss.detach(),
             "td_error": rows.surprise if self.hparams["samples_by_surprise"] else rows.td_error,
@@ -564,15 +463,20 @@ class Rainbow(ExploringAgent):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Returns Adam."""
-        return self.adam(self.loss.value_network_params.parameters())
+        return self.adam(self.network.parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the positions in the schedules of exploration and target updates."""
+        """Saves the position in the exploration schedule, and the number of updates for the target network."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["rainbow_target_update"] = self._target_update.state_dict()
+        checkpoint["rainbow_updates"] = self._updates
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores both positions."""
         super().on_load_checkpoint(checkpoint)
-        self.configure_model()
-        self._target_update.load_state_dict(checkpoint["rainbow_target_update"])
+        self._updates = checkpoint["rainbow_updates"]
+
+
+def _of_action(outputs: Tensor, action: Tensor) -> Tensor:
+    """Selects the outputs of one action per row, ``[B]`` or ``[B, N]``."""
+    index = action.reshape(-1, *[1] * (outputs.ndim - 1)).expand(*outputs.shape[:-1], 1)
+    return outputs.gather(-1, index).squeeze(-1)

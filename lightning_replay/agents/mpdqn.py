@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
+from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torchrl.modules import MLP
-from torchrl.objectives import LossModule
+from torch.func import functional_call
 
-from lightning_replay.agents.agent import ExploringAgent, weighted_mean
-from lightning_replay.agents.networks import layers_of, tensors_of
+from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, target_of, weighted_mean
 from lightning_replay.agents.spaces import SizeReader, parameterized_sizes
 
 
@@ -44,132 +43,6 @@ class InvertedGradients(torch.autograd.Function):
         (parameters,), (gradient,) = ctx.saved_tensors, grad_outputs
         # 1 - p where the gradient is negative, 1 + p elsewhere
         return gradient * (1 + torch.where(gradient < 0, -parameters, parameters)) / 2
-
-
-class MultiPassLoss(LossModule):
-    """``(y - Q_a(s, p))² / 2`` with ``y = r + γ max_k Q_k(s', x(s'))``, and ``-Σ_k Q_k(s, x(s))`` for x.
-
-    ``Q_k`` is the k-th output of a pass in which the parameters of all other actions are zero, so that it depends on
-    its own alone: the K passes are stacked into one. Both networks work on parameters scaled to [-1, 1].
-    Bester et al. 2019, https://arxiv.org/abs/1905.04388.
-
-    Args:
-        value_network: from an observation joined with all parameters ``[B, S + P]`` to the values ``[B, K]``.
-        parameter_network: from observations ``[B, S]`` to parameters ``[B, P]``, not bounded.
-
-    The other arguments are those of :class:`~lightning_replay.agents.MPDQN`.
-
-    Returned keys:
-        loss_value: float32 ``[B]``.
-        loss_parameters: float32 ``[B]``.
-        td_error: float32 ``[B]``, magnitude.
-    """
-
-    in_keys: ClassVar[list[NestedKey]] = [
-        *("observation", ("action", "discrete"), ("action", "parameters")),
-        *(("next", "observation"), ("next", "reward"), ("next", "terminated")),
-    ]
-    out_keys: ClassVar[list[NestedKey]] = ["loss_value", "loss_parameters", "td_error"]
-
-    value_network: nn.Module
-    value_network_params: TensorDictParams
-    target_value_network_params: TensorDictParams
-    parameter_network: nn.Module
-    parameter_network_params: TensorDictParams
-    target_parameter_network_params: TensorDictParams
-    masks: Tensor
-    low: Tensor
-    high: Tensor
-    center: Tensor
-    half_range: Tensor
-
-    def __init__(
-        self,
-        value_network: nn.Module,
-        parameter_network: nn.Module,
-        *,
-        parameter_sizes: Sequence[int],
-        parameter_low: Sequence[float],
-        parameter_high: Sequence[float],
-        discount: float,
-        target_low: float | None = None,
-        target_high: float | None = None,
-    ) -> None:
-        super().__init__()
-        self.convert_to_functional(value_network, "value_network", create_target_params=True)
-        self.convert_to_functional(parameter_network, "parameter_network", create_target_params=True)
-        owner = torch.arange(len(parameter_sizes)).repeat_interleave(torch.tensor(parameter_sizes))
-        masks = torch.nn.functional.one_hot(owner, len(parameter_sizes)).T.float()
-        low, high = torch.tensor(parameter_low), torch.tensor(parameter_high)
-        buffers = {"masks": masks, "low": low, "high": high, "center": (low + high) / 2, "half_range": (high - low) / 2}
-        for name, buffer in buffers.items():
-            self.register_buffer(name, buffer, persistent=False)
-        self.discount = discount
-        self.target_low: float | None = target_low
-        self.target_high: float | None = target_high
-
-    def scaled(self, parameters: Tensor) -> Tensor:
-        """Returns the environment's parameters scaled to [-1, 1]; one that cannot vary is 0."""
-        return torch.where(self.half_range > 0, (parameters - self.center) / self.half_range, 0.0)
-
-    def unscaled(self, parameters: Tensor) -> Tensor:
-        """Returns parameters in the environment's units, within its bounds."""
-        return torch.clamp(self.center + self.half_range * parameters, self.low, self.high)
-
-    def action_values(self, observation: Tensor, parameters: Tensor) -> Tensor:
-        """Returns ``Q_k`` of every action ``[B, K]`` by K passes, for scaled parameters and the weights in place."""
-        size, passes = len(observation), len(self.masks)
-        one_at_a_time = parameters.unsqueeze(1) * self.masks
-        stacked = torch.cat([observation.unsqueeze(1).expand(-1, passes, -1), one_at_a_time], dim=-1)
-        return self.value_network(stacked.flatten(0, 1)).reshape(size, passes, passes).diagonal(dim1=1, dim2=2)
-
-    def policy(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the most valuable action ``[B]`` and scaled parameters of all actions ``[B, P]``."""
-        with self.parameter_network_params.to_module(self.parameter_network):
-            parameters = self.parameter_network(observation).clamp(-1.0, 1.0)
-        with self.value_network_params.to_module(self.value_network):
-            return self.action_values(observation, parameters).argmax(dim=-1), parameters
-
-    @torch.no_grad()
-    def targets(self, batch: TensorDictBase) -> Tensor:
-        """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
-        following = batch.get("next")
-        observation = following.get("observation")
-        with self.target_parameter_network_params.to_module(self.parameter_network):
-            parameters = self.parameter_network(observation).clamp(-1.0, 1.0)
-        with self.target_value_network_params.to_module(self.value_network):
-            bootstrap = self.action_values(observation, parameters).amax(dim=-1)
-        alive = ~following.get("terminated").flatten()
-        target = following.get("reward").flatten() + self._discounts(batch) * alive * bootstrap
-        if self.target_low is None and self.target_high is None:
-            return target
-        return target.clamp(self.target_low, self.target_high)
-
-    def _discounts(self, batch: TensorDictBase) -> Tensor | float:
-        """Returns γ to the power of each return's steps: the column ``discount``, or from the number of steps."""
-        given, steps = batch.get("discount", None), batch.get("steps_to_next_obs", None)
-        if given is not None:
-            return given.flatten()
-        return self.discount if steps is None else self.discount ** steps.flatten()
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Returns both losses and the TD error of each row."""
-        observation, action = tensordict.get("observation"), tensordict.get(("action", "discrete"))
-        taken = self.scaled(tensordict.get(("action", "parameters"))) * self.masks[action]
-        target = self.targets(tensordict)
-        with self.value_network_params.to_module(self.value_network):
-            values = self.value_network(torch.cat([observation, taken], dim=-1))
-        difference = target - values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        with self.parameter_network_params.to_module(self.parameter_network):
-            parameters = InvertedGradients.apply(self.parameter_network(observation))
-        with self.value_network_params.detach().to_module(self.value_network):
-            parameter_rows = -self.action_values(observation, parameters).sum(dim=-1)
-        losses = {
-            "loss_value": 0.5 * difference.square(),
-            "loss_parameters": parameter_rows,
-            "td_error": difference.detach().abs(),
-        }
-        return TensorDict(losses, tensordict.batch_size)
 
 
 class MPDQN(ExploringAgent):
@@ -219,6 +92,11 @@ class MPDQN(ExploringAgent):
     explored_key = "mpdqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "parameter_sizes", "parameter_low", "parameter_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(parameterized_sizes)
+    masks: Tensor
+    low: Tensor
+    high: Tensor
+    center: Tensor
+    half_range: Tensor
 
     def __init__(
         self,
@@ -242,8 +120,8 @@ class MPDQN(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates both networks, their targets and the losses."""
-        options = self.hparams
+        """Creates both networks and their targets."""
+        options, hidden_sizes = self.hparams, self.hparams["hidden_sizes"]
         sizes, low, high = options["parameter_sizes"], options["parameter_low"], options["parameter_high"]
         total = sum(sizes)
         if total == 0 or not total == len(low) == len(high):
@@ -256,25 +134,38 @@ class MPDQN(ExploringAgent):
                 f"parameter_low is {list(low)} and parameter_high {list(high)}; every parameter needs finite bounds, "
                 "the lower one at most the upper."
             )
-        value_network = _network(options["observation_size"] + total, options["hidden_sizes"], len(sizes))
-        parameter_network = _network(options["observation_size"], options["hidden_sizes"], total)
-        self.loss: Any = MultiPassLoss(
-            value_network,
-            parameter_network,
-            parameter_sizes=sizes,
-            parameter_low=low,
-            parameter_high=high,
-            discount=options["discount"],
-            target_low=options["target_low"],
-            target_high=options["target_high"],
-        )
-        self.associate_targets()
+        owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        least, most = torch.tensor(low), torch.tensor(high)
+        buffers = {
+            "masks": torch.nn.functional.one_hot(owner, len(sizes)).T.float(),
+            **{"low": least, "high": most, "center": (least + most) / 2, "half_range": (most - least) / 2},
+        }
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer, persistent=False)
+        self.value_network: nn.Sequential = _network(options["observation_size"] + total, hidden_sizes, len(sizes))
+        self.parameter_network: nn.Sequential = _network(options["observation_size"], hidden_sizes, total)
+        self.target_value_network: nn.Sequential = target_of(self.value_network)
+        self.target_parameter_network: nn.Sequential = target_of(self.parameter_network)
+        pairs = [
+            (self.value_network, self.target_value_network),
+            (self.parameter_network, self.target_parameter_network),
+        ]
+        self.target_update = TargetUpdate(pairs, options["target_update_rate"])
 
-    @cached_property
-    def networks(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Parameters of the values' and of the parameters' network."""
-        loss = self.loss
-        return tensors_of(layers_of(loss.value_network_params)), tensors_of(layers_of(loss.parameter_network_params))
+    def scaled(self, parameters: Tensor) -> Tensor:
+        """Returns the environment's parameters scaled to [-1, 1]; one that cannot vary is 0."""
+        return torch.where(self.half_range > 0, (parameters - self.center) / self.half_range, 0.0)
+
+    def action_values(self, network: Callable[[Tensor], Tensor], observation: Tensor, parameters: Tensor) -> Tensor:
+        """Returns ``Q_k`` of every action ``[B, K]`` by K passes, for scaled parameters.
+
+        ``Q_k`` is the k-th output of a pass in which the parameters of all other actions are zero, so that it depends
+        on its own alone: the K passes are stacked into one.
+        """
+        size, passes = len(observation), len(self.masks)
+        one_at_a_time = parameters.unsqueeze(1) * self.masks
+        stacked = torch.cat([observation.unsqueeze(1).expand(-1, passes, -1), one_at_a_time], dim=-1)
+        return network(stacked.flatten(0, 1)).reshape(size, passes, passes).diagonal(dim1=1, dim2=2)
 
     def act(self, observation: Tensor, explore: bool) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Returns discrete actions int64 ``[N]`` and all actions' parameters ``[N, P]`` in the environment's units.
@@ -282,26 +173,54 @@ class MPDQN(ExploringAgent):
         The most valuable, or with probability ``exploration_rate`` a random action with random parameters.
         """
         with torch.no_grad():
-            discrete, parameters = self.loss.policy(observation)
+            parameters = self.parameter_network(observation).clamp(-1.0, 1.0)
+            discrete = self.action_values(self.value_network, observation, parameters).argmax(dim=-1)
             if explore:
                 is_random = self.draw_random(discrete)
                 any_action = torch.randint_like(discrete, len(self.hparams["parameter_sizes"]))
                 discrete = torch.where(is_random, any_action, discrete)
                 parameters = torch.where(is_random.unsqueeze(-1), 2 * torch.rand_like(parameters) - 1, parameters)
-            return discrete, self.loss.unscaled(parameters)
+            return discrete, torch.clamp(self.center + self.half_range * parameters, self.low, self.high)
+
+    @torch.no_grad()
+    def targets(self, batch: TensorDictBase) -> Tensor:
+        """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
+        options, following = self.hparams, batch.get("next")
+        observation = following.get("observation")
+        parameters = self.target_parameter_network(observation).clamp(-1.0, 1.0)
+        bootstrap = self.action_values(self.target_value_network, observation, parameters).amax(dim=-1)
+        given, steps = batch.get("discount", None), batch.get("steps_to_next_obs", None)
+        if given is not None:
+            discount = given.flatten()
+        else:
+            discount = options["discount"] if steps is None else options["discount"] ** steps.flatten()
+        alive = ~following.get("terminated").flatten()
+        target = following.get("reward").flatten() + discount * alive * bootstrap
+        if options["target_low"] is None and options["target_high"] is None:
+            return target
+        return target.clamp(options["target_low"], options["target_high"])
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the values' loss, the parameters' loss and the magnitudes of the TD errors ``[B]`` of one batch.
 
-        Compute the gradients of both losses, in either order or of their sum, before any optimizer steps.
+        These are ``(y - Q_a(s, p))² / 2`` and ``-Σ_k Q_k(s, x(s))``. Compute the gradients of both losses, in either
+        order or of their sum, before any optimizer steps.
         """
-        rows = self.loss(batch)
-        return weighted_mean(rows.get("loss_value"), batch), rows.get("loss_parameters").mean(), rows.get("td_error")
+        observation, action = batch.get("observation"), batch.get(("action", "discrete"))
+        taken = self.scaled(batch.get(("action", "parameters"))) * self.masks[action]
+        target = self.targets(batch)
+        values = self.value_network(torch.cat([observation, taken], dim=-1))
+        difference = target - values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        parameters = InvertedGradients.apply(self.parameter_network(observation))
+        weights = {name: weight.detach() for name, weight in self.value_network.named_parameters()}
+        frozen = partial(functional_call, self.value_network, weights)
+        parameter_rows = -self.action_values(frozen, observation, parameters).sum(dim=-1)
+        return weighted_mean(0.5 * difference.square(), batch), parameter_rows.mean(), difference.detach().abs()
 
     def clip_gradients_of_networks(self) -> None:
         """Clips the norm of each network's gradient; call it before the optimizers step."""
-        for parameters in self.networks:
-            nn.utils.clip_grad_norm_(parameters, self.hparams["gradient_clip"], foreach=True)
+        for network in (self.value_network, self.parameter_network):
+            nn.utils.clip_grad_norm_(network.parameters(), self.hparams["gradient_clip"], foreach=True)
 
     def update_targets(self) -> None:
         """Moves the target networks towards the networks; call it after the optimizers step."""
@@ -322,22 +241,17 @@ class MPDQN(ExploringAgent):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam for the values, then for the parameters."""
-        values, parameters = self.networks
-        return [self.adam(values, "value_learning_rate"), self.adam(parameters, "parameter_learning_rate")]
+        return [
+            self.adam(self.value_network.parameters(), "value_learning_rate"),
+            self.adam(self.parameter_network.parameters(), "parameter_learning_rate"),
+        ]
 
 
-def _network(input_size: int, hidden_sizes: tuple[int, ...], output_size: int) -> MLP:
+def _network(input_size: int, hidden_sizes: tuple[int, ...], output_size: int) -> nn.Sequential:
     """Returns a perceptron with Kaiming weights, zero biases and initial outputs near zero, as in the authors' code."""
-    network = MLP(
-        in_features=input_size,
-        out_features=output_size,
-        num_cells=list(hidden_sizes),
-        activation_class=nn.LeakyReLU,
-        activation_kwargs={"negative_slope": 0.01},
-    )
-    linear = [layer for layer in network if isinstance(layer, nn.Linear)]
+    linear = [nn.Linear(*sizes) for sizes in itertools.pairwise([input_size, *hidden_sizes, output_size])]
     for layer in linear:
         nn.init.kaiming_normal_(layer.weight, a=0.01, nonlinearity="leaky_relu")
         nn.init.zeros_(layer.bias)
     nn.init.normal_(linear[-1].weight, std=0.01)
-    return network
+    return nn.Sequential(*(part for layer in linear[:-1] for part in (layer, nn.LeakyReLU())), linear[-1])

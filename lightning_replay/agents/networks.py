@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks of the agents: perceptrons over flat observations, convolutions over images, targets that follow."""
+"""Networks of the agents: perceptrons over flat observations, convolutions over images."""
 
 from __future__ import annotations
 
@@ -9,22 +9,43 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
-from tensordict.nn.utils import biased_softplus
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torchrl.envs import ExplorationType, set_exploration_type
-from torchrl.modules import MLP, ConvNet, DuelingCnnDQNet, NoisyLinear, QValueModule, SafeProbabilisticModule
+from torchrl.modules import MLP, ConvNet, DuelingCnnDQNet, NoisyLinear
+
+Layers = list[tuple[Tensor, Tensor]]  # weight and bias of each linear layer
 
 
-def perceptron(input_size: int, hidden_sizes: Sequence[int], output_size: int) -> nn.Sequential:
-    """Returns linear layers with ReLU between them."""
-    sizes = [input_size, *hidden_sizes]
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in itertools.pairwise(sizes):
-        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], output_size))
+def perceive(layers: Layers, inputs: Tensor) -> Tensor:
+    """Returns the outputs ``[..., O]`` of linear layers with ReLU between them for inputs ``[..., I]``."""
+    *hidden, (last_weight, last_bias) = layers
+    for weight, bias in hidden:
+        inputs = torch.relu_(linear(inputs, weight, bias))
+    return linear(inputs, last_weight, last_bias)
+
+
+class Perceptron(nn.Module):
+    """Linear layers with ReLU between them.
+
+    Has the weights and biases itself: with a module for each layer, acting takes almost half as long again.
+    """
+
+    def __init__(self, input_size: int, hidden_sizes: Sequence[int], output_size: int) -> None:
+        super().__init__()
+        for number, (fan_in, fan_out) in enumerate(itertools.pairwise([input_size, *hidden_sizes, output_size])):
+            for name, parameter in nn.Linear(fan_in, fan_out).named_parameters():
+                self.register_parameter(f"{name}{number}", parameter)
+
+    def layers(self, *, frozen: bool = False) -> Layers:
+        """Returns the layers; ``frozen`` ones get no gradients."""
+        tensors: Any = self._parameters.values()  # getattr of each takes longer
+        tensors = [tensor.detach() for tensor in tensors] if frozen else [*tensors]
+        return [*zip(tensors[::2], tensors[1::2], strict=True)]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the outputs ``[..., O]``."""
+        return perceive(self.layers(), inputs)
 
 
 def checked_sides(
@@ -55,60 +76,34 @@ def checked_sides(
     return sides
 
 
-class BoundedActor(nn.Module):
-    """Deterministic policy with actions between ``low`` and ``high``, both ``[A]``.
-
-    ``center + half_range * tanh(perceptron(observation))``.
-    """
-
-    center: Tensor
-    half_range: Tensor
-
-    def __init__(
-        self,
-        observation_size: int,
-        low: Tensor,
-        high: Tensor,
-        hidden_sizes: Sequence[int],
-    ) -> None:
-        super().__init__()
-        self.perceptron: nn.Sequential = perceptron(observation_size, hidden_sizes, len(low))
-        self.register_buffer("center", (high + low) / 2, persistent=False)
-        self.register_buffer("half_range", (high - low) / 2, persistent=False)
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Returns actions, ``[B, A]``."""
-        return self.center + self.half_range * torch.tanh(self.perceptron(observation))
-
-
-class StateActionCritic(nn.Module):
-    """Value of an observation with an action, ``[B, 1]``."""
+class TwoCritics(Perceptron):
+    """Two perceptrons for the value of an observation with an action, whose parameters are stacked."""
 
     def __init__(self, observation_size: int, action_size: int, hidden_sizes: Sequence[int]) -> None:
-        super().__init__()
-        self.perceptron: nn.Sequential = perceptron(observation_size + action_size, hidden_sizes, 1)
+        super().__init__(observation_size + action_size, hidden_sizes, 1)
+        second = Perceptron(observation_size + action_size, hidden_sizes, 1)
+        for name, parameter in second.named_parameters():  # weights become [2, O, I] and biases [2, O]
+            stacked = torch.stack([self.get_parameter(name), parameter]).detach()
+            self.register_parameter(name, nn.Parameter(stacked))
 
-    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Returns the values."""
-        return self.perceptron(torch.cat([observation, action], dim=-1))
+    def values(self, observation: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
+        """Returns the values ``[2, ...]``; ``frozen`` parameters get no gradients.
 
+        Activations are ``[2, O, B]``: the gradients of the weights then come out in the weights' own layout, without a
+        copy. Forward and backward are as fast as those of two separate critics, whose optimizer has twice as many
+        tensors.
+        """
+        inputs = torch.cat([observation, action], dim=-1)
+        columns = inputs.flatten(0, -2).t().expand(2, -1, -1)
+        *hidden, (last_weight, last_bias) = self.layers(frozen=frozen)
+        for weight, bias in hidden:
+            columns = torch.relu_(torch.baddbmm(bias.unsqueeze(-1), weight, columns))
+        return torch.baddbmm(last_bias.unsqueeze(-1), last_weight, columns).reshape(2, *inputs.shape[:-1])
 
-def two_critics(observation_size: int, action_size: int, hidden_sizes: Sequence[int]) -> list[TensorDictModule]:
-    """Returns two critics for TorchRL's losses, which use the smaller value of both."""
-    critics = [StateActionCritic(observation_size, action_size, hidden_sizes) for _ in range(2)]
-    return [TensorDictModule(critic, ["observation", "action"], ["state_action_value"]) for critic in critics]
-
-
-class QNetwork(nn.Module):
-    """Values of all discrete actions, ``[B, num_actions]``."""
-
-    def __init__(self, observation_size: int, num_actions: int, hidden_sizes: Sequence[int]) -> None:
-        super().__init__()
-        self.perceptron: nn.Sequential = perceptron(observation_size, hidden_sizes, num_actions)
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Returns the values."""
-        return self.perceptron(observation)
+    def first(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Returns the values of the first critic ``[..., 1]``, whose parameters get no gradients."""
+        layers = [(weight[0], bias[0]) for weight, bias in self.layers(frozen=True)]
+        return perceive(layers, torch.cat([observation, action], dim=-1))
 
 
 def with_noise() -> set_exploration_type:
@@ -274,122 +269,3 @@ def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-_PARTS = (nn.Linear, nn.ReLU, biased_softplus, QValueModule, SafeProbabilisticModule)
-
-Layers = tuple[tuple[Tensor, Tensor], ...]  # weight and bias of each linear layer
-
-
-def layers_of(parameters: TensorDictBase) -> Layers:
-    """Returns the linear layers among the parameters of a network, in order: the tensors themselves.
-
-    They stay those of the network when it moves to another device or loads a state, not when it is copied.
-    """
-    named = [(key[-1] if isinstance(key, tuple) else key, leaf) for key, leaf in parameters.items(True, True)]
-    weights, biases = ([leaf for name, leaf in named if name == kind] for kind in ("weight", "bias"))
-    return tuple(zip(weights, biases, strict=True))
-
-
-def perceptron_layers(loss: nn.Module, name: str) -> Layers:
-    """Returns the linear layers of a network of a loss.
-
-    Raises:
-        TypeError: the network has parts that :func:`perceive` leaves out, such as another activation.
-    """
-    parts = [part for part in getattr(loss, name).modules() if not any(True for _ in part.children())]
-    others = sorted({type(part).__name__ for part in parts if type(part) not in _PARTS})
-    if others:
-        raise TypeError(
-            f"{name} of the agent's loss has {', '.join(others)}; this agent computes it as linear layers with ReLU "
-            "between them. For another network write a LightningModule with act and training_step, see "
-            "docs/lightning-agents.md."
-        )
-    return layers_of(getattr(loss, f"{name}_params"))
-
-
-def tensors_of(layers: Layers) -> list[Tensor]:
-    """Returns weight and bias of the first layer, of the second, and so on."""
-    return [tensor for layer in layers for tensor in layer]
-
-
-def detached(layers: Layers, network: int | None = None) -> Layers:
-    """Returns the layers without gradients; of two stacked networks with ``network`` only that one's."""
-    if network is None:
-        return tuple((weight.detach(), bias.detach()) for weight, bias in layers)
-    return tuple((weight.detach()[network], bias.detach()[network]) for weight, bias in layers)
-
-
-def perceive(layers: Layers, inputs: Tensor) -> Tensor:
-    """Returns the outputs ``[..., O]`` of linear layers with ReLU between them for inputs ``[..., I]``."""
-    *hidden, (last_weight, last_bias) = layers
-    for weight, bias in hidden:
-        inputs = torch.relu_(linear(inputs, weight, bias))
-    return linear(inputs, last_weight, last_bias)
-
-
-def activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:
-    """Returns the inputs ``[B, I]`` of each layer, and last the outputs, those of :func:`perceive`."""
-    *hidden, (last_weight, last_bias) = layers
-    activations = [inputs]
-    for weight, bias in hidden:
-        activations.append(torch.relu_(linear(activations[-1], weight, bias)))
-    return [*activations, linear(activations[-1], last_weight, last_bias)]
-
-
-def set_gradients(layers: Layers, inputs: list[Tensor], gradient: Tensor) -> None:
-    """Sets the gradients of all weights and biases to those that autograd computes, without its graph.
-
-    Args:
-        layers: see :func:`can_set_gradients`.
-        inputs: of each layer, see :func:`activations_of`.
-        gradient: of the outputs ``[B, O]``; call it without gradients enabled.
-    """
-    for place in reversed(range(len(layers))):
-        weight, bias = layers[place]
-        weight.grad, bias.grad = gradient.t().mm(inputs[place]), gradient.sum(0)
-        if place:
-            gradient = torch.ops.aten.threshold_backward(gradient.mm(weight), inputs[place], 0)
-
-
-def can_set_gradients(layers: Layers) -> bool:
-    """Returns whether ``backward`` would only set the gradients of all layers: no layer is frozen or has hooks."""
-    return not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled()) and all(
-        tensor.requires_grad and not tensor._backward_hooks and not tensor._post_accumulate_grad_hooks
-        for layer in layers
-        for tensor in layer
-    )
-
-
-def both_values(layers: Layers, observation: Tensor, action: Tensor) -> Tensor:
-    """Returns the values ``[2, ...]`` of two stacked critics, parameters ``[2, O, I]`` and ``[2, O]``.
-
-    Activations are ``[2, O, B]``: the gradients of the weights then come out in the weights' own layout, without a
-    copy. Forward and backward are as fast as those of two separate critics, whose optimizer has twice as many tensors.
-    """
-    inputs = torch.cat([observation, action], dim=-1)
-    columns = inputs.flatten(0, -2).t().expand(2, -1, -1)
-    *hidden, (last_weight, last_bias) = layers
-    for weight, bias in hidden:
-        columns = torch.relu_(torch.baddbmm(bias.unsqueeze(-1), weight, columns))
-    return torch.baddbmm(last_bias.unsqueeze(-1), last_weight, columns).reshape(2, *inputs.shape[:-1])
-
-
-class TargetUpdate:
-    """Moves the target parameters of a TorchRL loss: ``target += rate * (parameter - target)``.
-
-    Keeps the tensors of ``loss.*_params`` and ``loss.target_*_params``, see :func:`layers_of`.
-    """
-
-    def __init__(self, loss: nn.Module, rate: float) -> None:
-        found: dict[str, Any] = dict(loss.named_children())
-        names = [name for name in found if f"target_{name}" in found]
-        moved = [(found[name], found[f"target_{name}"], key) for name in names for key in found[name].keys(True, True)]
-        pairs = [(source.get(key), target.get(key)) for source, target, key in moved]
-        self._sources, self._targets = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
-        self._rate = rate
-
-    def step(self) -> None:
-        """Moves all targets."""
-        with torch.no_grad():
-            torch._foreach_lerp_(self._targets, self._sources, self._rate)

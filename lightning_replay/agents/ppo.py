@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
-from torch.distributions import Categorical
-from torchrl.objectives import ClipPPOLoss
 
 from lightning_replay.agents.agent import SizedAgent, drop_gradients
 from lightning_replay.agents.interfaces import TrainingData, training_data
@@ -135,35 +132,18 @@ class PPO(SizedAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the network and the loss."""
+        """Creates the network."""
         options = self.hparams
-        network = ActorCritic(
+        self.network: ActorCritic = ActorCritic(
             options["observation_shape"],
             255.0 if options["observation_high"] is None else options["observation_high"],
             options["num_actions"],
             **{name: options[name] for name in ("hidden_sizes", "channels", "kernel_sizes", "strides", "categories")},
         )
-        actor = ProbabilisticTensorDictSequential(
-            # the value reuses the hidden units of the policy's pass: one pass of the trunk for both
-            TensorDictModule(network.trunk, ["observation"], ["hidden"]),
-            TensorDictModule(network.policy, ["hidden"], ["logits"]),
-            ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical, return_log_prob=True),
-        )
-        self.loss: Any = ClipPPOLoss(
-            actor,
-            TensorDictModule(network.value, ["hidden"], ["state_value"]),
-            clip_epsilon=options["clip_range"],
-            clip_value=options["value_clip"],
-            entropy_coeff=options["entropy_coefficient"],
-            critic_coeff=options["value_coefficient"],
-            loss_critic_type="l2",
-            functional=False,
-        )
-        self._network = (network,)  # in a tuple: its parameters already belong to the loss
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: drawn from the policy, or the most probable."""
-        network = self._network[0]
+        network = self.network
         logits = network.policy(network.trunk(observation))
         return _drawn(logits.log_softmax(-1)) if explore else logits.argmax(dim=-1)
 
@@ -172,7 +152,7 @@ class PPO(SizedAgent):
 
         action int64 ``[N]``; float32: action_log_prob ``[N]``, logits ``[N, A]``, state_value ``[N, 1]``.
         """
-        logits, value = self._network[0](observation)
+        logits, value = self.network(observation)
         log_probs = logits.log_softmax(-1)
         action = _drawn(log_probs)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -181,7 +161,7 @@ class PPO(SizedAgent):
 
     def value(self, observation: Tensor) -> Tensor:
         """Returns values of observations, float32 ``[N, 1]``."""
-        return self._network[0](observation)[1]
+        return self.network(observation)[1]
 
     def training_step(self, batch: TensorDictBase, batch_idx: int) -> dict[str, Tensor]:
         """Takes all gradient steps on one rollout ``[N, T]``."""
@@ -228,21 +208,21 @@ class PPO(SizedAgent):
 
     def losses(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the loss of a minibatch, and its parts and the measures of the policy's change, detached."""
-        loss = self.loss
-        logits, value = self._network[0](rows["observation"])
+        options = self.hparams
+        logits, value = self.network(rows["observation"])
         log_probs = logits.log_softmax(-1)
         log_ratio = log_probs.gather(-1, rows["action"].unsqueeze(-1)) - rows["action_log_prob"].unsqueeze(-1)
-        ratio, clip_range = log_ratio.exp(), loss.clip_epsilon
+        ratio, clip_range = log_ratio.exp(), options["clip_range"]
         clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
         advantage = rows["advantage"]
         policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
         squares = (value - rows["value_target"]).square()
-        if loss.clip_value is not None:
-            change = (value - rows["state_value"]).clamp(-loss.clip_value, loss.clip_value)
+        if options["value_clip"] is not None:
+            change = (value - rows["state_value"]).clamp(-options["value_clip"], options["value_clip"])
             squares = torch.maximum(squares, (rows["state_value"] + change - rows["value_target"]).square())
-        value_loss = loss.critic_coeff * squares.mean()
+        value_loss = options["value_coefficient"] * squares.mean()
         entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-        entropy_loss = -loss.entropy_coeff * entropy
+        entropy_loss = -options["entropy_coefficient"] * entropy
         total = policy_loss + value_loss + entropy_loss
         with torch.no_grad():
             measures = entropy, (clipped != ratio).to(value.dtype).mean(), -log_ratio.mean()

@@ -21,7 +21,7 @@ def test_planes_of_a_cells_encoding() -> None:
 
 def test_the_network_of_the_paper() -> None:
     agent = PPO(observation_shape=(14, 14, 3), observation_high=10.0, num_actions=7, categories=(11, 6, 4))
-    shapes = [list(layer.weight.shape) for layer in agent._network[0].modules() if hasattr(layer, "weight")]
+    shapes = [list(layer.weight.shape) for layer in agent.network.modules() if hasattr(layer, "weight")]
     assert shapes == [[16, 21, 2, 2], [32, 16, 2, 2], [32, 32, 2, 2], [64, 11 * 11 * 32], [7, 64], [1, 64]]
     images = torch.randint(4, (5, 14, 14, 3), dtype=torch.uint8)
     assert agent.act_with_value(images)["logits"].shape == (5, 7)

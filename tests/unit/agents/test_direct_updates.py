@@ -87,7 +87,7 @@ def test_updates_are_those_of_autograd(size, hidden_sizes, weights, steps, seed)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6)
             assert not found[name].requires_grad
-        for ours, theirs in zip(direct.parameters(), oracle.parameters(), strict=True):
+        for ours, theirs in zip(direct.network.parameters(), oracle.network.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7)
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -103,7 +103,7 @@ def test_the_direct_way_is_taken(set_directly):
 def test_targets_get_no_gradient():
     agent = bare()
     agent.update(make_batch(8, 0))
-    trained = {id(tensor) for layer in agent.layers for tensor in layer}
+    trained = {id(parameter) for parameter in agent.network.parameters()}
     assert all((parameter.grad is not None) == (id(parameter) in trained) for parameter in agent.parameters())
 
 
@@ -133,8 +133,8 @@ def test_own_steps_of_learning_are_called(name):
 
 def test_a_hook_of_a_gradient_is_called(set_directly):
     agent, seen = bare(), []
-    agent.layers[0][0].register_hook(lambda gradient: seen.append(gradient.shape))
-    agent.layers[0][1].register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.shape))
+    agent.network.weight0.register_hook(lambda gradient: seen.append(gradient.shape))
+    agent.network.bias0.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.shape))
     agent.update(make_batch(8, 0))
     assert sorted(map(len, seen)) == [1, 2]
     assert not set_directly
@@ -142,11 +142,11 @@ def test_a_hook_of_a_gradient_is_called(set_directly):
 
 def test_a_frozen_layer_stays_as_it_is(set_directly):
     agent = bare()
-    agent.layers[0][0].requires_grad_(False)
-    before = agent.layers[0][0].clone()
+    agent.network.weight0.requires_grad_(False)
+    before = agent.network.weight0.clone()
     for seed in range(3):
         agent.update(make_batch(8, seed))
-    assert torch.equal(before, agent.layers[0][0]) and agent.layers[0][0].grad is None
+    assert torch.equal(before, agent.network.weight0) and agent.network.weight0.grad is None
     assert not set_directly
 
 

@@ -49,12 +49,12 @@ def make_batch(size: int = 6) -> TensorDict:
 def make_linear(agent: MPDQN, value_weight: list[list[float]], parameter_bias: list[float], target_scale: float = 1.0):
     """Q = observation and parameters times ``value_weight``, x = ``parameter_bias``; targets are Q' = scale Q."""
     for name, scale in (("", 1.0), ("target_", target_scale)):
-        value = getattr(agent.loss, f"{name}value_network_params").data
-        parameters = getattr(agent.loss, f"{name}parameter_network_params").data
-        for network in (value, parameters):
-            network.apply_(lambda leaf: leaf.zero_())
-        value["0", "weight"].copy_(scale * torch.tensor(value_weight))
-        parameters["0", "bias"].copy_(torch.tensor(parameter_bias))
+        (value,), (parameters,) = (getattr(agent, f"{name}{kind}_network") for kind in ("value", "parameter"))
+        for layer in (value, parameters):
+            layer.weight.data.zero_()
+            layer.bias.data.zero_()
+        value.weight.data.copy_(scale * torch.tensor(value_weight))
+        parameters.bias.data.copy_(torch.tensor(parameter_bias))
 
 
 def linear_agent(**options) -> MPDQN:
@@ -69,10 +69,10 @@ def test_rates_are_those_of_the_authors_unless_given() -> None:
     agent = make_agent()
     rates = [optimizer.param_groups[0]["lr"] for optimizer in agent.configure_optimizers()]
     assert rates == [1e-3, 1e-5] and agent.hparams["target_update_rate"] == 0.001
-    before = agent.loss.target_value_network_params["0", "bias"].clone()
-    agent.loss.value_network_params.data.apply_(lambda leaf: leaf.add_(1.0))
+    before = agent.target_value_network[0].bias.clone()
+    agent.value_network[0].bias.data.add_(1.0)
     agent.update_targets()
-    torch.testing.assert_close(agent.loss.target_value_network_params["0", "bias"], before + 0.001)
+    torch.testing.assert_close(agent.target_value_network[0].bias, before + 0.001)
 
 
 def test_the_shipped_run_names_its_own_rates() -> None:
@@ -84,19 +84,16 @@ def test_the_shipped_run_names_its_own_rates() -> None:
 
 
 def test_each_value_depends_on_its_own_parameters_alone() -> None:
-    loss = make_agent().loss
+    agent = make_agent()
     observation = torch.randn(4, 2)
     parameters = torch.randn(4, 3, requires_grad=True)
-    with loss.value_network_params.to_module(loss.value_network):
-        values = loss.action_values(observation, parameters)
-        assert values.shape == (4, 3)
-        reads = torch.stack(
-            [torch.autograd.grad(values[:, k].sum(), parameters, retain_graph=True)[0] for k in (0, 1, 2)]
-        )
-        for action, own in enumerate(([1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0])):
-            assert ((reads[action] != 0) == torch.tensor(own).bool()).all()
-            alone = torch.cat([observation, parameters * torch.tensor(own)], dim=-1)
-            torch.testing.assert_close(values[:, action], loss.value_network(alone)[:, action])
+    values = agent.action_values(agent.value_network, observation, parameters)
+    assert values.shape == (4, 3)
+    reads = torch.stack([torch.autograd.grad(values[:, k].sum(), parameters, retain_graph=True)[0] for k in (0, 1, 2)])
+    for action, own in enumerate(([1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0])):
+        assert ((reads[action] != 0) == torch.tensor(own).bool()).all()
+        alone = torch.cat([observation, parameters * torch.tensor(own)], dim=-1)
+        torch.testing.assert_close(values[:, action], agent.value_network(alone)[:, action])
 
 
 def test_inverted_gradients_by_hand() -> None:
@@ -122,11 +119,11 @@ def test_targets_by_hand() -> None:
     batch["next", "reward"] = torch.tensor([[1.0], [1.0], [2.0]])
     batch["next", "truncated"][1] = batch["next", "done"][1] = True  # keeps its bootstrap
     batch["next", "terminated"][2] = batch["next", "done"][2] = True
-    torch.testing.assert_close(agent.loss.targets(batch), torch.tensor([1 + 0.9 * 30, 1 + 0.9 * 40, 2.0]))
+    torch.testing.assert_close(agent.targets(batch), torch.tensor([1 + 0.9 * 30, 1 + 0.9 * 40, 2.0]))
     clipped = linear_agent(discount=0.9, target_low=2.5, target_high=30.0)
-    torch.testing.assert_close(clipped.loss.targets(batch), torch.tensor([28.0, 30.0, 2.5]))
+    torch.testing.assert_close(clipped.targets(batch), torch.tensor([28.0, 30.0, 2.5]))
     half_open = linear_agent(discount=0.9, target_high=30.0)
-    torch.testing.assert_close(half_open.loss.targets(batch), torch.tensor([28.0, 30.0, 2.0]))
+    torch.testing.assert_close(half_open.targets(batch), torch.tensor([28.0, 30.0, 2.0]))
 
 
 def test_returns_over_several_steps_bring_their_own_discount() -> None:
@@ -135,9 +132,9 @@ def test_returns_over_several_steps_bring_their_own_discount() -> None:
     batch["next", "observation"] = torch.zeros(2, 2)
     batch["next", "reward"] = torch.zeros(2, 1)
     batch["discount"] = torch.tensor([[0.5], [0.0]])
-    torch.testing.assert_close(agent.loss.targets(batch), torch.tensor([15.0, 0.0]))
+    torch.testing.assert_close(agent.targets(batch), torch.tensor([15.0, 0.0]))
     steps = batch.exclude("discount").set("steps_to_next_obs", torch.tensor([[3], [1]]))
-    torch.testing.assert_close(agent.loss.targets(steps), torch.tensor([0.9**3 * 30, 0.9 * 30]))
+    torch.testing.assert_close(agent.targets(steps), torch.tensor([0.9**3 * 30, 0.9 * 30]))
 
 
 def test_losses_by_hand() -> None:
@@ -160,7 +157,7 @@ def test_losses_by_hand() -> None:
 
 def test_each_loss_moves_its_own_network_and_parameters_by_inverted_gradients() -> None:
     agent = linear_agent()
-    values, parameters = agent.networks
+    values, parameters = ([*one.parameters()] for one in (agent.value_network, agent.parameter_network))
     value_loss, parameter_loss, td_error = agent.losses(make_batch())
     parameter_loss.backward()
     assert all(weight.grad is None for weight in values)
@@ -178,17 +175,9 @@ def test_the_gradient_of_each_network_is_clipped() -> None:
     value_loss, parameter_loss, _ = agent.losses(make_batch())
     (value_loss + parameter_loss).backward()
     agent.clip_gradients_of_networks()
-    for network in agent.networks:
-        norm = torch.stack([weight.grad.norm() for weight in network]).norm()
+    for network in (agent.value_network, agent.parameter_network):
+        norm = torch.stack([weight.grad.norm() for weight in network.parameters()]).norm()
         assert norm.item() == pytest.approx(1e-3, rel=1e-2)
-
-
-def test_targets_follow_slowly() -> None:
-    agent = linear_agent(target_update_rate=0.25)
-    agent.update_targets()
-    target = agent.loss.target_value_network_params["0", "weight"]
-    weight = agent.loss.value_network_params["0", "weight"]
-    torch.testing.assert_close(target, (10 + 0.25 * (1 - 10)) * weight)
 
 
 def test_a_trainer_and_a_plain_loop_train_alike(tmp_path: Path) -> None:
@@ -277,7 +266,7 @@ def test_what_acts_and_learns_moves_with_the_module() -> None:
 def test_a_parameter_that_cannot_vary_is_zero_to_the_networks() -> None:
     options = {**SIZES, "parameter_low": [-1.0, 5.0, 10.0], "parameter_high": [1.0, 5.0, 20.0]}
     agent = MPDQN(**options, hidden_sizes=(4,))
-    assert agent.loss.scaled(torch.tensor([[1.0, 5.0, 20.0]])).tolist() == [[1.0, 0.0, 1.0]]
+    assert agent.scaled(torch.tensor([[1.0, 5.0, 20.0]])).tolist() == [[1.0, 0.0, 1.0]]
     assert (agent.act(torch.randn(5, 2), explore=True)[1][:, 1] == 5.0).all()
 
 
@@ -309,13 +298,6 @@ def test_plain_spaces_are_refused(space) -> None:
 def test_other_composite_spaces_are_refused(space) -> None:
     with pytest.raises(ValueError, match=r"got the action space .*one bounded Box per discrete action"):
         ParameterizedActions.of(space)
-
-
-def test_it_says_what_it_reads_and_can_be_printed() -> None:
-    agent = MPDQN(observation_size=2, parameter_sizes=[1], parameter_low=[0.0], parameter_high=[1.0])
-    following = [("next", key) for key in ("observation", "reward", "terminated")]
-    assert agent.loss.in_keys == ["observation", ("action", "discrete"), ("action", "parameters"), *following]
-    assert "MultiPassLoss" in repr(agent)
 
 
 def test_sizes_and_bounds_must_agree() -> None:

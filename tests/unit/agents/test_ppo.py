@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
+from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from lightning_replay.agents import PPO
@@ -45,6 +47,26 @@ def make_rollout(actors: int, steps: int, **columns: torch.Tensor) -> TensorDict
     rows["state_value"] = rows["state_value"].unsqueeze(-1)
     rows["next"] = TensorDict({name: column.unsqueeze(-1) for name, column in following.items()}, shape)
     return TensorDict(rows, shape)
+
+
+def torchrl_loss(agent: PPO) -> ClipPPOLoss:
+    """TorchRL's loss of an agent's network."""
+    network, options = agent.network, agent.hparams
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(network.trunk, ["observation"], ["hidden"]),
+        TensorDictModule(network.policy, ["hidden"], ["logits"]),
+        ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical, return_log_prob=True),
+    )
+    return ClipPPOLoss(
+        actor,
+        TensorDictModule(network.value, ["hidden"], ["state_value"]),
+        clip_epsilon=options["clip_range"],
+        clip_value=options["value_clip"],
+        entropy_coeff=options["entropy_coefficient"],
+        critic_coeff=options["value_coefficient"],
+        loss_critic_type="l2",
+        functional=False,
+    )
 
 
 class Rollouts:
@@ -130,7 +152,7 @@ def test_rows_left_out_take_no_part_in_the_normalisation() -> None:
 def indifferent(**options) -> PPO:
     """Both actions at 1/2 and every value 0, whatever the observation."""
     agent = PPO(**SIZES, **options)
-    for layer in (agent._network[0].policy, agent._network[0].value):
+    for layer in (agent.network.policy, agent.network.value):
         nn.init.zeros_(layer.weight)
     return agent
 
@@ -220,7 +242,7 @@ def test_acting_records_what_training_finds_again() -> None:
     observation = torch.randn(1_000, 3)
     with torch.no_grad():
         recorded = agent.act_with_value(observation)
-        found = agent.loss(
+        found = torchrl_loss(agent)(
             recorded.clone().update(
                 {
                     "observation": observation,
@@ -296,7 +318,7 @@ def test_scaled_gradients_are_refused(tmp_path: Path) -> None:
 def test_one_pass_of_the_trunk_serves_policy_and_value(tmp_path: Path) -> None:
     agent = PPO(**SIZES, **ONE_STEP)
     passes = []
-    agent._network[0].trunk.register_forward_hook(lambda *_: passes.append(1))
+    agent.network.trunk.register_forward_hook(lambda *_: passes.append(1))
     fit(agent, [make_rollout(2, 8)], tmp_path)
     assert len(passes) == 1
 
@@ -311,9 +333,10 @@ def test_losses_and_gradients_are_those_of_torchrl(value_clip) -> None:
         rows["advantage"], rows["value_target"] = torch.randn(64, 1), rows["state_value"] + torch.randn(64, 1)
         for parameter in agent.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    found = agent.loss(rows.clone())
+    torchrls = torchrl_loss(agent)
+    found = torchrls(rows.clone())
     expected = {name: found[f"loss_{name}"] for name in ("objective", "critic", "entropy")}
-    theirs = torch.autograd.grad(sum(expected.values()).squeeze(), list(agent.parameters()))
+    theirs = torch.autograd.grad(sum(expected.values()).squeeze(), list(torchrls.parameters()))
     loss, numbers = agent.losses(dict(rows.items()))
     ours = torch.autograd.grad(loss, list(agent.parameters()))
     expected = [*expected.values(), *(found[name] for name in ("entropy", "clip_fraction", "kl_approx"))]
@@ -349,7 +372,7 @@ def test_actions_are_drawn_as_by_categorical() -> None:
 
 def test_networks_that_are_not_a_number_draw_no_action() -> None:
     agent = PPO(**SIZES)
-    nn.init.constant_(agent._network[0].policy.bias, float("nan"))
+    nn.init.constant_(agent.network.policy.bias, float("nan"))
     for draw in (agent.act_with_value, lambda observation: agent.act(observation, explore=True)):
         with pytest.raises(RuntimeError, match="nan"):
             draw(torch.randn(2, 3))

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 
 from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
-from tests.actor_critic_oracle import SACOracle, TD3Oracle, copied
+from tests.actor_critic_oracle import SACOracle, TD3Oracle
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -59,9 +60,8 @@ def fit(agent: OffPolicyAgent, batches: list[TensorDict], directory: Path, callb
 
 
 def targets_of(agent: OffPolicyAgent) -> list[torch.Tensor]:
-    names = {TD3: ("actor_network", "qvalue_network"), SAC: ("qvalue_network",), DQN: ("value_network",)}[type(agent)]
-    parameters = [getattr(agent.loss, f"target_{name}_params").flatten_keys(".") for name in names]
-    return [value.data for one in parameters for name, value in one.items() if name.endswith(("weight", "bias"))]
+    targets = {TD3: ("target_actor", "target_critics"), SAC: ("target_critics",), DQN: ("target_network",)}[type(agent)]
+    return [value.data for name in targets for value in getattr(agent, name).parameters()]
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_targets_move_with_policy_updates_of_td3_and_with_every_update_of_the_ot
     assert record.values == [{value} for value in expected]
 
 
-def assert_same(parameters: TensorDictBase, expected: list[torch.Tensor]) -> None:
-    for value, other in zip(copied(parameters), expected, strict=True):
+def assert_same(parameters: Iterable[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for value, other in zip(parameters, expected, strict=True):
         torch.testing.assert_close(value.detach(), other.detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -120,20 +120,19 @@ def test_five_updates_equal_those_of_the_published_algorithm(agent, make_oracle,
         oracle.update(batch)
     torch.manual_seed(4)
     fit(agent, batches, tmp_path)
-    loss = agent.loss
-    assert_same(loss.actor_network_params, oracle.actor)
+    assert_same(agent.actor.parameters(), oracle.actor)
     for i in (0, 1):
-        assert_same(loss.qvalue_network_params[i], oracle.critics[i])
-        assert_same(loss.target_qvalue_network_params[i], oracle.target_critics[i])
+        assert_same((pair[i] for pair in agent.critics.parameters()), oracle.critics[i])
+        assert_same((pair[i] for pair in agent.target_critics.parameters()), oracle.target_critics[i])
     if isinstance(oracle, TD3Oracle):
-        assert_same(loss.target_actor_network_params, oracle.target_actor)
+        assert_same(agent.target_actor.parameters(), oracle.target_actor)
     else:
-        torch.testing.assert_close(loss.log_alpha.detach(), oracle.log_coefficient.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(agent.log_alpha.detach(), oracle.log_coefficient.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_actor_regularization_adds_coefficient_times_weight_to_the_gradients_of_weights(tmp_path: Path) -> None:
     agent = SAC(observation_size=1, action_low=[-1.0], action_high=[1.0], hidden_sizes=(1,), actor_regularization=0.5)
-    (weight, bias), (last_weight, last_bias) = agent.actor_layers
+    weight, bias, last_weight, last_bias = agent.actor.parameters()
     values = {weight: [[3.0]], bias: [-1.0], last_weight: [[1.0], [-2.0]], last_bias: [0.0, 0.0]}
     for parameter, value in values.items():
         parameter.data.copy_(torch.tensor(value))
@@ -155,7 +154,6 @@ def test_entropy_of_sac_is_that_of_actions_scaled_to_one() -> None:
         torch.manual_seed(0)
         agent = SAC(observation_size=3, action_low=[-bound] * 2, action_high=[bound] * 2)
         torch.manual_seed(1)
-        observation = TensorDict({"observation": torch.randn(50, 3)}, [50])
-        densities.append(agent.loss.actor_loss(observation)[1]["log_prob"])
-        assert agent.loss.target_entropy == -2.0
+        densities.append(agent.draw(torch.randn(50, 3))[1])
+        assert agent.target_entropy == -2.0
     torch.testing.assert_close(*densities)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 
@@ -13,13 +14,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.modules import NoisyLinear
-from torchrl.objectives import HardUpdate
+from torchrl.modules import DistributionalQValueActor, NoisyLinear, QValueActor
+from torchrl.objectives import DistributionalDQNLoss, DQNLoss, HardUpdate
 
 from lightning_replay.agents import Rainbow
-from lightning_replay.agents.dqn import CategoricalValueLoss, ScalarValueLoss
 from lightning_replay.agents.networks import ImageNetwork, with_noise
-from lightning_replay.retention.surprise import cross_entropy, distributional_surprise
+from lightning_replay.retention.surprise import distributional_surprise
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -35,6 +35,7 @@ SMALL = {
 }
 PARTS = ("double", "dueling", "distributional", "noisy")
 NO_NOISE = {"noisy": False}
+ATOMS = {"atoms": 3, "value_low": -1.0, "value_high": 1.0}
 
 
 def make_batch(size: int = 8, num_actions: int = 3) -> TensorDict:
@@ -93,9 +94,6 @@ def fit(agent: Rainbow, batches: list[TensorDict], directory: Path, look=lambda 
     return trainer, record
 
 
-# The projection of C51 on the atoms -1, 0, 1, and by the loops of the paper's algorithm 1.
-
-
 # The loss of one transition: tables as networks, observations choose their rows.
 
 
@@ -124,13 +122,9 @@ def one_step(action: int, reward: float, *, terminated: bool = False, **more: fl
     return TensorDict(start | columns | {"next": TensorDict(following, [1])}, [1])
 
 
-def with_target(loss, table):
-    HardUpdate(loss)  # what else copies the network
-    with torch.no_grad():
-        for key, value in loss.target_value_network_params.items(True, True):
-            if key[-1] == "table":
-                value.copy_(torch.tensor(table))
-    return loss
+def with_tables(agent: Rainbow, online, target) -> Rainbow:
+    agent.network, agent.target_network = Table(online), Table(target)
+    return agent
 
 
 ONLINE = [[1.0, 2.0], [5.0, 4.0]]  # after the step the network prefers action 0
@@ -149,9 +143,9 @@ TARGET = [[0.0, 0.0], [3.0, 7.0]]  # and the target network action 1
     ],
 )
 def test_scalar_td_errors_by_hand(double, step, td_error, with_gradient):
-    loss = with_target(ScalarValueLoss(Table(ONLINE), discount=0.9, double=double), TARGET)
+    agent = with_tables(Rainbow(**SMALL, distributional=False, discount=0.9, double=double), ONLINE, TARGET)
     with torch.set_grad_enabled(with_gradient):
-        rows = loss.rows(step)
+        rows = agent.rows(step)
     torch.testing.assert_close(rows.td_error, torch.tensor([td_error]))
     torch.testing.assert_close(rows.surprise, torch.tensor([td_error**2]))
     huber = td_error**2 / 2 if abs(td_error) < 1 else abs(td_error) - 0.5
@@ -166,10 +160,9 @@ CURRENT = [[[0.25, 0.1], [0.5, 0.8], [0.25, 0.1]], [[0.1, 0.3], [0.2, 0.5], [0.7
 FOLLOWING = [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]], [[0.5, 0.0], [0.0, 0.25], [0.5, 0.75]]]  # next means: 0, 0.75
 
 
-def categorical(**options) -> CategoricalValueLoss:
+def categorical(**options) -> Rainbow:
     logits = [np.log(np.maximum(np.array(table), 1e-30)).tolist() for table in (CURRENT, FOLLOWING)]
-    support = torch.tensor([-1.0, 0.0, 1.0])
-    return with_target(CategoricalValueLoss(Table(logits[0]), support, discount=0.5, **options), logits[1])
+    return with_tables(Rainbow(**SMALL, **ATOMS, discount=0.5, **options), *logits)
 
 
 def test_the_surprise_of_a_step_is_that_of_the_core() -> None:
@@ -195,7 +188,7 @@ def test_divergence_and_td_error_of_distributions_by_hand(double, target, with_g
     cross = -(target[1] * math.log(0.5) + target[2] * math.log(0.25))
     with torch.set_grad_enabled(with_gradient):
         rows = categorical(double=double).rows(one_step(0, 0.5))
-        measured = categorical(double=double, measure=cross_entropy).rows(one_step(0, 0.5))
+        measured = categorical(double=double, cross_entropy=True).rows(one_step(0, 0.5))
     torch.testing.assert_close(rows.surprise, torch.tensor([cross - entropy]))
     torch.testing.assert_close(measured.surprise, torch.tensor([cross]))
     torch.testing.assert_close(rows.loss.detach(), torch.tensor([cross]))
@@ -205,9 +198,7 @@ def test_divergence_and_td_error_of_distributions_by_hand(double, target, with_g
 
 def test_an_expected_outcome_surprises_by_exactly_zero_though_its_cross_entropy_does_not():
     certain = np.log(np.array([[[0.2], [0.3], [0.5]]] * 2)).tolist()
-    loss = CategoricalValueLoss(Table(certain), torch.tensor([-1.0, 0.0, 1.0]), discount=1.0)
-    HardUpdate(loss)
-    rows = loss.rows(one_step(0, 0.0))
+    rows = with_tables(Rainbow(**SMALL, **ATOMS, discount=1.0), certain, certain).rows(one_step(0, 0.0))
     assert 0 <= rows.surprise.item() < 1e-6
     assert rows.td_error.item() == pytest.approx(0.0, abs=1e-6)
     assert rows.loss.item() == pytest.approx(-sum(p * math.log(p) for p in (0.2, 0.3, 0.5)))
@@ -223,12 +214,22 @@ def test_the_loss_is_torchrls_own(distributional, steps):
     if steps is not None:
         batch["steps_to_next_obs"] = torch.full((8, 1), steps)
         batch["discount"] = 0.9**steps * (~batch["next", "terminated"]).float()
+    network, plain = copy.deepcopy(agent.network), {"reduction": "none", "use_prioritized_weights": False}
+    discrete = {"in_keys": ["observation"], "action_space": "categorical"}
+    if distributional:
+        actor = DistributionalQValueActor(network, agent.support, **discrete)
+        loss = DistributionalDQNLoss(actor, gamma=0.9, delay_value=True, **plain)
+    else:
+        options = {"loss_function": "smooth_l1", "delay_value": True, "double_dqn": True, "action_space": "categorical"}
+        loss = DQNLoss(QValueActor(network, **discrete), **options, **plain)
+        loss.make_value_estimator(gamma=0.9)
+    HardUpdate(loss)
     with torch.no_grad():
-        for value in agent.loss.target_value_network_params.values(True, True):
-            if value.ndim > 1:
-                value.mul_(1.5)  # unlike the network, to tell them apart
-    theirs = agent.loss(batch.clone())["loss"]
-    torch.testing.assert_close(agent.loss.rows(batch).loss, theirs)
+        for values in (agent.target_network.parameters(), loss.target_value_network_params.values(True, True)):
+            for value in values:
+                if value.ndim > 1:
+                    value.mul_(1.5)  # unlike the network, to tell them apart
+    torch.testing.assert_close(agent.rows(batch).loss, loss(batch.clone())["loss"])
 
 
 # The agent.
@@ -284,19 +285,17 @@ def test_each_part_can_be_switched_off(off, tmp_path: Path):
     names = [name for name, _ in agent.named_parameters()]
     assert any("sigma" in name for name in names) == ("noisy" not in off)
     assert any("advantage" in name for name in names) == ("dueling" not in off)
-    assert isinstance(agent.loss, ScalarValueLoss if "distributional" in off else CategoricalValueLoss)
-    assert agent.loss.double == ("double" not in off)
-    before = [value.clone() for value in agent.parameters()]
+    before = [value.clone() for value in agent.network.parameters()]
     _, record = fit(agent, [make_batch(), make_batch()], tmp_path)
-    assert all(not torch.equal(value, old) for value, old in zip(agent.parameters(), before, strict=True))
+    assert all(not torch.equal(value, old) for value, old in zip(agent.network.parameters(), before, strict=True))
     assert torch.isfinite(record.outputs[1]["surprise"]).all()
     assert agent.exploration_rate == (1.0 if "noisy" in off else 0.0)
 
 
 def test_dueling_adds_the_value_to_advantages_of_mean_0_for_every_atom():
     agent = Rainbow(**SMALL, atoms=5)
-    (network,) = (part for part in agent.loss.value_network.modules() if isinstance(part, ImageNetwork))
-    with agent.loss.value_network_params.to_module(agent.loss.value_network), torch.no_grad():
+    network = agent.network
+    with torch.no_grad():
         image = images(1)
         features = network.body.features(image / 255.0)
         value, advantage = network.body.value(features), network.body.advantage(features)
@@ -316,9 +315,8 @@ def test_pixels_are_divided_by_the_largest():
 
 def test_the_target_network_is_copied_every_so_many_updates_across_a_resume(tmp_path: Path):
     def agree(agent: Rainbow) -> bool:
-        online, target = agent.loss.value_network_params, agent.loss.target_value_network_params
-        key = ("module", "0", "module", "body", "value", "0", "weight_mu")
-        return torch.equal(online.get(key), target.get(key))
+        pairs = zip(agent.network.parameters(), agent.target_network.parameters(), strict=True)
+        return all(torch.equal(*pair) for pair in pairs)
 
     batches = [make_batch() for _ in range(5)]
     agent = Rainbow(**SMALL, target_update_every=3)
@@ -346,13 +344,13 @@ def test_the_norm_of_the_gradient_is_cut(tmp_path: Path):
     assert norms[None] > 0.02 and norms[0.01] == pytest.approx(0.01, rel=1e-3)
 
 
-def noise_of(parameters) -> torch.Tensor:
-    return torch.cat([value.flatten() for key, value in parameters.items(True, True) if key[-1] == "weight_epsilon"])
+def noise_of(network: ImageNetwork) -> torch.Tensor:
+    return torch.cat([value.flatten() for key, value in network.named_buffers() if key.endswith("weight_epsilon")])
 
 
 def test_noise_is_drawn_for_every_update_and_exploring_action_and_not_for_greedy_ones(tmp_path: Path):
     agent = Rainbow(**SMALL)
-    online, target = agent.loss.value_network_params, agent.loss.target_value_network_params
+    online, target = agent.network, agent.target_network
     seen = [noise_of(online).clone()]
     agent.act(images(4), explore=False)
     assert torch.equal(noise_of(online), seen[0])
@@ -374,8 +372,8 @@ def test_only_exploring_actions_and_updates_feel_the_noise():
     assert all(len(actions) == 1 for actions in explored)  # one noise for all environments of a step
     assert len(set.union(*explored)) == 3
     with torch.no_grad(), with_noise():
-        noisy = agent.loss.rows(make_batch()).action_values
-    assert not torch.allclose(noisy, agent.loss.means(agent.loss.outputs(images(8))).detach())
+        noisy = agent.rows(make_batch()).action_values
+    assert not torch.allclose(noisy, agent.means(agent.outputs(agent.network, images(8))).detach())
 
 
 def test_initial_surprise_takes_one_pass_of_each_network_for_all_rows(monkeypatch: pytest.MonkeyPatch):
@@ -423,7 +421,7 @@ def test_what_acts_and_measures_moves_with_the_module():
     batch = make_batch()
     batch["next", "reward"] = batch["next", "reward"].double()
     assert agent.initial_surprise(batch).dtype == torch.float64
-    agent.loss.rows(batch).loss.sum().backward()
+    agent.rows(batch).loss.sum().backward()
 
 
 def test_load_from_checkpoint_gives_the_same_actions_and_surprise(tmp_path: Path):
@@ -437,9 +435,9 @@ def test_load_from_checkpoint_gives_the_same_actions_and_surprise(tmp_path: Path
 
 def test_noisy_layers_begin_with_the_given_deviation():
     agent = Rainbow(**SMALL, noise_deviation=0.25)
-    layers = [layer for layer in agent.loss.value_network.modules() if isinstance(layer, NoisyLinear)]
+    layers = [layer for layer in agent.network.modules() if isinstance(layer, NoisyLinear)]
     assert len(layers) == 4
-    sigma = agent.loss.value_network_params.get(("module", "0", "module", "body", "value", "2", "weight_sigma"))
+    sigma = agent.network.body.value[2].weight_sigma
     torch.testing.assert_close(sigma, torch.full_like(sigma, 0.25 / math.sqrt(8)))
 
 

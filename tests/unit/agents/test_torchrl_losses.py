@@ -6,11 +6,15 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.objectives import SoftUpdate
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import nn
+from torchrl.modules import ProbabilisticActor, QValueActor, TanhNormal
+from torchrl.objectives import DQNLoss, LossModule, SACLoss, SoftUpdate, TD3Loss
 
 from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
 from lightning_replay.agents.agent import weighted_mean
 from lightning_replay.agents.cagrad import ConflictAverseStep
+from lightning_replay.agents.networks import Layers
 
 BOUNDS = {"action_low": [-2.0, 0.0], "action_high": [2.0, 3.0]}
 CONTINUOUS = {"observation_size": 3, "hidden_sizes": (32, 24), "target_update_rate": 0.05, **BOUNDS}
@@ -61,14 +65,113 @@ def without_trainer(agent: OffPolicyAgent) -> OffPolicyAgent:
     return agent
 
 
+def plain(layers: Layers) -> nn.Sequential:
+    """A copy of linear layers with ReLU between them."""
+    parts = []
+    for weight, bias in layers:
+        layer = nn.Linear(*weight.shape[::-1])
+        layer.weight.data.copy_(weight)
+        layer.bias.data.copy_(bias)
+        parts += [layer, nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+class BoundedActor(nn.Module):
+    def __init__(self, agent: TD3) -> None:
+        super().__init__()
+        self.network = plain(agent.actor.layers())
+        self.register_buffer("center", agent.action_center)
+        self.register_buffer("half_range", agent.action_half_range)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.center + self.half_range * torch.tanh(self.network(observation))
+
+
+class Critic(nn.Module):
+    def __init__(self, agent: TD3 | SAC, number: int) -> None:
+        super().__init__()
+        self.network = plain([(weight[number], bias[number]) for weight, bias in agent.critics.layers()])
+
+    def forward(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return self.network(torch.cat([observation, action], dim=-1))
+
+
+class ScaledTanhNormal(TanhNormal):
+    """Its density is that of the action scaled to [-1, 1], whatever the bounds."""
+
+    def rsample_and_log_prob(self, sample_shape=()):
+        action, log_density = super().rsample_and_log_prob(sample_shape)
+        return action, log_density + ((self.high - self.low) / 2).log().sum()
+
+
+def torchrl_loss(agent: OffPolicyAgent) -> LossModule:
+    """TorchRL's loss with copies of an agent's networks."""
+    options, common = agent.hparams, {"reduction": "none", "use_prioritized_weights": False}
+    if isinstance(agent, DQN):
+        network = QValueActor(plain(agent.network.layers()), in_keys=["observation"], action_space="categorical")
+        loss = DQNLoss(
+            network, loss_function="smooth_l1", delay_value=True, double_dqn=True, action_space="categorical", **common
+        )
+    else:
+        bounds = {"low": agent.action_low, "high": agent.action_high}
+        critics = [
+            TensorDictModule(Critic(agent, i), ["observation", "action"], ["state_action_value"]) for i in (0, 1)
+        ]
+        if isinstance(agent, TD3):
+            actor = TensorDictModule(BoundedActor(agent), ["observation"], ["action"])
+            loss = TD3Loss(actor, critics, bounds=tuple(bounds.values()), loss_function="l2", **common)
+            del loss.policy_noise, loss.noise_clip
+            loss.register_buffer("policy_noise", options["target_noise"] * agent.action_half_range)
+            loss.register_buffer("noise_clip", options["target_noise_clip"] * agent.action_half_range)
+        else:
+            network = nn.Sequential(plain(agent.actor.layers()), NormalParamExtractor())
+            actor = ProbabilisticActor(
+                TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"]),
+                in_keys=["loc", "scale"],
+                distribution_class=ScaledTanhNormal,
+                distribution_kwargs=bounds,
+                return_log_prob=True,
+            )
+            alpha, entropy = options["initial_entropy_coefficient"], options["target_entropy"]
+            loss = SACLoss(
+                actor,
+                critics,
+                loss_function="l2",
+                alpha_init=alpha,
+                target_entropy=-2.0 if entropy is None else entropy,
+                scalar_output_mode="exclude",
+                **common,
+            )
+    loss.make_value_estimator(gamma=options["discount"])
+    return loss
+
+
 class Oracle:
-    """An agent's updates with the losses of TorchRL that it is built with."""
+    """An agent's updates with a loss of TorchRL."""
 
     def __init__(self, agent: OffPolicyAgent) -> None:
-        self.agent, self.loss, self.updates = agent, agent.loss, 0
-        self.targets = SoftUpdate(agent.loss, tau=agent.hparams["target_update_rate"])
-        optimizers = agent.configure_optimizers()
-        self.critic, *self.others = optimizers if isinstance(optimizers, list) else [optimizers]
+        self.agent, self.loss, self.updates = agent, torchrl_loss(agent), 0
+        self.targets = SoftUpdate(self.loss, tau=agent.hparams["target_update_rate"])
+        if isinstance(agent, DQN):
+            self.critic = agent.adam(self.parameters("value"))
+            return
+        self.critic = agent.adam(self.parameters("qvalue"), "critic_learning_rate")
+        self.others = [agent.adam(self.parameters("actor"), "actor_learning_rate")]
+        if isinstance(agent, SAC):
+            self.others.append(agent.adam([self.loss.log_alpha], "entropy_learning_rate"))
+
+    def parameters(self, name: str) -> list[torch.Tensor]:
+        found = getattr(self.loss, f"{name}_network_params").items(True, True)
+        return [value for key, value in found if key[-1] in ("weight", "bias")]
+
+    def state(self) -> list[torch.Tensor]:
+        """In the order of :func:`state_of`."""
+        if isinstance(self.agent, DQN):
+            return [*self.parameters("value"), *self.parameters("target_value")]
+        networks = [*self.parameters("actor"), *self.parameters("qvalue")]
+        if isinstance(self.agent, TD3):
+            return [*networks, *self.parameters("target_actor"), *self.parameters("target_qvalue")]
+        return [*networks, *self.parameters("target_qvalue"), self.loss.log_alpha]
 
     def learn(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
         optimizer.zero_grad()
@@ -117,6 +220,15 @@ class Oracle:
         return loss, details["td_error"]
 
 
+def state_of(agent: OffPolicyAgent) -> list[torch.Tensor]:
+    if isinstance(agent, DQN):
+        return [*agent.network.parameters(), *agent.target_network.parameters()]
+    networks = [*agent.actor.parameters(), *agent.critics.parameters()]
+    if isinstance(agent, TD3):
+        return [*networks, *agent.target_actor.parameters(), *agent.target_critics.parameters()]
+    return [*networks, *agent.target_critics.parameters(), agent.log_alpha]
+
+
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request):
     """The default dtype in a test."""
@@ -146,7 +258,5 @@ def test_updates_equal_those_with_torchrl(kind, columns, shape, dtype) -> None:
         expected = oracle.update(batch)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance)
-    states = agent.state_dict(), oracle.agent.state_dict()
-    assert list(states[0]) == list(states[1])
-    for value, expected in zip(*(state.values() for state in states), strict=True):
+    for value, expected in zip(state_of(agent), oracle.state(), strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=tolerance)

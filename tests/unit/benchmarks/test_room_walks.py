@@ -11,7 +11,6 @@ from tensordict import TensorDict
 
 from lightning_replay import Replay
 from lightning_replay.agents import DQN
-from lightning_replay.agents.networks import tensors_of
 from lightning_replay.envs.grids import ThreeRooms
 from tests.benchmarks.learning.experiments import rooms
 from tests.benchmarks.learning.learners.grids import state_of
@@ -52,8 +51,8 @@ def test_a_run_learns_what_the_agent_learns() -> None:
     agent = DQN(ONE_HOT.shape[1], 3, hidden_sizes=(8, 8), **OPTIONS)
     for parameter in stacked.target:  # far from the network, so that it matters which of them chooses an action
         parameter.normal_()
-    for layers, stack in zip((agent.layers, agent.target_layers), (stacked.online, stacked.target), strict=True):
-        for parameter, source in zip(tensors_of(layers), stack, strict=True):
+    for network, stack in ((agent.network, stacked.online), (agent.target_network, stacked.target)):
+        for parameter, source in zip(network.parameters(), stack, strict=True):
             parameter.data.copy_(source[run].detach().T.squeeze(-1))
     given = batches()
     errors, values = stacked.learn(list(given), UPDATES)
@@ -73,7 +72,7 @@ def test_a_run_learns_what_the_agent_learns() -> None:
         errors[run].abs(), torch.cat(found), atol=1e-5, rtol=1e-4
     )  # the agent returns magnitudes
     assert values.shape == (RUNS, UPDATES * BATCH, 3)
-    for parameter, learned in zip(tensors_of(agent.layers), stacked.online, strict=True):
+    for parameter, learned in zip(agent.network.parameters(), stacked.online, strict=True):
         torch.testing.assert_close(parameter.data, learned[run].detach().T.squeeze(-1), atol=1e-5, rtol=1e-4)
 
 

@@ -47,18 +47,17 @@ def agent_with(stacked: StackedMPDQN, run: int) -> MPDQN:
     """Returns the library's agent with the weights of one run."""
     agent = MPDQN(OBSERVATION, parameter_low=LOW.tolist(), parameter_high=HIGH.tolist(), target_low=0.0, **OPTIONS)
     with torch.no_grad():
-        for parameters, network in zip(agent.networks, (stacked.values, stacked.parameterizer), strict=True):
-            for parameter, source in zip(parameters, network, strict=True):
+        for own, network in ((agent.value_network, stacked.values), (agent.parameter_network, stacked.parameterizer)):
+            for parameter, source in zip(own.parameters(), network, strict=True):
                 parameter.copy_(source[run].T.squeeze(-1))
-        for name in ("value", "parameter"):
-            getattr(agent.loss, f"target_{name}_network_params").update_(getattr(agent.loss, f"{name}_network_params"))
+    agent.target_value_network.load_state_dict(agent.value_network.state_dict())
+    agent.target_parameter_network.load_state_dict(agent.parameter_network.state_dict())
     return agent
 
 
 def networks_of(agent: MPDQN) -> list[torch.Tensor]:
-    targets = [getattr(agent.loss, f"target_{name}_network_params") for name in ("value", "parameter")]
-    order = [(str(layer), kind) for layer in (0, 2, 4) for kind in ("weight", "bias")]
-    return [*agent.networks[0], *agent.networks[1], *(target[key] for target in targets for key in order)]
+    networks = agent.value_network, agent.parameter_network, agent.target_value_network, agent.target_parameter_network
+    return [parameter for network in networks for parameter in network.parameters()]
 
 
 def large(stacked: StackedMPDQN) -> StackedMPDQN:

@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay.agents import SAC
-from lightning_replay.agents.networks import tensors_of
 from tests.benchmarks.learning.learners.stacked_sac import StackedSAC
 from tests.unit.benchmarks.stacked_batches import continuous_batches, weights_of
 
@@ -33,14 +32,12 @@ class Alone:
         rates = {f"{name}_learning_rate": RATE for name in ("actor", "critic", "entropy")}
         self.agent = SAC(OBSERVATION, [-1.0] * ACTION, [1.0] * ACTION, (8, 8), **rates, target_update_rate=0.1)
         with torch.no_grad():
-            for parameter, source in zip(
-                tensors_of(self.agent.actor_layers), weights_of(stacked.policy, run), strict=True
-            ):
+            for parameter, source in zip(self.agent.actor.parameters(), weights_of(stacked.policy, run), strict=True):
                 parameter.copy_(source)
-            critics = self.agent.loss.qvalue_network_params
-            for parameter, source in zip(critics.values(True, True), both(stacked.critics, run, runs), strict=True):
+            critics = self.agent.critics
+            for parameter, source in zip(critics.parameters(), both(stacked.critics, run, runs), strict=True):
                 parameter.copy_(source)
-            self.agent.loss.target_qvalue_network_params.update_(critics)
+            self.agent.target_critics.load_state_dict(critics.state_dict())
         optimizers = self.agent.configure_optimizers()
         monkeypatch.setattr(self.agent, "critic_and_other_optimizers", lambda: (optimizers[0], optimizers[1:]))
         monkeypatch.setattr(self.agent, "descend", _descend, raising=True)
@@ -69,13 +66,12 @@ def test_a_run_learns_what_the_agent_learns(is_weighted: bool, monkeypatch: pyte
     for batch, drawn, errors in zip(given[run].unbind(0), noise, td_errors[run], strict=True):
         torch.testing.assert_close(alone.learn(batch, drawn), errors, atol=1e-4, rtol=1e-4)
     agent, close = alone.agent, {"atol": 1e-5, "rtol": 1e-4}
-    for parameter, learned in zip(tensors_of(agent.actor_layers), weights_of(stacked.policy, run), strict=True):
+    for parameter, learned in zip(agent.actor.parameters(), weights_of(stacked.policy, run), strict=True):
         torch.testing.assert_close(parameter, learned.to(parameter.dtype), **close)
-    for networks, name in ((stacked.critics, "qvalue"), (stacked.target_critics, "target_qvalue")):
-        parameters = getattr(agent.loss, f"{name}_network_params").values(True, True)
-        for parameter, learned in zip(parameters, both(networks, run, 2), strict=True):
+    for networks, critics in ((stacked.critics, agent.critics), (stacked.target_critics, agent.target_critics)):
+        for parameter, learned in zip(critics.parameters(), both(networks, run, 2), strict=True):
             torch.testing.assert_close(parameter, learned.to(parameter.dtype), **close)
-    torch.testing.assert_close(agent.loss.log_alpha.detach(), stacked.log_alpha[run].detach().reshape(()), **close)
+    torch.testing.assert_close(agent.log_alpha.detach(), stacked.log_alpha[run].detach().reshape(()), **close)
 
 
 def test_actions_are_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.agents import TD3
-from lightning_replay.agents.networks import tensors_of
 from tests.benchmarks.learning.learners.stacked_runs import StackedRuns
 from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
 from tests.unit.benchmarks.stacked_batches import PlainBatches, continuous_batches, weights_of
@@ -46,24 +45,24 @@ def test_a_run_learns_what_the_agent_learns(is_weighted: bool) -> None:
     sources = [*weights_of(stacked.policy, run)]
     both = zip(weights_of(stacked.critics, run), weights_of(stacked.critics, 2 + run), strict=True)
     with torch.no_grad():
-        for parameter, source in zip(tensors_of(agent.actor_layers), sources, strict=True):
+        for parameter, source in zip(agent.actor.parameters(), sources, strict=True):
             parameter.copy_(source)
-        for parameter, pair in zip(agent.loss.qvalue_network_params.values(True, True), both, strict=True):
+        for parameter, pair in zip(agent.critics.parameters(), both, strict=True):
             parameter.copy_(torch.stack(pair))
-        for name in ("actor", "qvalue"):
-            getattr(agent.loss, f"target_{name}_network_params").update_(getattr(agent.loss, f"{name}_network_params"))
+        agent.target_actor.load_state_dict(agent.actor.state_dict())
+        agent.target_critics.load_state_dict(agent.critics.state_dict())
     given = batches(2, is_weighted)
     flat = given.clone()
     flat["next", "done"] = flat["next", "terminated"]
     td_errors = stacked.learn(given)
     torch.testing.assert_close(torch.stack(fit(agent, list(flat[run].unbind(0)))), td_errors[run], atol=1e-4, rtol=1e-4)
-    for parameter, learned in zip(tensors_of(agent.actor_layers), weights_of(stacked.policy, run), strict=True):
+    for parameter, learned in zip(agent.actor.parameters(), weights_of(stacked.policy, run), strict=True):
         torch.testing.assert_close(parameter, learned.to(parameter.dtype), atol=1e-5, rtol=1e-4)
     learned = zip(weights_of(stacked.critics, run), weights_of(stacked.critics, 2 + run), strict=True)
-    for parameter, pair in zip(agent.loss.qvalue_network_params.values(True, True), learned, strict=True):
+    for parameter, pair in zip(agent.critics.parameters(), learned, strict=True):
         torch.testing.assert_close(parameter, torch.stack(pair), atol=1e-5, rtol=1e-4)
     targets = zip(weights_of(stacked.target_critics, run), weights_of(stacked.target_critics, 2 + run), strict=True)
-    for parameter, pair in zip(agent.loss.target_qvalue_network_params.values(True, True), targets, strict=True):
+    for parameter, pair in zip(agent.target_critics.parameters(), targets, strict=True):
         torch.testing.assert_close(parameter, torch.stack(pair), atol=1e-5, rtol=1e-4)
 
 

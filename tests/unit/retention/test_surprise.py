@@ -163,12 +163,6 @@ def test_shapes_that_would_be_broadcast_are_refused(name: str, shape: tuple[int,
         distributional_surprise(**arguments)
 
 
-def test_the_projection_is_found_where_it_was() -> None:
-    from lightning_replay.agents import dqn as value_losses
-
-    assert value_losses.categorical_projection is categorical_projection
-
-
 def test_the_two_measures_order_transitions_differently() -> None:
     target = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
     current = torch.tensor([[0.5, 0.5], [0.6, 0.4]]).log()
