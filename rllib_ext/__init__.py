@@ -7,11 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rllib_ext.__main__ import Interruption
     from rllib_ext.api import configure, replay_config
     from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
     from rllib_ext.buffer.fill import fill
     from rllib_ext.config_file import load_config
+    from rllib_ext.interruption import Interruption
     from rllib_ext.levels.server import level_buffer
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Interruption": "__main__",
+    "Interruption": "interruption",
     "RecipeEpisodeReplayBuffer": "buffer.buffer",
     "configure": "api",
     "fill": "buffer.fill",

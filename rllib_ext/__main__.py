@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``python -m rllib_ext FILE.yaml``: trains the algorithm of a file until it ends or is interrupted."""
+"""The command ``python -m rllib_ext FILE.yaml``: trains the algorithm of a file."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.files import check_writable
+
+from lightning_replay.saving import DamagedFileError
 
 _DESCRIPTION = """Trains an RLlib algorithm with a replay method, both described by a YAML file.
 
@@ -66,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from lightning_replay.options import config_directory, config_files
+    from lightning_replay.shipped_configs import config_directory, config_files
 
     shipped = [f"  {config_directory() / name}" for name in config_files() if name.startswith("rllib/")]
     parser = argparse.ArgumentParser(
@@ -91,8 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(sections: dict[str, Any], restore: str | None) -> None:
     from rllib_ext.config_file import configured
-
-    pass  # MOVER
+    from rllib_ext.interruption import Interruption
 
     with _one_line():
         config, settings = configured(sections)
@@ -186,51 +183,3 @@ if __name__ == "__main__":
     if sys.path[0] == os.getcwd():  # a file of the user's must not stand in for a module of a library
         sys.path.append(sys.path.pop(0))
     main()
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_HINT = b"interrupted: training ends after this iteration; a second signal ends it at once\n"
-
-
-class Interruption:
-    """Records the first Ctrl-C or SIGTERM within the ``with`` block; the second has its usual effect.
-
-    In the middle of an iteration the buffer and the Learners may disagree, so training could not be resumed from a
-    checkpoint of that moment. Outside the main thread, where Python sets no handlers, signals keep their effect.
-
-    Attributes:
-        signal_number: of the signal; ``None`` before it.
-
-    Example:
-        >>> with Interruption() as interruption:
-        ...     while not interruption.requested:
-        ...         break  # result = algorithm.train()
-    """
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-        self._previous: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            # A signal that is ignored, as in a background job, stays so; a handler from C could not be restored.
-            replaced = [number for number in _SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
-            self._previous = {number: signal.signal(number, self._note) for number in replaced}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._restore()
-
-    @property
-    def requested(self) -> bool:
-        """Whether there was a signal, so that training should end."""
-        return self.signal_number is not None
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal_number = number
-        self._restore()
-        os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}

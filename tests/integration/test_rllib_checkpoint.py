@@ -129,7 +129,7 @@ def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCapt
             algorithm.train()
         first = Path(algorithm.save_to_path(tmp_path / f"first_{incremental}"))
         algorithm.train()
-        with caplog.at_level(logging.INFO, logger="rllib_ext.checkpoint"):
+        with caplog.at_level(logging.INFO, logger="rllib_ext"):
             second = Path(algorithm.save_to_path(tmp_path / f"second_{incremental}"))
         state, drawn = snapshot(algorithm), draws(algorithm)
         algorithm.stop()

@@ -54,6 +54,7 @@ ORDER = (
     "start_method",
 )
 RLLIB_ORDER = (
+    "interruption",
     "rllib_compat",
     "apex",
     "episodes",

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C and SIGTERM that end training after the current iteration, so that a checkpoint can be written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HINT = b"interrupted: training ends after this iteration; a second signal ends it at once\n"
+
+
+class Interruption:
+    """Records the first Ctrl-C or SIGTERM within the ``with`` block; the second has its usual effect.
+
+    In the middle of an iteration the buffer and the Learners may disagree, so training could not be resumed from a
+    checkpoint of that moment. Outside the main thread, where Python sets no handlers, signals keep their effect.
+
+    Attributes:
+        signal_number: of the signal; ``None`` before it.
+
+    Example:
+        >>> with Interruption() as interruption:
+        ...     while not interruption.requested:
+        ...         break  # result = algorithm.train()
+    """
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            # A signal that is ignored, as in a background job, stays so; a handler from C could not be restored.
+            replaced = [number for number in _SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
+            self._previous = {number: signal.signal(number, self._note) for number in replaced}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    @property
+    def requested(self) -> bool:
+        """Whether there was a signal, so that training should end."""
+        return self.signal_number is not None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal_number = number
+        self._restore()
+        os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
