@@ -133,7 +133,7 @@ def judged(
 
 
 def _without(index: Tensor, magnitude: Tensor, late: Tensor) -> Judged:
-    """Returns ``index`` with -1, which samplers skip, in place of late rows."""
+    # Samplers skip -1.
     rows = late if late.ndim == 1 else late[:, 0]
     if late.ndim < index.ndim:
         late = late.unsqueeze(1).expand_as(index)
@@ -150,7 +150,6 @@ class Feedback:
         self._late = 0
 
     def count(self, received: int, late: int) -> None:
-        """Counts an update that every part has accepted: its rows, and those of them that had left."""
         self.draws_since_update = 0
         self.received += received
         self._late += late
@@ -170,11 +169,9 @@ class Feedback:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the counters."""
         return {"received": self.received, "late": self._late, "draws_since_update": self.draws_since_update}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self.received, self._late = state_dict["received"], state_dict["late"]
         self.draws_since_update = state_dict["draws_since_update"]
         self.last_index = None
@@ -226,7 +223,6 @@ def _check_slots(index: Tensor, length: int) -> int:
 
 
 def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priority was changed") -> Tensor:
-    """Returns a value as a tensor; raises ``TypeError`` for anything that is none."""
     if isinstance(value, Tensor):
         return value
     try:
@@ -248,7 +244,6 @@ def td_error_of(td_error: Any, signals: dict[str, Any]) -> Any:
 
 
 def row_generations(value: Any) -> Tensor:
-    """Returns generations as a tensor; raises ``TypeError`` for anything else or another than an integer dtype."""
     generation = row_numbers("generation", value, "the batch's 'generation', of an integer dtype")
     dtype = generation.dtype
     if dtype is torch.int64:

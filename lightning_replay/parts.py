@@ -163,7 +163,6 @@ class DividedRows:
 
 
 def indivisible(sampler: str) -> TypeError:
-    """Returns the error for a sampler, by its name, whose draws cannot be divided."""
     return TypeError(
         f"draws of {sampler} cannot be divided over several replays; use a sampler of lightning_replay.samplers, or "
         "define group_totals(storage) and sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your "
@@ -459,7 +458,6 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
 
 
 def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:
-    """Stores rows, TensorDict ``[N]``, oldest first; returns their slots, int64 ``[n]``."""
     return self.insert(data).slots
 
 

@@ -270,7 +270,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return self.extend(rows_of_columns(columns))
 
     def _enter(self, rows: Any, takes_priorities: bool) -> Tensor:
-        """Stores rows, a TensorDict or columns by key; see :meth:`extend`."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # what is kept of the rows is written to later
                 return self._enter(rows, takes_priorities)
@@ -294,7 +293,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return self._enter(ended, takes_priorities)
 
     def _prepare_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
-        """Stores rows, without padding and with all flags, as the transforms change them."""
         if 0 in rows.shape:  # before a transform refuses it in its own words, or keeps it
             raise wrong_shape(rows)
         rows = normalized(rows)
@@ -353,7 +351,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._row_check({(key,) if isinstance(key, str) else key: value for key, value in columns.items()})
 
     def _check_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
-        """Stores rows that have passed the transforms and that the storage has not read yet."""
         if rows.ndim != 1 or rows.shape[0] == 0:
             raise wrong_shape(rows)
         first_rows, columns = len(self._storage) == 0, None
@@ -517,7 +514,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return data, data.get("generation", None), transforms
 
     def _check_draw(self, index: Any, batch_size: int) -> None:
-        """Refuses what a sampler of this library's kind drew where it is not slots."""
         if not isinstance(self._sampler, ReplaySampler):
             return
         shape = (batch_size, 2) if self._sampler_hooks.draws_pairs else (batch_size,)
@@ -701,10 +697,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return stored
 
     def _end_saved_episodes(self) -> None:
-        """Ends the episodes that ran when the loaded files were saved: the environments that played them are gone.
-
-        Called before the first rows that come after it; until then contents and draws are those that were saved.
-        """
+        # The environments that played these episodes are gone. Until the first new rows, contents and draws are those
+        # that were saved.
         self.awaits_new_episodes = False
         self.end_episodes()
 
@@ -754,7 +748,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 self._writer_hooks.cut(index)
 
     def _begin_life(self) -> None:
-        """Sets the attributes of this object in this process: the prefetching thread and what a fork changes."""
         if self._prefetch_cap:
             # One thread: batches are drawn in the order in which they are handed out.
             self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
@@ -779,11 +772,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._begin_life()
 
     def _next_prefetched(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Returns the oldest prefetched batch and requests others.
-
-        One thread draws them in order, and changes of the buffer wait for it: a batch is that of the moment at which it
-        was requested, whatever the threads' timing.
-        """
+        # One thread draws the batches in order, and changes of the buffer wait for it: a batch is that of the moment at
+        # which it was requested, whatever the threads' timing.
         with self._futures_lock:
             queue, sampler = self._prefetch_queue, self._sampler
             result = queue.popleft().result() if queue else self._sample(batch_size)
@@ -792,7 +782,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             return result
 
     def _wait_for_draws(self) -> None:
-        """Waits for the batches being drawn ahead; call it before the buffer is changed, without holding its locks."""
+        # A change of the buffer must not wait for the thread that draws ahead while it holds the lock that this thread
+        # needs: call it before any lock is taken.
         with self._futures_lock:
             ahead = tuple(self._prefetch_queue)
         wait(ahead)
@@ -812,7 +803,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Locks the buffer for changes in the body; methods called for every row lock without this context manager."""
+        # Methods that are called for every row take the locks themselves, without this context manager.
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock, torch.inference_mode(False):
@@ -820,7 +811,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             yield
 
     def _attach_parts(self) -> None:
-        """Reads what each part offers; TorchRL's parts get the defaults of :mod:`lightning_replay.parts`."""
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
         # A subclass may set priorities in another way than its base.
         self._set_held = self._sampler_hooks.set_held if "set_held" in vars(type(self._sampler)) else None
@@ -856,7 +846,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def _transforms(self) -> nn.ModuleList:
-        """The transforms in order, without ``Transform.__getattr__``, which takes a microsecond."""
+        # Not as an attribute: Transform.__getattr__ takes a microsecond.
         transforms: Any = self._transform._modules["transforms"]
         return transforms
 
@@ -866,14 +856,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def _changes_rows(self) -> bool:
-        """Whether a transform may change rows before they are stored; of this library those that define an inverse."""
+        # A transform of this library changes rows before they are stored only if it defines an inverse.
         transforms = self._transform._modules["transforms"]._modules.values()
         return any(
             not isinstance(one, ReplayTransform) or type(one)._inv_call is not Transform._inv_call for one in transforms
         )
 
     def _own_transforms(self) -> list[ReplayTransform]:
-        """Returns the transforms that define what a ``Replay`` calls."""
         return [transform for transform in self._transforms if isinstance(transform, ReplayTransform)]
 
     @property
@@ -967,7 +956,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._sampler_hooks.cut(index)
 
     def _mark_ends(self, index: Tensor) -> None:
-        """Marks the rows in these slots, int64 ``[n]``, truncated and done: nothing follows them."""
         if not len(index):
             return
         rows = readable_rows(self._storage)
@@ -1066,12 +1054,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
 
 def given_batch_size(batch_size: int | None, capacity: int) -> int:
-    """Returns the batch size that was given; without one 256, or the capacity where it is smaller."""
     return min(256, capacity) if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
 
 
 def wrong_shape(rows: TensorDictBase) -> ValueError:
-    """Returns the error for rows that are not of batch size ``[N]``, or are none."""
     return ValueError(
         f"extend takes transitions of batch size [N] with N >= 1; got {list(rows.shape)}. Flatten time and "
         "environments first (reshape(-1)), build columns as TensorDict(..., batch_size=[N]), or call add for a single "
@@ -1080,7 +1066,7 @@ def wrong_shape(rows: TensorDictBase) -> ValueError:
 
 
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
-    """Refuses parts that do not work together; some would fail only once rows are stored or drawn."""
+    # Some of these parts would fail only once rows are stored or drawn.
     hooks, name, capacity = declared_sampler(sampler), type(sampler).__name__, storage.max_size
     if hooks.num_slots is not None and hooks.num_slots < capacity:
         raise ValueError(

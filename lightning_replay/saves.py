@@ -110,7 +110,6 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
 
 
 def _state_of(replay: Any) -> dict[str, Any]:
-    """Returns the state of all parts but the storage; call it while the buffer is unchanged."""
     return {
         "built_from": _parts_of(replay),
         "length": len(replay),
@@ -128,7 +127,7 @@ def _state_of(replay: Any) -> dict[str, Any]:
 
 
 def _own(part: Any) -> dict[str, Any]:
-    """Returns the state of a part; copied if it is TorchRL's, which returns the tensors that it writes into."""
+    # TorchRL's parts return the tensors that they write into.
     state = part.state_dict()
     return state if type(part).__module__.startswith("lightning_replay.") else _copied(state)
 
@@ -137,7 +136,7 @@ _Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads a st
 
 
 def _restorations(replay: Any, state: dict[str, Any]) -> list[_Restoration]:
-    """Returns what is to be loaded, in order; the rows last, so that nothing is refused after them."""
+    # The rows come last: nothing is refused after them, and they are never reverted.
     episodes, storage, transform = replay._episodes, replay._storage, replay._transform
     parts: list[_Restoration] = [
         (part.state_dict, part.load_state_dict, state[name])
@@ -151,7 +150,7 @@ def _restorations(replay: Any, state: dict[str, Any]) -> list[_Restoration]:
 
 
 def _restore_all(parts: list[_Restoration]) -> None:
-    """Loads all states, or none: if one is refused, those loaded before are reverted."""
+    # All states or none: where one is refused, the parts before it get their former state again.
     loaded: list[tuple[Callable[[Any], Any], Any]] = []
     try:
         for read, load, state in parts:
@@ -165,7 +164,7 @@ def _restore_all(parts: list[_Restoration]) -> None:
 
 
 def _parts_of(replay: Any) -> dict[str, Any]:
-    """Returns names and sizes of a buffer's parts, which must be the same where its state is loaded."""
+    # These must be equal where the state is loaded.
     sampler = [type(replay._sampler).__name__]
     base = declared_sampler(replay._sampler).base_sampler
     tables = replay._storage.occupancy if isinstance(replay._storage, PackedStorage) else None
@@ -197,14 +196,12 @@ def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:
 
 
 def _ready(batch: dict[str, Any]) -> Future[Any]:
-    """Returns a prefetched batch in the form of the queue."""
     ready: Future[Any] = Future()
     ready.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
     return ready
 
 
 def _copied(state: Any) -> Any:
-    """Returns a state with copies of its tensors."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, dict):
@@ -310,7 +307,6 @@ def read_replay(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:
-    """Returns the chunk files of an earlier save; none if it cannot be used."""
     try:
         manifest = replay_manifest(directory)
     except (OSError, ValueError, DamagedFileError) as error:

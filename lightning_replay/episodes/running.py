@@ -184,7 +184,6 @@ class EpisodeTracker:
         return EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu", continuity=continuity)
 
     def warn(self) -> None:
-        """Warns once where most rows do not continue the row before them, once all parts have the new rows."""
         if self.links is not None and self.links.continuity is not None:
             self.links.continuity.warn()
 
@@ -224,7 +223,6 @@ class EpisodeTracker:
         return slots, slots[:, -1], steps_used
 
     def _summed(self, slots: Tensor, steps_used: Tensor, storage: Storage) -> Tensor:
-        """Returns discounted sums ``[N]`` of the first ``steps_used`` rewards in ``slots``, int64 ``[N, n]``."""
         (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
         return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
 
@@ -237,7 +235,6 @@ class EpisodeTracker:
             self.links.break_episodes(trajectories)
 
     def on_evict(self, index: Tensor) -> None:
-        """Unlinks rows that left without being overwritten, int64 ``[n]``: no return goes through them."""
         if self.links is not None:
             self.links.release(index)
 
@@ -245,7 +242,6 @@ class EpisodeTracker:
         self.links = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the links."""
         return {"links": None if self.links is None else self.links.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
@@ -362,7 +358,6 @@ class RunningObservations:
         return False
 
     def _spill(self) -> None:
-        """Moves the observations of the block to those of single episodes."""
         if self._names is not None:
             for place, name in enumerate(self._names.tolist()):
                 self._last[name] = b"".join([last[place].tobytes() for last in self._block])
@@ -373,11 +368,10 @@ class RunningObservations:
         self._last.pop(trajectory, None)
 
     def abandon(self, trajectories: Iterable[int]) -> None:
-        """Keeps episodes that no row continues."""
+        # No observation is empty, so that no row continues these episodes.
         self._names, self._last = None, dict.fromkeys(trajectories, b"")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns running episodes, int64 ``[E]``, their last observations, uint8 ``[E, bytes]``, and abandoned."""
         self._spill()
         known = {name: last for name, last in self._last.items() if last}
         abandoned = [name for name, last in self._last.items() if not last]
@@ -392,7 +386,6 @@ class RunningObservations:
 
 
 def _is_one_run(pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> bool:
-    """Returns whether all rows are of one episode without an end, and each continues the one before."""
     if len(episodes.trajectory) > 1 or episodes.done[:-1].any():
         return False
     return all(own[1:].tobytes() == following[:-1].tobytes() for own, following in pairs)
@@ -406,7 +399,6 @@ def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
 
 
 def stored_trajectories(storage: Storage) -> list[int | None]:
-    """Returns the ids of all stored trajectories; ``[None]`` where rows have none."""
     slots = occupancy_of(storage).slots().to(device_of(storage) or "cpu")
     ids = read_trajectory(storage, slots) if len(slots) else None
     return [None] if ids is None else ids.unique().tolist()

@@ -39,7 +39,6 @@ class LinkedSampler(ReplaySampler):
         self._check_continuity = checked_flag("check_continuity", check_continuity)
 
     def _check_done(self, rows: TensorDictBase, purpose: str) -> None:
-        """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
         if self._links is not None:
             return
         if rows.get(self._done_key, None) is None:
@@ -54,7 +53,6 @@ class LinkedSampler(ReplaySampler):
         return self._links
 
     def _write_links(self, index: Tensor, storage: Storage) -> None:
-        """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order."""
         assert self._links is not None
         if self._check_continuity and self._links.continuity is None:
             self._links.continuity = Continuity(storage)
@@ -62,7 +60,6 @@ class LinkedSampler(ReplaySampler):
         self._links.write(index, read_trajectory(storage, index), done)
 
     def _warn(self) -> None:
-        """Warns once where most rows do not continue the row before them, once this sampler has the new rows."""
         if self._links is not None and self._links.continuity is not None:
             self._links.continuity.warn()
 
@@ -78,7 +75,6 @@ class LinkedSampler(ReplaySampler):
 
 
 def _of_first(name: str) -> Any:
-    """Returns a property that is the attribute of this name of the sampler of the first rows."""
     read = attrgetter(name)
     return property(lambda self: read(declared_sampler(self.first)))
 
@@ -201,7 +197,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         declared_sampler(self.first).set_priorities(*self._rows_of(slots, magnitudes), storage)
 
     def update_priority(self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None) -> None:
-        """Sets priorities as :meth:`set_priorities`, where ``first`` is prioritized; TorchRL's buffers call it."""
         if self.uses_priorities:
             slots, priority = self._rows_of(as_tensor(index), as_tensor(priority))
             self.first.update_priority(slots, priority, storage=storage)
@@ -214,7 +209,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return slots[:, 0].contiguous() if slots.ndim == 2 else slots, priority
 
     def reseed(self, seed: int) -> None:
-        """Restarts the generators of this sampler and of ``first`` from ``seed``."""
         super().reseed(seed)
         if self.first._rng is not self._rng:
             declared_sampler(self.first).reseed(self._derived_seed())
@@ -229,7 +223,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tensors and plain values; the next draws are the same after they are loaded."""
         return {
             "generator": self.generator_state(),
             "shares_generator": self.first._rng is self._rng,
@@ -239,7 +232,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self.set_generator_state(state_dict["generator"])
         self.first.load_state_dict(state_dict["first"])
         if state_dict["shares_generator"]:
@@ -269,7 +261,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
 
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        """Passes rows that were stored before this sampler was attached to :meth:`on_insert`, in slot order."""
+        # Rows that were stored before this sampler came, in slot order.
         if self._is_attached:
             return
         self._is_attached = True

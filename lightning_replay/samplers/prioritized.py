@@ -101,7 +101,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def _max_priority(self) -> tuple[float | Tensor | None, None]:
-        """Largest priority in TorchRL's form: ``None`` before any was given; the slot is not kept."""
+        # TorchRL's form: None before any was given. The slot of the largest is not kept.
         if isinstance(self._largest, Tensor):
             return self.default_priority, None
         return (self._largest if self._largest >= 0 else None), None
@@ -151,7 +151,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
 
     def _differs(self, option: str, state_dict: Mapping[str, Any]) -> bool:
-        """Returns whether the saved sampler was built with another value; format 3 began without these."""
+        # Format 3 began without the options that a sampler was built with.
         return state_dict.get("built_with", self._built_with)[option] != self._built_with[option]
 
     def _shared_state(self) -> dict[str, Any]:
@@ -167,10 +167,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         }
 
     def _load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores all of :meth:`_shared_state` but the priorities, their exponent and their offset.
-
-        Of options that differ from those of the saved sampler, the constructor's count; a schedule always is its own.
-        """
+        # Where options differ from those of the saved sampler, the constructor's count; a schedule always is its own.
         if state_dict["importance_exponent"] is not None and not self._differs("importance_exponent", state_dict):
             self.beta = state_dict["importance_exponent"]
         different = [name for name in self._built_with if self._differs(name, state_dict)]
@@ -183,7 +180,6 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
 
 def _shown(value: Any) -> Any:
-    """Returns a described option for a message: a number, or a schedule with its arguments."""
     arguments = value["arguments"] if isinstance(value, dict) and "class" in value else {}
     return arguments["value"] if set(arguments) == {"value"} else arguments or value
 
@@ -257,7 +253,7 @@ class PrioritizedSampler(TorchRLNames):
         self._has_rows = False
 
     def _set_largest(self, largest: float) -> None:
-        """Sets the largest priority so far, before any exponent; negative until one is given."""
+        # Before any exponent; negative until one is given.
         on_cpu = self._tree.device.type == "cpu"
         self._largest: float | Tensor = largest if on_cpu else torch.full((), largest, device=self._tree.device)
 
@@ -325,11 +321,6 @@ class PrioritizedSampler(TorchRLNames):
         return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), float(self._largest))
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the rows at the points, int64 ``[n]``.
-
-        Raises:
-            RuntimeError: the storage is empty, or every priority is zero.
-        """
         totals, stored = self.group_totals(storage), len(storage)
         if stored == 0:
             raise empty_storage()
@@ -394,7 +385,6 @@ class PrioritizedSampler(TorchRLNames):
         return {"effective_sample_size": effective} if effective else {}
 
     def _attach_storage(self, storage: Storage | None) -> None:
-        """Moves to the device of a CUDA storage; rows stored before the sampler was attached get a priority, once."""
         if storage is None:
             return
         device = device_of(storage)
@@ -452,7 +442,6 @@ class PrioritizedSampler(TorchRLNames):
         self._has_rows = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Priorities, exponents, clocks and the state of the generator; tensors and plain values."""
         return {"tree": self._tree.state_dict(), "has_rows": self._has_rows} | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -474,7 +463,6 @@ class PrioritizedSampler(TorchRLNames):
         self._load_shared_state(state_dict)
 
     def _set_offset(self, offset: float) -> None:
-        """Changes the offset of the stored priorities; slots without one stay so."""
         if self._priority_exponent > 0:
             leaves = self._tree.leaves()
             priority = (leaves.double() ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0.0)

@@ -70,7 +70,6 @@ class PartOfTables(Tables):
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
-    """Returns the tables over a storage; raises TypeError where its writer keeps none."""
     tables = storage.occupancy if isinstance(storage, PackedStorage) else None
     if not isinstance(tables, Tables):
         raise without_tables(type(sampler).__name__)
@@ -78,7 +77,6 @@ def tables_of(storage: Storage, sampler: Any) -> Tables:
 
 
 def without_tables(sampler: str) -> TypeError:
-    """Returns the error for a sampler of tables, by its name, beside a writer that keeps none."""
     return TypeError(
         f"{sampler} draws from tables and the buffer's writer keeps none; give it an EventTableWriter or a "
         "TaskTableWriter"
@@ -136,7 +134,6 @@ class WithinTables(TorchRLNames):
 
     @property
     def default_priority(self) -> float:
-        """Returns the priority of new rows: the largest given so far, 1 when none was."""
         return self._largest if self._largest > 0 else 1.0
 
     @property
@@ -177,7 +174,6 @@ class WithinTables(TorchRLNames):
         return _on_device(storage, slots, columns)
 
     def group_totals(self, storage: Storage) -> GroupTotals:
-        """Returns the number of rows of each table or, with priorities, their sum as rows are drawn by them."""
         return self._totals(tables_of(storage, self))
 
     def _totals(self, tables: Tables) -> GroupTotals:
@@ -235,7 +231,6 @@ class WithinTables(TorchRLNames):
         return {}, None
 
     def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        """Returns what :meth:`weights` does; counts a draw."""
         self._clocks["draws"] += 1
         ratios = None
         if self.uses_priorities:
@@ -245,7 +240,6 @@ class WithinTables(TorchRLNames):
     def weights(
         self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
     ) -> dict[str, np.ndarray]:
-        """Returns ``priority_weight``, float32 ``[B]``, with priorities."""
         if ratios is None or self.beta == 0:
             return {}
         return {"priority_weight": ratios.importance(self.beta).astype(np.float32)}
@@ -253,14 +247,12 @@ class WithinTables(TorchRLNames):
     def _ratios(
         self, names: list[str], rows: np.ndarray, least: np.ndarray, table: np.ndarray, probability: np.ndarray
     ) -> DrawnRatios:
-        """Returns how often rows are drawn, from the probability of each and the ``least`` one ``[L]`` in its table."""
         is_drawn = self._drawable(names) & np.isfinite(least)
         return DrawnRatios(
             rows[table] * probability, min((rows[is_drawn] * least[is_drawn]).tolist(), default=math.inf)
         )
 
     def _drawable(self, names: list[str]) -> np.ndarray:
-        """Returns whether rows of each table may be in a batch once it holds enough, bool ``[L]``."""
         return np.ones(len(names), dtype=np.bool_)
 
     def _draw(
@@ -330,7 +322,6 @@ class WithinTables(TorchRLNames):
                 tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._leaves(places[inside]))
 
     def priority_of(self, index: Tensor) -> Tensor | None:
-        """Returns the priorities of rows, float32 ``[n]``; ``None`` where feedback is ignored."""
         return torch.from_numpy(self._priority[index.numpy()]) if self.uses_priorities else None
 
     def _leaves(self, slots: np.ndarray) -> Tensor:
@@ -347,7 +338,6 @@ class WithinTables(TorchRLNames):
             self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
 
     def _sync_trees(self, tables: Tables) -> None:
-        """Updates the trees by what was appended to the tables, or left them early, since the last call."""
         first = tables.first
         for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
             appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
@@ -360,12 +350,11 @@ class WithinTables(TorchRLNames):
             self._known[number] = appended
 
     def state_dict(self) -> dict[str, Any]:
-        """Priorities, clocks, counters and the state of the generator; tensors and plain values."""
         own = {"priority": torch.from_numpy(self._priority.copy()), "rows_drawn": self.rows_drawn.tolist()}
         return own | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; the trees are rebuilt from the tables."""
+        # The trees are not saved: the next draw builds them from the tables.
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
         self._largest = float(state_dict["largest_priority"])
@@ -429,7 +418,6 @@ class ScheduledSampler(WithinTables):
         return tables.length >= self.min_size
 
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
-        """Returns all ``batch_size`` rows for the task drawn with the scheduler's probabilities."""
         rows = np.zeros(len(tables.names), dtype=np.int64)
         ready = self.ready(tables)
         probability = checked_probabilities(self.scheduler, ready)
@@ -447,7 +435,6 @@ class ScheduledSampler(WithinTables):
         return GroupRows(rows, rows / batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what :class:`~lightning_replay.samplers.tables.WithinTables` saves, and the scheduler."""
         kind = type(self.scheduler).__name__
         return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
 
@@ -507,7 +494,6 @@ NEEDS_COUNTS = ("lemma2", "lemma2_exact")
 
 
 def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns η, and q of each row."""
     counts: StateActionCounts | None = tables.state_action_counts
     if counts is None:
         raise TypeError(
@@ -622,7 +608,6 @@ class TableShares(WithinTables):
         return shares / total
 
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
-        """Divides ``batch_size`` rows by the shares of the tables that hold enough."""
         if not self.multinomial and self._names == tables.names:
             key = (batch_size, (tables.length >= self._least).tobytes())
             if self._allocation is not None and self._allocation[0] == key:
@@ -658,10 +643,7 @@ class TableShares(WithinTables):
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Returns the table of each row, and the correction if there is one.
-
-        Counts of states and actions, which ``lemma2`` and ``lemma2_exact`` read, are those of this replay.
-        """
+        # Counts of states and actions, which lemma2 and lemma2_exact read, are those of this replay.
         return {"table": table}, None if self.correction is None else self.correction(tables, shares, slots)
 
     def weights(

@@ -62,7 +62,6 @@ class SingleRow:
 
     @staticmethod
     def fits(layout: RowLayout, rows: Tensor) -> bool:
-        """Returns whether rows are short enough, and on the CPU."""
         return rows.device.type == "cpu" and layout.row_bytes <= _MOST_ROW_BYTES
 
     def write(self, slot: int, values: Sequence[Any], least_generation: int) -> bool:
@@ -86,7 +85,6 @@ _ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a
 
 
 def as_rows(given: TensorDictBase | Mapping[Any, Any]) -> TensorDictBase:
-    """Returns a TensorDict itself, and the rows of columns by key."""
     return given if isinstance(given, TensorDictBase) else rows_of_columns(given)
 
 
@@ -122,7 +120,6 @@ def rows_of_columns(columns: Mapping[Any, Any]) -> TensorDict:
 
 
 def _tensor(key: Key, value: Any) -> Tensor:
-    """Returns a column as a tensor of at least one dimension."""
     if isinstance(value, np.ndarray):
         try:
             # A copy where torch takes no view: read-only, or with negative strides.
@@ -138,7 +135,7 @@ def _tensor(key: Key, value: Any) -> Tensor:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Returns a tensor itself, and anything else as one on the CPU, whatever torch's default device is."""
+    # torch.as_tensor would take torch's default device.
     return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
@@ -147,7 +144,6 @@ class MissingDeviceError(ValueError):
 
 
 def checked_device(device: Any) -> torch.device:
-    """Returns a device of torch that keeps data; raises ``TypeError`` or ``ValueError`` for anything else."""
     try:
         known = torch.device(device) if isinstance(device, str | torch.device) else None
     except RuntimeError as error:
@@ -160,7 +156,7 @@ def checked_device(device: Any) -> torch.device:
 
 
 def check_present(device: torch.device) -> None:
-    """Refuses a missing CUDA device, for which torch would raise an ``AssertionError`` or fail at the first rows."""
+    # torch would raise an AssertionError, or fail at the first rows.
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
@@ -345,7 +341,7 @@ class ColumnsCheck:
 
 
 def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key, Key]]:
-    """Returns arrays of one shape and dtype two by two, to check each pair at once; others are paired with itself."""
+    # Each pair is checked in one pass; an array without a partner is paired with itself.
     pairs: list[tuple[Key, Key]] = []
     alone: dict[Any, Key] = {}
     for key in keys:
@@ -426,7 +422,6 @@ class StoredColumn:
 
 
 def as_array(value: Tensor | np.ndarray) -> np.ndarray:
-    """Returns a column as an array."""
     return value if type(value) is np.ndarray else torch.as_tensor(value, device="cpu").detach().numpy()
 
 
@@ -494,7 +489,6 @@ class RowReader:
         return values
 
     def _collect_named(self, columns: Mapping[Any, Any], values: list[Any]) -> bool:
-        """Fills ``values`` from columns by key; returns whether their keys fit, and all have one length."""
         if len(columns) != len(values):
             return False
         count = None

@@ -74,7 +74,7 @@ class SharedWrites:
         self._own = 0  # which a fork copies
 
     def add(self) -> None:
-        """Counts a write; to be called before anything is changed."""
+        # Called before anything is changed, so that a fork refuses rows that are half-written.
         self._of_all[0] += 1
         self._own += 1
 
@@ -181,7 +181,6 @@ class PackedStorage(LazyTensorStorage):
         self._begin_life()
 
     def _begin_life(self) -> None:
-        """Sets the attributes of this object in this process: the lock of writes and what a fork changes."""
         self.snapshots: Snapshots = Snapshots()
         self._shared_writes = None if self._memmap is None else SharedWrites()
         self._refusal: str | None = None
@@ -348,7 +347,6 @@ class PackedStorage(LazyTensorStorage):
 
     @staticmethod
     def _indexed(rows: TensorDictBase, index: Tensor) -> TensorDictBase:
-        """Returns rows as they are read in TorchRL's buffers, with ``index`` in place of ``generation``."""
         return rows.exclude(GENERATION).set(INDEX, index.to(rows.device))
 
     def packed_rows(self, slots: Tensor) -> Tensor:
@@ -391,7 +389,7 @@ class PackedStorage(LazyTensorStorage):
         self.write(slots, values, grow=set_cursor)
 
     def _checked_slots(self, slots: Tensor) -> Tensor:
-        """Refuses slots that are none: the compiled loop that writes rows checks no bounds."""
+        # The compiled loop that writes rows checks no bounds.
         if not slots.numel():
             raise ValueError("cursor is empty; it must be at least one slot. Nothing was written")
         lowest, highest = (int(bound) for bound in slots.aminmax())
@@ -731,7 +729,7 @@ class PackedStorage(LazyTensorStorage):
 
 
 def is_key(index: Any) -> bool:
-    """Returns whether an index of a storage is the key of a column, as TorchRL's sequences give it."""
+    # TorchRL's sequences index a storage by columns too.
     return isinstance(index, str) or (isinstance(index, tuple) and all(isinstance(part, str) for part in index))
 
 
@@ -741,7 +739,6 @@ def occupancy_of(storage: Storage) -> Occupancy:
 
 
 def empty_storage() -> RuntimeError:
-    """Returns the error for a draw from no rows."""
     return RuntimeError("cannot sample from an empty replay buffer; call extend first")
 
 
@@ -760,7 +757,6 @@ def stored_before(storage: Storage, new: Tensor) -> Tensor:
 
 
 def readable_rows(storage: Storage) -> TensorDictBase:
-    """Returns all slots of any TorchRL tensor storage that may hold a row, to be read and not written."""
     return storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
 
 

@@ -47,7 +47,6 @@ class Histories:
         return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
 
     def _rows_of(self, trajectories: Sequence[int]) -> list[int]:
-        """Returns the row of each episode in :attr:`arrays`: an empty one where it does not run yet."""
         self._grow(len(self._running) + len(trajectories))
         running, unused = self._running, self._unused
         return [running[name] if name in running else unused.pop() for name in trajectories]
@@ -141,7 +140,6 @@ class Histories:
         return name
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns trajectories and slots, as tensors and plain values."""
         held = [self.of(name) for name in self._running]
         return {
             "trajectory": torch.tensor(list(self._running), dtype=torch.int64, device="cpu"),
@@ -151,7 +149,7 @@ class Histories:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; the references are in the state of the slots."""
+        # The references are in the state of the slots.
         self._clear()
         names = state_dict["trajectory"].tolist()
         slots = np.split(state_dict["slots"].numpy(), np.cumsum(state_dict["length"].numpy()))
@@ -162,7 +160,6 @@ class Histories:
 
 
 def _running_after(running: Sequence[int], rows: EpisodeGroups) -> tuple[list[int], list[int]]:
-    """Returns the running episodes that are not in the rows, and those of the rows that run on."""
     given = rows.trajectory.tolist()
     opened = [name for name, ended in zip(given, rows.ended.tolist(), strict=True) if not ended]
     named = set(given)

@@ -88,7 +88,6 @@ _NONE = np.empty(0, np.int64)
 
 @njit(inline="always")
 def _release(slot, references, free, counters):  # type: ignore[no-untyped-def]
-    """Removes a reference; a slot without any is free."""
     references[slot] -= 1
     if references[slot] == 0:
         free[counters[FREED] % free.size] = slot
@@ -200,7 +199,6 @@ def append(all_arrays, table, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def is_run(slots):  # type: ignore[no-untyped-def]
-    """Returns whether each slot is that before it plus one."""
     breaks = 0
     for row in range(1, slots.size):
         breaks += slots[row] != slots[row - 1] + 1
@@ -280,7 +278,6 @@ def _remember(references, free, counters, order, start, done, slots, held_in, st
 
 @compiled
 def _forget_sent(sent, slots):  # type: ignore[no-untyped-def]
-    """Marks new rows as not sent yet."""
     for row in range(slots.size):
         for table in range(sent.shape[1]):
             sent[slots[row], table] = False

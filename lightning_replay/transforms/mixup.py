@@ -220,7 +220,6 @@ def columns_under(batch: TensorDictBase, path: tuple[str, ...]) -> list[tuple[tu
 
 
 def listed(paths: Iterable[tuple[str, ...]]) -> str:
-    """Returns keys as they appear in errors."""
     return ", ".join(repr(path if len(path) > 1 else path[0]) for path in sorted(paths))
 
 
@@ -348,7 +347,6 @@ class MixPairs(RandomTransform):
         return layout.unpack(rows, index.shape[:1], {"index": index, "mixup_coefficient": coefficient})
 
     def _draw(self, count: int, untouched: Tensor | None, index: Tensor | None) -> Tensor:
-        """Draws the coefficients of the pairs ``index``; 1 for untouched pairs, and for those of a row and itself."""
         coefficient = self._coefficients.draw(count, self._rng)
         if untouched is not None:
             coefficient = coefficient.to(untouched.device).masked_fill(untouched, 1.0)

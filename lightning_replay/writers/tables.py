@@ -52,7 +52,6 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     @property
     def num_slots(self) -> int:
-        """Rows the storage needs."""
         return self.tables.num_slots
 
     def register_storage(self, storage: Storage) -> None:
@@ -120,11 +119,9 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 )
 
     def forget_oldest(self) -> bool:
-        """Releases the oldest episode history; returns False if there is none."""
         return False
 
     def age_of(self, index: Tensor) -> Tensor:
-        """Returns how many transitions were written after those in the slots ``index``, int64 of its shape."""
         return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
 
     def _empty(self, empty_write_count: bool = True) -> None:
@@ -132,7 +129,6 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self.tables.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tables and counters."""
         return {"tables": self.tables.state_dict(), "write_count": self._write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -279,14 +275,12 @@ class EventTableWriter(TableWriter):
         return np.ascontiguousarray(trajectory, dtype=np.int64), done
 
     def _observations(self, columns: Sequence[Column]) -> list[ObservationPair]:
-        """Returns the observations before and after the step of each row, ``[N, numbers]`` on the CPU."""
         pairs = [(columns[own], columns[following]) for own, following in self._observed_at]
         if self._are_vectors and type(pairs[0][0]) is np.ndarray:
             return pairs
         return [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in pairs]
 
     def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
-        """Finds the columns that histories need; raises where they are missing or no flags and numbers of episodes."""
         places = {key: place for place, key in enumerate(columns)}
         dtype, shape = columns.get(("next", "done"), (None, torch.Size()))
         if dtype != torch.bool or shape.numel() != 1:
@@ -334,7 +328,6 @@ class EventTableWriter(TableWriter):
     def _write(
         self, values: Sequence[Column], fired: np.ndarray, episodes: EpisodeGroups, keys: list[bytes] | None
     ) -> Tensor:
-        """Stores rows, at most the capacity of the default table; returns their slots."""
         if self.forget_stale:
             stale = self._histories.make_room(episodes)
             self._end_conditions(stale)
@@ -378,7 +371,6 @@ class EventTableWriter(TableWriter):
             )
 
     def _check_unmet(self) -> None:
-        """Warns once of each event that no row was, after a table's worth of rows among which episodes end."""
         due = self._unmet_after <= self._rows_tested
         unmet = np.flatnonzero(due & (self._fired == 0)).tolist()
         self._unmet_after[due] = _NEVER  # before a warning that may be made an error
@@ -413,7 +405,6 @@ class EventTableWriter(TableWriter):
         return name is not None
 
     def cut(self, index: Tensor) -> None:
-        """Discards the episodes interrupted after the rows in these slots, in histories and conditions."""
         if not len(index):
             return
         trajectory = trajectory_of(self._storage.readable_rows)
@@ -424,7 +415,7 @@ class EventTableWriter(TableWriter):
         self._end_conditions(names)
 
     def _end_conditions(self, names: Sequence[int | None]) -> None:
-        """Ends episodes that do not continue, such as those of lost workers, in the conditions."""
+        # Conditions remember running episodes, also those of lost workers, which nothing continues.
         if names:
             for table in self._event_tables:
                 table.end_episodes(names)
@@ -434,7 +425,6 @@ class EventTableWriter(TableWriter):
         self._start()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tables, running episodes, the slots sent to event tables, states of conditions, and counters."""
         return super().state_dict() | {
             "histories": self._histories.state_dict(),
             "running": self._running.state_dict(),
@@ -468,7 +458,6 @@ class EventTableWriter(TableWriter):
 
 
 def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:
-    """Refuses no event tables, a name that is taken twice, and other objects; ``name`` is that of the option."""
     if isinstance(event_tables, EventTable):
         raise TypeError(f"{name} is one EventTable; a list of them is accepted, as {name}=[EventTable(...)]")
     check_kind(name, event_tables, Sequence, f"a list of EventTable objects, as {name}=[EventTable(...)]")
@@ -517,7 +506,6 @@ class TaskTableWriter(TableWriter):
         super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes transitions ``[N]``, oldest first; see :meth:`insert`, whose slots it returns."""
         return self.insert(data).slots
 
     def insert(self, data: TensorDictBase) -> Insertion:
@@ -562,7 +550,7 @@ class TaskTableWriter(TableWriter):
         return inserted
 
     def _kept(self, table: np.ndarray) -> np.ndarray:
-        """Returns the rows that are written, int64 ascending: of more than a table's capacity, the last ones."""
+        # Of more rows than a table holds, the last ones.
         capacities = self.tables.capacity
         if (np.bincount(table, minlength=len(capacities)) <= capacities).all():
             return np.arange(len(table))
@@ -570,7 +558,6 @@ class TaskTableWriter(TableWriter):
         return np.sort(np.concatenate(kept))
 
     def _tasks_of(self, columns: Sequence[Column]) -> np.ndarray:
-        """Returns the task of each row, int64 ``[N]``; raises ``ValueError`` where there is none."""
         stored = self._storage.row_columns
         if self._columns is not stored:
             dtype, shape = stored.get(("task",), (None, torch.Size()))
@@ -592,7 +579,6 @@ class TaskTableWriter(TableWriter):
 
 
 def check_tasks(tasks: Sequence[str]) -> None:
-    """Raises ``TypeError`` for no sequence of names, ``ValueError`` for none or a name that is taken twice."""
     check_kind("tasks", tasks, Sequence, "the names of the tasks, as ['hard', 'easy']")
     for place, name in enumerate(tasks):
         check_kind(f"tasks[{place}]", name, str, "the name of a task")
