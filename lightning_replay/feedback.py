@@ -107,7 +107,9 @@ def judged(
             f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
             f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
         )
+    # All rows are checked, late ones too: a diverging loss shows at once.
     _check_finite(errors)
+    # Without generations an index is trusted; only slots without a row are dropped.
     if packed is None or generation is None:
         _check_slots(index, len(storage))
         held = occupancy_of(storage).drawable(index)
@@ -115,6 +117,7 @@ def judged(
     # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
     highest = _check_slots(index, packed.capacity)
     generation = generation.to(storage.device)
+    # Of pairs [B, 2] with one generation each, the TD error belongs to the first rows.
     slots = index if index.ndim == 1 or index.shape == generation.shape else index[:, 0]
     if slots.shape != generation.shape:
         raise ValueError(
@@ -122,6 +125,7 @@ def judged(
             "No priority was changed"
         )
     # Not by the length: slots emptied since are late like those written since.
+    # The slot may hold another row by now, to which this error does not belong.
     late = packed.generation_of(slots) != generation
     is_late = bool(late.any())
     if highest >= len(packed):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base classes of the samplers, writers and transforms of a :class:`~lightning_replay.Replay`, and their state.
 
-Longer than other files because it is the reference of all that a part can declare.
-
 A part is one of TorchRL's and works in TorchRL's buffers too. The base classes here add what a ``Replay`` calls
 besides, every method with a default that does nothing, so that a part defines only what it needs. TorchRL's own parts
 get the defaults from :mod:`lightning_replay.parts`.

@@ -39,6 +39,10 @@ __all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"
 _NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
 
 
+_Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads a state, loads one, and the one to load
+logger: logging.Logger = logging.getLogger(__name__)
+
+
 def read_state(replay: Any) -> dict[str, Any]:
     """Returns a copy of rows, episodes, priorities, generators, counters and the batches drawn ahead."""
     storage = replay._storage
@@ -132,9 +136,6 @@ def _own(part: Any) -> dict[str, Any]:
     return state if type(part).__module__.startswith("lightning_replay.") else _copied(state)
 
 
-_Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads a state, loads one, and the one to load
-
-
 def _restorations(replay: Any, state: dict[str, Any]) -> list[_Restoration]:
     # The rows come last: nothing is refused after them, and they are never reverted.
     episodes, storage, transform = replay._episodes, replay._storage, replay._transform
@@ -217,9 +218,6 @@ def _nbytes(state: Any) -> int:
         return state.nbytes
     values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
     return sum(map(_nbytes, values))
-
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 
 def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:

@@ -43,6 +43,9 @@ __all__ = [
 _FORMED = ("steps_to_next_obs", ("next", "original_reward"))
 
 
+ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
+
+
 def refuse_formed(rows: TensorDictBase, n_steps: int) -> None:
     """Raises ``ValueError`` for rows whose rewards are returns already, where ``n_steps`` is above 1."""
     found = next((key for key in _FORMED if rows.get(key, None) is not None), None)
@@ -175,6 +178,7 @@ class EpisodeTracker:
         """
         if self.links is None:
             self.links = self._new_links(storage)
+            # A buffer that was filled before its episodes were followed.
             index = torch.cat((stored_before(storage, index), index))
         (done,) = read_columns(storage, index, [("next", "done")])
         self.links.write(index, read_trajectory(storage, index), done.flatten())
@@ -197,13 +201,17 @@ class EpisodeTracker:
             ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
             float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
         """
+        # The rows of a return are found when it is drawn, not when they are stored: until its episode ends or has n
+        # more rows, a return grows with every step.
         slots, last, steps_used = self._chain(index, storage)
         shape = (*index.shape, 1)
+        # The state to bootstrap from is that after the last reward of the sum.
         following = storage.get(last.view(index.shape)).get("next")
         if following.is_locked:  # TorchRL's memory-mapped rows
             following = following.copy()
         following.set("reward", self._summed(slots, steps_used, storage).view(shape))
         data.set("next", following)
+        # Truncation does not count: there the value of the last state is still part of the return.
         remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), self.discount)
         data.set("discount", remaining.to(torch.float32).view(shape))
         data.set("steps_to_next_obs", steps_used.view(shape))
@@ -251,9 +259,6 @@ class EpisodeTracker:
             self.links.load_state_dict(state_dict["links"])
 
 
-ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
-
-
 class Breaks(NamedTuple):
     """Where new rows ``[N]`` start with another observation than the row before ended with."""
 
@@ -296,6 +301,7 @@ class RunningObservations:
             if last is None or last == b"".join([own.tobytes() for own, _ in pairs]):
                 return None
             return Breaks(episodes.done, [name], [(0, name)])
+        # Across batches: the first row of each episode against what the episode ended with.
         if not self._is_block(pairs, episodes):
             heads = episodes.order[episodes.start[:-1]].tolist()
             for name, first in zip(episodes.trajectory.tolist(), heads, strict=True):
@@ -303,6 +309,7 @@ class RunningObservations:
                 if last is not None and last != b"".join([own[first].tobytes() for own, _ in pairs]):
                     begins.append((first, name))
         starts, done = [name for _, name in begins], episodes.done
+        # Within the batch: each row against the one before it in its episode.
         if len(done) > len(episodes.trajectory) and not _is_one_run(pairs, episodes):
             is_inner = ~done[episodes.order[:-1]]
             is_inner[episodes.start[1:-1] - 1] = False

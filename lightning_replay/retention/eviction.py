@@ -22,6 +22,12 @@ from lightning_replay.retention.surprise import squared_td_error
 _LARGEST = torch.finfo(torch.float32).max
 
 
+_ARRIVALS = (1 << ARRIVAL_BITS) - 1
+_SIGN = 0x7FFF_FFFF
+# A call between compiled functions counts references to every array it passes.
+_inlined = njit(inline="always")
+
+
 class Factors(NamedTuple):
     """Surprise, on-policyness and the priority of both, float32 ``[n]`` on the CPU each.
 
@@ -126,13 +132,6 @@ def _as_surprise(given: Tensor, what: str, outcome: str) -> Tensor:
             f"{what} {values[rows[0]].item()} in rows {rows[:10]}; surprise is finite and not negative. {outcome}"
         )
     return values
-
-
-_ARRIVALS = (1 << ARRIVAL_BITS) - 1
-_SIGN = 0x7FFF_FFFF
-
-# A call between compiled functions counts references to every array it passes.
-_inlined = njit(inline="always")
 
 
 @_inlined

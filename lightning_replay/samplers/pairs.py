@@ -163,6 +163,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         partners = self.partners(first, storage)
         is_held = occupancy_of(storage).held(partners)
         if is_held is not None:
+            # A partner may have left without being overwritten: its pair stays unmixed.
             partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1)
 

@@ -265,6 +265,7 @@ class PrioritizedSampler(TorchRLNames):
             index = flat_index(index, self._tree.device, storage)
             if not index.numel():
                 return
+        # New rows get the largest priority so far, so that each is drawn soon and then gets one of its own.
         priority, offset, exponent = self.default_priority, self.priority_offset, self._priority_exponent
         if isinstance(priority, Tensor):
             index = flat_index(index, self._tree.device, storage)
@@ -295,6 +296,7 @@ class PrioritizedSampler(TorchRLNames):
             raise empty_storage()
         self._attach_storage(storage)
         tree = self._tree
+        # On CUDA the test would wait for the device.
         if tree.device.type == "cpu" and not tree.has_mass():
             raise self._without_mass(stored)
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._rng, device=self._rng.device)
@@ -343,6 +345,7 @@ class PrioritizedSampler(TorchRLNames):
             ValueError: a priority is negative, infinite or NaN, or does not fit float32 once it is raised to α.
             IndexError: a slot does not exist. In every case nothing has changed.
         """
+        # A buffer that was filled before it got this sampler.
         if not self._has_rows:
             self._attach_storage(storage)
         if not len(slots):
@@ -361,6 +364,7 @@ class PrioritizedSampler(TorchRLNames):
 
     def set_held(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
         """Sets priorities by signed errors where generations are those stored; returns how many are not."""
+        # The torch back end has no pass that compares generations.
         if not self._has_rows or self._tree.backend != "numba":
             return None
         updated = self._tree.update(
@@ -394,6 +398,7 @@ class PrioritizedSampler(TorchRLNames):
             and self._tree.device.type == "cpu"
             and self._backend != "numba"
         ):
+            # A tree on the CPU would make every draw wait for a copy of the slots.
             leaves = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")
             self._tree.load_state_dict(leaves)
@@ -430,6 +435,7 @@ class PrioritizedSampler(TorchRLNames):
                 )
         else:
             leaves = self._tree.leaves()
+            # The tree keeps p ** α: p ** (α'/α · α) is the priority at the new exponent α'.
             powered = leaves.pow(value / self._priority_exponent)
             if not torch.isfinite(powered).all():
                 raise ValueError(f"priority_exponent is {value}, at which a stored priority does not fit float32")
@@ -456,6 +462,7 @@ class PrioritizedSampler(TorchRLNames):
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
         self.priority_offset: float = float(state_dict["priority_offset"])
+        # The offset first: it was added before the saved exponent was applied.
         if self._differs("priority_offset", state_dict):
             self._set_offset(offset)
         if self._differs("priority_exponent", state_dict):
@@ -466,6 +473,7 @@ class PrioritizedSampler(TorchRLNames):
         if self._priority_exponent > 0:
             leaves = self._tree.leaves()
             priority = (leaves.double() ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0.0)
+            # From p ** α back to p, and forward with the other offset.
             moved = ((priority + offset) ** self._priority_exponent).float()
             self._tree.load_state_dict({"leaves": torch.where(leaves > 0, moved, leaves)})
         self.priority_offset = offset

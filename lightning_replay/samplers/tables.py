@@ -35,6 +35,9 @@ from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.tables import Tables
 
+Correction = Callable[[Tables, np.ndarray, np.ndarray], np.ndarray]
+ROUNDING = 1e-6
+
 
 class DrawnRatios(NamedTuple):
     """How often the rows of a batch are drawn, compared with a uniform draw from the table of each."""
@@ -161,6 +164,8 @@ class WithinTables(TorchRLNames):
         """
         tables = tables_of(storage, self)
         rows, shares = self.rows_of_tables(tables, batch_size)
+        # How many rows of each table, then which of each: the share of a table in a batch does not depend on
+        # priorities.
         totals = None  # where no table is empty and its rows are equally likely
         if self.uses_priorities:
             totals = self._totals(tables)
@@ -169,6 +174,7 @@ class WithinTables(TorchRLNames):
         ratios = None
         if totals is not None:  # of a table without mass the smallest is infinite
             ratios = self._ratios(totals.names, totals.rows, totals.smallest / totals.mass, table, probability)
+        # The ratios correct for priorities within a table, this for the choice among tables.
         columns, correction = self.describe(tables, table, slots, shares)
         columns.update(self.weights(table, shares, ratios, correction))
         return _on_device(storage, slots, columns)
@@ -198,6 +204,7 @@ class WithinTables(TorchRLNames):
         if not self.uses_priorities:
             drawn_among = np.full(len(tables), np.inf)
             np.divide(tables.length, part.fractions, out=drawn_among, where=part.fractions > 0)
+        # A correction counts entries of all replays, although only slots of this one are at hand.
         whole = PartOfTables(tables, part.rows, drawn_among)
         columns, correction = self.describe(whole, table, slots, part.shares)
         return *_on_device(storage, slots, columns), PartDraw(probability, totals, correction)
@@ -247,6 +254,8 @@ class WithinTables(TorchRLNames):
     def _ratios(
         self, names: list[str], rows: np.ndarray, least: np.ndarray, table: np.ndarray, probability: np.ndarray
     ) -> DrawnRatios:
+        # Over all tables with a share, not over those of this batch: a weight does not depend on which others were
+        # drawn.
         is_drawn = self._drawable(names) & np.isfinite(least)
         return DrawnRatios(
             rows[table] * probability, min((rows[is_drawn] * least[is_drawn]).tolist(), default=math.inf)
@@ -313,6 +322,7 @@ class WithinTables(TorchRLNames):
         places, given = index[index >= 0], magnitudes.numpy()[index >= 0]
         if not len(places):
             return
+        # Once by slot, and in the tree of every table that refers to it.
         self._priority[places] = given
         self._largest = max(self._largest, float(given.max()))
         for number, tree in enumerate(self._trees):
@@ -329,6 +339,7 @@ class WithinTables(TorchRLNames):
 
     def _attach_tables(self, tables: Tables) -> None:
         count = len(tables.names)
+        # The writer's tables are known at the first row or draw, not when the sampler is built.
         if not self.uses_priorities or len(self._trees) == count:
             return
         self._trees = [PriorityTree(int(capacity)) for capacity in tables.capacity]
@@ -341,9 +352,12 @@ class WithinTables(TorchRLNames):
         first = tables.first
         for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
             appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
+            # Entries that left before their table was full. Those that were overwritten need no removal: the new entry
+            # takes their place in the tree.
             left_early = np.arange(max(int(self._known_first[number]), appended - capacity), first[number]) % capacity
             self._trees[number].remove(torch.from_numpy(left_early))
             self._known_first[number] = first[number]
+            # A tree is by place in the ring of its table, so that one row has a leaf in each table that refers to it.
             places = np.arange(max(int(self._known[number]), int(first[number])), appended) % capacity
             slots = tables.entries[tables.offset[number] + places]
             self._trees[number].set(torch.from_numpy(places), self._leaves(slots))
@@ -430,6 +444,7 @@ class ScheduledSampler(WithinTables):
             )
         uniform = float(self._uniform(1)[0])
         task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
+        # The whole batch: the scheduler gets the progress of one task for it.
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))
         return GroupRows(rows, rows / batch_size)
@@ -452,9 +467,6 @@ class ScheduledSampler(WithinTables):
 
     def __repr__(self) -> str:
         return f"ScheduledSampler({self.tasks}, scheduler={type(self.scheduler).__name__})"
-
-
-Correction = Callable[[Tables, np.ndarray, np.ndarray], np.ndarray]
 
 
 def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -508,9 +520,6 @@ def _weights(tables: Tables, shares: np.ndarray, slots: np.ndarray, inside: np.n
     drawn, share = np.flatnonzero(shares[1:] > 0) + 1, float(shares[1:].sum())
     is_in_events = np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
     return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn
-
-
-ROUNDING = 1e-6
 
 
 @recorded

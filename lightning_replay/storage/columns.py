@@ -42,6 +42,26 @@ __all__ = [
 _MOST_ROW_BYTES = 4096  # columns of longer rows are written as fast one by one
 
 
+_ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a tuple such as ('next', 'reward')"
+Column = Tensor | np.ndarray
+#: Columns that name the episode of each row; the first that is there counts.
+TRAJECTORIES: tuple[Key, ...] = (("trajectory",), ("collector", "traj_ids"))
+_DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
+#: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
+ONE_EACH: tuple[Key, ...] = (
+    ("next", "reward"),
+    *(_DONE, _TERMINATED, _TRUNCATED),
+    *(("done",), ("terminated",), ("truncated",)),
+)
+_NAMES_OF_ONE = frozenset(key[-1] for key in ONE_EACH)
+#: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
+MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
+GENERATION: Key = ("generation",)
+INDEX: Key = ("index",)
+NOT_STORED: frozenset[Key] = frozenset((GENERATION, INDEX))  # columns of batches, ignored in rows that are given
+_WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
 class SingleRow:
     """Writes the columns of one row on the CPU by one copy: an ``extend`` of a row takes 19 us, and 23 without.
 
@@ -79,9 +99,6 @@ class SingleRow:
         start = slot * self._row_bytes
         self._bytes[start : start + len(row)] = row
         return True
-
-
-_ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a tuple such as ('next', 'reward')"
 
 
 def as_rows(given: TensorDictBase | Mapping[Any, Any]) -> TensorDictBase:
@@ -164,23 +181,6 @@ def check_present(device: torch.device) -> None:
                 f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
                 "torch that supports the GPU of this machine"
             )
-
-
-Column = Tensor | np.ndarray
-
-_DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
-#: Columns that name the episode of each row; the first that is there counts.
-TRAJECTORIES: tuple[Key, ...] = (("trajectory",), ("collector", "traj_ids"))
-
-#: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
-ONE_EACH: tuple[Key, ...] = (
-    ("next", "reward"),
-    *(_DONE, _TERMINATED, _TRUNCATED),
-    *(("done",), ("terminated",), ("truncated",)),
-)
-_NAMES_OF_ONE = frozenset(key[-1] for key in ONE_EACH)
-#: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
-MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
 
 
 def normalized(rows: TensorDictBase) -> TensorDictBase:
@@ -390,13 +390,6 @@ def _not_finite(key: Key, value: Tensor) -> ValueError:
         f"{len(value)}; it must be finite. Nothing was stored. Look for a diverging policy or environment, or build "
         "the buffer with check_finite=False to store such rows"
     )
-
-
-GENERATION: Key = ("generation",)
-INDEX: Key = ("index",)
-NOT_STORED: frozenset[Key] = frozenset((GENERATION, INDEX))  # columns of batches, ignored in rows that are given
-
-_WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class StoredColumn:

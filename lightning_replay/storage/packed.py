@@ -413,6 +413,7 @@ class PackedStorage(LazyTensorStorage):
         try:
             if self._columns is None:
                 self._init(data)
+            # Rows must all come from one device: a row from another would be copied without notice at every write.
             if self._given_device is None:
                 self._given_device = next((leaf.device for leaf in data.values(True, True)), torch.device("cpu"))
             assert self._reader is not None
@@ -422,6 +423,7 @@ class PackedStorage(LazyTensorStorage):
             self._check(values)
             return values
         except BaseException:
+            # The first rows fix columns and memory; rows that are refused fix nothing.
             if not has_columns:
                 self.undo_entry()
             raise
@@ -483,11 +485,13 @@ class PackedStorage(LazyTensorStorage):
         places = slots if type(slots) is slice or self._generations is None else slots.numpy()
         snapshots = self.snapshots
         with snapshots.lock:
+            # A save that runs now reads these rows as they were when it began.
             snapshots.keep(places)
             if self._shared_writes is not None:
                 self._shared_writes.add()
             single = self._single
             if (
+                # One row, as environments give it, is written by one copy.
                 single is not None
                 and isinstance(places, slice)
                 and places.stop - places.start == 1
@@ -499,6 +503,7 @@ class PackedStorage(LazyTensorStorage):
                     column.write(places, value)
                 self._next_generation(slots)
                 highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
+            # Generations of slots up to here are saved, those of released rows too.
             if highest > self._reached:
                 self._reached = highest
             if grow:
@@ -640,6 +645,7 @@ class PackedStorage(LazyTensorStorage):
         self.check_writable()
         layout = self._saved_layout(state_dict)
         least = max(self._least_generation, state_dict["least_generation"])
+        # A TD error of a batch drawn before this load must find no row of it.
         if self._generation is not None and self._reached:  # above all that were handed out
             least = max(least, int(self._generation[: self._reached].max()))
         with self.snapshots.lock:

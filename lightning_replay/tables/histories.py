@@ -111,11 +111,13 @@ class Histories:
         """
         names = episodes.trajectory.tolist()
         rows = self._rows_of(names)
+        # Slots that the compiled loop frees are counted, and announced to a storage of frames after it.
         before = self._tables.pool.num_freed
         held_in = np.array(rows, dtype=np.int64)
         sent = kernels.follow(self._tables.arrays, happened, events, episodes, slots, held_in, self.arrays)
         self._tables.pool.announce(before)
         for name, row, ended in zip(names, rows, episodes.ended.tolist(), strict=True):
+            # Out and in again: a dictionary keeps the episode that was continued last at its end.
             self._running.pop(name, None)
             if ended or not self._counts_all:
                 self._unused.append(row)

@@ -14,6 +14,9 @@ from numba import njit
 
 from lightning_replay.compiled import compiled
 
+_UNNAMED = np.zeros(1, dtype=np.int64)  # the episode of rows without a trajectory
+_NONE = np.empty(0, np.int64)
+
 
 class TableArrays(NamedTuple):
     """All tables over ``S`` slots. L tables have E entries together; slots and counters are int64."""
@@ -30,7 +33,6 @@ class TableArrays(NamedTuple):
     counters: np.ndarray  #: ``[3]``: see ``TAKEN``, ``FREED`` and ``WRITTEN``.
 
 
-_UNNAMED = np.zeros(1, dtype=np.int64)  # the episode of rows without a trajectory
 TAKEN, FREED, WRITTEN = 0, 1, 2  # free slots ever taken, slots ever freed (all at first), rows ever written
 
 
@@ -81,9 +83,6 @@ def groups_of(trajectory: np.ndarray | None, done: np.ndarray) -> EpisodeGroups:
 def _one_run(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns order and start of the rows of one episode, which are not written."""
     return np.arange(count), np.array((0, count))
-
-
-_NONE = np.empty(0, np.int64)
 
 
 @njit(inline="always")
@@ -239,6 +238,7 @@ def _led_to_events(happened, all_events, all_groups, slots, held_in, all_histori
                 continue
             from_batch = min(longest[row], place[row] - begin[row] + 1)
             past = 0
+            # Only the first episode of a group goes on from an earlier batch.
             if begin[row] == groups.start[group_of[row]]:
                 past = min(longest[row] - from_batch, min(histories.added[held_in[group_of[row]]], length))
             for step in range(-past, from_batch):
@@ -268,6 +268,7 @@ def _remember(references, free, counters, order, start, done, slots, held_in, st
                 added[history], first = 0, step + 1
         kept = min(stop - first, length)
         for step in range(stop - kept, stop):
+            # Before an older step is released: a slot without references would be free in between.
             references[slots[order[step]]] += 1
         for step in range(stop - kept, stop):
             if added[history] >= length:
@@ -297,6 +298,7 @@ def follow(
     Returns tables and slots of these steps, int64: table after table, in the order of the events, for each in order of
     time.
     """
+    # The slots may have held rows that were sent.
     _forget_sent(events.sent, slots)
     tables = steps = _NONE
     if np.count_nonzero(happened):

@@ -59,6 +59,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         storage, count = self._storage, len(columns[0])
         capacity, start = storage.capacity, self._cursor
         stop = start + count
+        # The usual way: the rows lie side by side, and no old frames are in their way.
         if stop <= capacity and type(storage) is PackedStorage:
             storage.write(slice(start, stop), columns)
             self._cursor = stop if stop < capacity else 0
@@ -68,6 +69,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             kept = slice(count - index.numel(), count)
         self._write_count += count
         for buffer in storage._attached_entities:
+            # Once everything is written: the buffer reads the rows, to link their episodes.
             buffer.mark_update(index)
         return Insertion(index, kept)
 

@@ -34,6 +34,12 @@ MIN_ROWS = 100  # shares of fewer rows are chance
 UNKNOWN = -1
 
 
+logger: logging.Logger = logging.getLogger(__name__)
+InitialSurprise = Callable[[TensorDictBase], Tensor]
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+TERMINATED = ("next", "terminated")
+
+
 class Diagnostics:
     """Figures of hoarding: whether a buffer keeps old rows whose surprise training does not remove.
 
@@ -174,13 +180,6 @@ def _mean_error(surprise: np.ndarray) -> float:
 
 def _ratio(amount: float, whole: float) -> float:
     return float(amount / whole) if whole else float("nan")
-
-
-logger: logging.Logger = logging.getLogger(__name__)
-
-InitialSurprise = Callable[[TensorDictBase], Tensor]
-QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-TERMINATED = ("next", "terminated")
 
 
 @partial(recorded, set_again=("initial_surprise",))

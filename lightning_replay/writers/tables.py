@@ -31,6 +31,12 @@ from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, groups_o
 from lightning_replay.tables.tables import Tables
 from lightning_replay.writers.rows import announce, chosen, packed_storage
 
+DEFAULT_TABLE = "default"
+_ROWS_BEFORE_WARNING = 1_000
+_NEVER = 2**62
+_SUSPICIOUS_SHARE = 0.95
+SHARED_TABLE = "all tasks"
+
 
 class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
@@ -80,6 +86,7 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._frames = storage if isinstance(storage, FrameStorage) else None
         self._is_on_cpu = storage.device.type == "cpu"
         if self._frames is not None:
+            # Slots become free in the compiled loops over tables, which have no frames.
             self.tables.pool.on_free = self._frames.release
 
     @abstractmethod
@@ -134,12 +141,6 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.tables.load_state_dict(state_dict["tables"])
         self._write_count = int(state_dict["write_count"])
-
-
-DEFAULT_TABLE = "default"
-_ROWS_BEFORE_WARNING = 1_000
-_NEVER = 2**62
-_SUSPICIOUS_SHARE = 0.95
 
 
 @recorded
@@ -227,20 +228,26 @@ class EventTableWriter(TableWriter):
         return self.insert_columns(self._storage.checked_values(data), data).slots
 
     def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        # Once for the columns that the first rows fixed, and again where others do.
         if self._columns is not self._storage.row_columns:
             self._read_columns(self._storage.row_columns)
         trajectory, done = self._episodes_of(columns)
         observations = self._observations(columns)
         whole = groups_of(trajectory, done)
+        # Rows that do not start where the last row of their episode ended begin another episode: a step of the one
+        # before must not count as leading to an event.
         breaks = self._running.breaks(observations, whole)
         if breaks is not None:
             done, whole = breaks.done, groups_of(trajectory, breaks.done)
         count, most = len(done), min(self._most_at_once, self._storage.rows_at_once)
+        # More rows than the default table holds are written in turn, because their histories are needed although they
+        # leave.
         parts = [slice(start, start + most) for start in range(0, count, most)] if count > most else []
         episodes = [groups_of(None if trajectory is None else trajectory[part], done[part]) for part in parts] or [
             whole
         ]
         called = self._block.others
+        # Compiled conditions have no memory; the others have followed some rows by the time at which one refuses.
         states = [state_of(self._events[number].condition) for number in called] if called else ()
         try:  # all that may refuse the rows, before any is stored
             self._histories.check_room(episodes, self.forget_stale)
@@ -333,11 +340,14 @@ class EventTableWriter(TableWriter):
             self._end_conditions(stale)
             for name in stale:
                 self._running.forget(name)
+        # Order: slots are taken from the default table, rows are written there, and only then the steps before an event
+        # are referred to by its table, which may free slots of others.
         slots = self.tables.append_new_to_each(np.zeros(len(episodes.done), dtype=np.int64))
         index = self.write(slots, values)
         counts = self.tables.state_action_counts
         if counts is not None and keys is not None:
             counts.store(slots, keys)
+        # Event tables hold no rows of their own: a step keeps its slot as long as a table or a history refers to it.
         table, steps = self._histories.follow(fired, self._event_arrays, episodes, slots)
         if counts is not None:
             for number, event_table in enumerate(self._event_tables, 1):
@@ -475,9 +485,6 @@ def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> No
         raise ValueError(f"{name} is empty; give at least one EventTable, or use recipes.uniform")
 
 
-SHARED_TABLE = "all tasks"
-
-
 @recorded
 class TaskTableWriter(TableWriter):
     """Writes each row into the table of its task; in each the oldest leave. Needs no feedback.
@@ -524,6 +531,7 @@ class TaskTableWriter(TableWriter):
         task, storage = self._tasks_of(columns), self._storage
         count, at_once = len(task), storage.rows_at_once
         table = np.zeros_like(task) if self._shares_one_table else task
+        # The usual way: each table takes its rows at once.
         slots = self.tables.try_append_new(table) if count <= at_once else None
         if slots is not None:
             index = self.write(slots, columns)
