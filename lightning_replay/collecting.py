@@ -177,7 +177,7 @@ class VectorSteps(VectorWrapper):
     def _last_observation(
         self, following: list[np.ndarray], infos: dict[str, Any], ended: list[int]
     ) -> list[np.ndarray]:
-        """Returns the observations after a step within its episode: where one ended, not the next one's first."""
+        # Where an episode ended, the environment has returned the first observation of the next one.
         final: Any = infos.get("final_obs")
         is_each = isinstance(final, np.ndarray) and final.dtype == object  # else arrays as those of the observations
         if final is None or (is_each and any(final[i] is None for i in ended)):

@@ -10,7 +10,7 @@ from numba import njit
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
+    # Kept on disk where a cache folder is writable; does not hold the GIL.
     try:
         return njit(nogil=True, cache=True)(kernel)
     except RuntimeError:  # numba found no folder to write its cache to

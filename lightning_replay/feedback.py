@@ -107,7 +107,9 @@ def judged(
             f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
             f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
         )
+    # All rows are checked, late ones too: a diverging loss shows at once.
     _check_finite(errors)
+    # Without generations an index is trusted; only slots without a row are dropped.
     if packed is None or generation is None:
         _check_slots(index, len(storage))
         held = occupancy_of(storage).drawable(index)
@@ -115,6 +117,7 @@ def judged(
     # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
     highest = _check_slots(index, packed.capacity)
     generation = generation.to(storage.device)
+    # Of pairs [B, 2] with one generation each, the TD error belongs to the first rows.
     slots = index if index.ndim == 1 or index.shape == generation.shape else index[:, 0]
     if slots.shape != generation.shape:
         raise ValueError(
@@ -122,6 +125,7 @@ def judged(
             "No priority was changed"
         )
     # Not by the length: slots emptied since are late like those written since.
+    # The slot may hold another row by now, to which this error does not belong.
     late = packed.generation_of(slots) != generation
     is_late = bool(late.any())
     if highest >= len(packed):
@@ -133,7 +137,7 @@ def judged(
 
 
 def _without(index: Tensor, magnitude: Tensor, late: Tensor) -> Judged:
-    """Returns ``index`` with -1, which samplers skip, in place of late rows."""
+    # Samplers skip -1.
     rows = late if late.ndim == 1 else late[:, 0]
     if late.ndim < index.ndim:
         late = late.unsqueeze(1).expand_as(index)
@@ -150,7 +154,6 @@ class Feedback:
         self._late = 0
 
     def count(self, received: int, late: int) -> None:
-        """Counts an update that every part has accepted: its rows, and those of them that had left."""
         self.draws_since_update = 0
         self.received += received
         self._late += late
@@ -170,11 +173,9 @@ class Feedback:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the counters."""
         return {"received": self.received, "late": self._late, "draws_since_update": self.draws_since_update}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self.received, self._late = state_dict["received"], state_dict["late"]
         self.draws_since_update = state_dict["draws_since_update"]
         self.last_index = None
@@ -226,7 +227,6 @@ def _check_slots(index: Tensor, length: int) -> int:
 
 
 def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priority was changed") -> Tensor:
-    """Returns a value as a tensor; raises ``TypeError`` for anything that is none."""
     if isinstance(value, Tensor):
         return value
     try:
@@ -248,7 +248,6 @@ def td_error_of(td_error: Any, signals: dict[str, Any]) -> Any:
 
 
 def row_generations(value: Any) -> Tensor:
-    """Returns generations as a tensor; raises ``TypeError`` for anything else or another than an integer dtype."""
     generation = row_numbers("generation", value, "the batch's 'generation', of an integer dtype")
     dtype = generation.dtype
     if dtype is torch.int64:

@@ -121,7 +121,6 @@ def checked_key(name: str, value: Any) -> tuple[str, ...]:
 
 
 def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
-    """Returns the keys of several columns, each as :func:`checked_key` does; a single key is refused."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         example = repr(values) if isinstance(values, str) else "'observation'"
         raise TypeError(f"{name} is {values!r}; it must be a sequence of keys, as [{example}]")
@@ -129,13 +128,11 @@ def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
 
 
 def checked_counts(name: str, values: Any, lowest: int = 1) -> list[int]:
-    """Returns several whole numbers as a list of ints; see :func:`checked_count`."""
     entries = checked_entries(name, values)
     return [checked_count(f"{name}[{place}]", value, lowest) for place, value in enumerate(entries)]
 
 
 def checked_numbers(name: str, values: Any) -> list[float]:
-    """Returns several finite numbers as a list of floats."""
     return [checked_number(f"{name}[{place}]", value) for place, value in enumerate(checked_entries(name, values))]
 
 
@@ -148,7 +145,6 @@ def checked_bound(name: str, value: Any) -> float | None:
 
 
 def checked_flag(name: str, value: Any) -> bool:
-    """Returns ``True`` or ``False``; numbers are refused."""
     check_option(name, value, bool, "True or False")
     return bool(value)
 
@@ -299,6 +295,5 @@ def config_directory() -> Path:
 
 
 def config_files() -> list[str]:
-    """Returns the shipped files as paths relative to :func:`config_directory`, sorted."""
     directory = config_directory()
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*.yaml"))

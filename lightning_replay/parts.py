@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base classes of the samplers, writers and transforms of a :class:`~lightning_replay.Replay`, and their state.
 
-Longer than other files because it is the reference of all that a part can declare.
-
 A part is one of TorchRL's and works in TorchRL's buffers too. The base classes here add what a ``Replay`` calls
 besides, every method with a default that does nothing, so that a part defines only what it needs. TorchRL's own parts
 get the defaults from :mod:`lightning_replay.parts`.
@@ -163,7 +161,6 @@ class DividedRows:
 
 
 def indivisible(sampler: str) -> TypeError:
-    """Returns the error for a sampler, by its name, whose draws cannot be divided."""
     return TypeError(
         f"draws of {sampler} cannot be divided over several replays; use a sampler of lightning_replay.samplers, or "
         "define group_totals(storage) and sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your "
@@ -459,7 +456,6 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
 
 
 def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:
-    """Stores rows, TensorDict ``[N]``, oldest first; returns their slots, int64 ``[n]``."""
     return self.insert(data).slots
 
 

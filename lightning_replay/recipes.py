@@ -727,7 +727,6 @@ def parallel_curriculum(
 
 
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
-    """Returns every table's share; tables without one divide the rest evenly."""
     checked_share("default_share", default_share)
     given = {table.name: table.share for table in tables}
     without = [name for name, share in given.items() if share is None]
@@ -754,7 +753,6 @@ def known() -> dict[str, Callable[..., Replay]]:
 
 
 def by_name(name: str) -> Callable[..., Replay]:
-    """Returns the recipe of that name; raises ``ValueError`` with the known names for an unknown one."""
     recipes = known()
     if name not in recipes:
         known_names = ", ".join(sorted(recipes))

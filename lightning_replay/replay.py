@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TorchRL's replay buffer with packed rows, generations and feedback that reaches the right row.
-
-Longer than other files because it has the ways of a row in, of a batch out, of a TD error back and of an episode's end,
-which change sampler, writer, storage and episodes together or not at all.
-"""
+"""TorchRL's replay buffer with packed rows, generations and feedback that reaches the right row."""
 
 from __future__ import annotations
 
@@ -270,10 +266,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return self.extend(rows_of_columns(columns))
 
     def _enter(self, rows: Any, takes_priorities: bool) -> Tensor:
-        """Stores rows, a TensorDict or columns by key; see :meth:`extend`."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # what is kept of the rows is written to later
                 return self._enter(rows, takes_priorities)
+        # Batches on their way were requested before these rows. They are waited for before the lock is taken, which the
+        # thread that draws them needs.
         if self._prefetch_queue:
             self._wait_for_draws()
         try:
@@ -282,11 +279,15 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                     self._check_usable()
                 if self.awaits_new_episodes:
                     self._end_saved_episodes()
+                # The usual way: the storage reads rows that have the columns of those stored, and no TensorDict is
+                # built or copied.
                 if self._packed is not None and not (self._has_transforms and self._changes_rows):
                     columns = self._packed.read(rows)
                     if columns is not None:  # rows like those stored, which need no preparation
                         return self._store(rows, columns, takes_priorities)
                 return self._prepare_and_store(as_rows(rows), takes_priorities)
+        # TorchRL's trainers mark every row of a batch truncated. What was kept of the rows is undone by now; they are
+        # stored with the ends of their episodes alone.
         except ContradictingFlags:
             ended = with_real_ends(as_rows(rows))
             if ended is None:
@@ -294,17 +295,19 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return self._enter(ended, takes_priorities)
 
     def _prepare_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
-        """Stores rows, without padding and with all flags, as the transforms change them."""
         if 0 in rows.shape:  # before a transform refuses it in its own words, or keeps it
             raise wrong_shape(rows)
         rows = normalized(rows)
+        # Transforms change their pending rows while they work, before anything below can refuse the rows.
         before = self._entry_state()
         try:
             if self._has_transforms and 0 not in rows.shape:
+                # Rows that wait in a transform reach the storage later, where a refusal could not name the call.
                 if before[0]:  # steps that do not reach the storage yet
                     self._check_columns(rows)
                 if not len(self._storage):
                     for one in self._transforms:
+                        # Returns of returns would be formed.
                         refuse_formed(rows, one.n_steps if isinstance(one, MultiStepTransform) else 1)
                 rows = self._transform.inv(rows)
             if rows is None or 0 in rows.shape:  # transforms keep all back, or all are padding
@@ -353,10 +356,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._row_check({(key,) if isinstance(key, str) else key: value for key, value in columns.items()})
 
     def _check_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
-        """Stores rows that have passed the transforms and that the storage has not read yet."""
         if rows.ndim != 1 or rows.shape[0] == 0:
             raise wrong_shape(rows)
         first_rows, columns = len(self._storage) == 0, None
+        # A PackedStorage checks rows itself, when it reads them.
         if self._packed is None:
             self._check_columns(rows)
         elif isinstance(self._writer, WriterHooks):  # TorchRL's may add columns of their own
@@ -381,11 +384,15 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 priority = rows.get(self.priority_key, None)
             if priority is not None:
                 priority = given_priority(priority, rows.shape[0])
+                # Before the writer writes: a priority that is refused later would leave the row without one.
                 sampler.check_priority(priority)
         if self._checks_rows:
             sampler.check_rows(as_rows(rows))
+        # Only the first rows are checked: later ones have their columns.
         if self._episodes is not None and self._episodes.links is None:
             self._episodes.check_rows(as_rows(rows))
+        # From here on only the writer may refuse, before it writes. It calls mark_update for the slots that it wrote:
+        # the sampler has the rows and the episodes are linked when it returns.
         if columns is not None and writer.takes_columns:
             inserted = writer.insert_columns(columns, rows)
         else:
@@ -393,6 +400,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self.last_insertion, index = inserted, inserted.slots
         if index.numel():
             self._sampler.extend(index)
+            # After mark_update, which gave the new rows the largest priority so far.
             if priority is not None:
                 sampler.set_priorities(index, priority[inserted.rows], self._storage)
         if self._episodes is not None:
@@ -432,12 +440,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             batch_size = self._batch_size
         elif batch_size != self._batch_size:
             batch_size = checked_count("batch_size", batch_size, of="transitions")
+        # Only batches of the buffer's own size are drawn ahead.
         if self._prefetch and batch_size == self._batch_size:
             data, info = self._next_prefetched(batch_size)
         else:
             if self._prefetch_queue:
                 self._wait_for_draws()
             data, info = self._sample(batch_size)
+        # For the ages in stats, and for awaits_priorities.
         self._feedback.last_index = info["index"]
         self._feedback.draws_since_update += 1
         if return_info and "generation" not in info and data.get("generation", None) is not None:
@@ -476,8 +486,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         with self._replay_lock, self._write_lock:
             storage, packed, episodes = self._storage, self._packed, self._episodes
             sampler = self._sampler if sampler is None else sampler
+            # Interleaved episodes in a ring are refused here, because TorchRL's slices would join them.
             if self._cuts_ring:
                 self._check_slices(sampler, storage, self._writer, batch_size)
+            # The sampler chooses the slots and gives their weights; it reads no row unless its method needs it.
             index, info = sampler.sample(storage, batch_size)
             if isinstance(index, tuple):  # TorchRL's slices
                 index = index[0]
@@ -487,6 +499,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 if packed is not None and episodes is None and not self._has_transforms:  # a batch that is just rows
                     info["index"] = index
                     return storage.get(index, extra=info), info
+            # Rows are complete, with their returns over n steps, before a transform changes them.
             data, generation, transforms = self._read(index)
             for transform in transforms:
                 data = transform(data)
@@ -494,6 +507,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if generation is not None:
                 info["generation"] = generation if self._sampler_hooks.update_partners else data.get("generation")
             for key, value in info.items():
+                # A batch that is just rows has these entries already.
                 if data.get(key, None) is not value:
                     data.set(key, value)
             return data, info
@@ -503,6 +517,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         packed, episodes, transforms = self._packed, self._episodes, [*self._transforms]
         first: Any = transforms[0] if transforms and self._sampler_hooks.draws_pairs else None
         mixes = isinstance(first, ReplayTransform) and "mix_stored" in vars(type(first))  # a subclass may mix otherwise
+        # Pairs are mixed as they are gathered: both rows of each would be copied and laid out otherwise.
         if mixes and type(packed) is PackedStorage and episodes is None:
             data = first.mix_stored(packed, index)
             both = self._sampler_hooks.update_partners
@@ -511,13 +526,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             data = packed.get(index, extra={"index": index})
         else:
             data = self._collate_fn(self._storage.get(index))
+            # TorchRL's memory-mapped rows are locked.
             data = (data.copy() if data.is_locked else data).set("index", index)
         if episodes is not None:
             data = episodes.draw(data, index, self._storage)
         return data, data.get("generation", None), transforms
 
     def _check_draw(self, index: Any, batch_size: int) -> None:
-        """Refuses what a sampler of this library's kind drew where it is not slots."""
         if not isinstance(self._sampler, ReplaySampler):
             return
         shape = (batch_size, 2) if self._sampler_hooks.draws_pairs else (batch_size,)
@@ -569,6 +584,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                         f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
                         f"{did_you_mean(name, known)}"
                     )
+        # Nobody uses the TD errors of a uniform buffer: they are read, so that an error in a loop shows, and dropped.
         needs_feedback, is_prioritized = writer.needs_feedback, sampler.uses_priorities
         if needs_feedback or not is_prioritized:
             index, td_error, generation = given_feedback(index, td_error, generation)
@@ -585,7 +601,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                     f"td_error is None, and {type(self._sampler).__name__} draws by TD errors; give one for each row "
                     "of the batch. No priority was changed"
                 )
+            # The writer's feedback and the TD errors are both checked before anything is changed: a refusal of either
+            # leaves all priorities as they are.
             feedback = writer.read_feedback(len(index), td_error, signals) if needs_feedback else None
+            # A sampler on the CPU compares generations in the same pass in which it sets priorities. Not where the
+            # writer needs the slots of the rows that are left, too.
             found = judged(index, td_error, generation, self._storage, None if needs_feedback else self._set_held)
             if isinstance(found, int):  # the priorities are set
                 self._feedback.count(len(index), found)
@@ -614,6 +634,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         with self.unchanged():
             if self._packed is not None:
                 self._packed.check_writable()
+            # Batches drawn ahead are of rows that leave now.
             self._prefetch_queue.clear()
             super().empty(empty_write_count)
             self.awaits_new_episodes = False
@@ -701,10 +722,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return stored
 
     def _end_saved_episodes(self) -> None:
-        """Ends the episodes that ran when the loaded files were saved: the environments that played them are gone.
-
-        Called before the first rows that come after it; until then contents and draws are those that were saved.
-        """
+        # The environments that played these episodes are gone. Until the first new rows, contents and draws are those
+        # that were saved.
         self.awaits_new_episodes = False
         self.end_episodes()
 
@@ -754,7 +773,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 self._writer_hooks.cut(index)
 
     def _begin_life(self) -> None:
-        """Sets the attributes of this object in this process: the prefetching thread and what a fork changes."""
         if self._prefetch_cap:
             # One thread: batches are drawn in the order in which they are handed out.
             self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
@@ -769,6 +787,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 f"this process was forked while another thread used this {type(self).__name__}, which may be "
                 "half-changed here. Fork when nobody uses it, or build a buffer in this process"
             )
+        # The parent's thread, which may hold them, is not in this process.
         self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
         self._prefetch_queue.clear()  # some may be drawn by the thread, which the child has not
         if self._prefetch_cap:
@@ -779,11 +798,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._begin_life()
 
     def _next_prefetched(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Returns the oldest prefetched batch and requests others.
-
-        One thread draws them in order, and changes of the buffer wait for it: a batch is that of the moment at which it
-        was requested, whatever the threads' timing.
-        """
+        # One thread draws the batches in order, and changes of the buffer wait for it: a batch is that of the moment at
+        # which it was requested, whatever the threads' timing.
         with self._futures_lock:
             queue, sampler = self._prefetch_queue, self._sampler
             result = queue.popleft().result() if queue else self._sample(batch_size)
@@ -792,7 +808,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             return result
 
     def _wait_for_draws(self) -> None:
-        """Waits for the batches being drawn ahead; call it before the buffer is changed, without holding its locks."""
+        # A change of the buffer must not wait for the thread that draws ahead while it holds the lock that this thread
+        # needs: call it before any lock is taken.
         with self._futures_lock:
             ahead = tuple(self._prefetch_queue)
         wait(ahead)
@@ -812,7 +829,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Locks the buffer for changes in the body; methods called for every row lock without this context manager."""
+        # Methods that are called for every row take the locks themselves, without this context manager.
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock, torch.inference_mode(False):
@@ -820,7 +837,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             yield
 
     def _attach_parts(self) -> None:
-        """Reads what each part offers; TorchRL's parts get the defaults of :mod:`lightning_replay.parts`."""
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
         # A subclass may set priorities in another way than its base.
         self._set_held = self._sampler_hooks.set_held if "set_held" in vars(type(self._sampler)) else None
@@ -856,7 +872,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def _transforms(self) -> nn.ModuleList:
-        """The transforms in order, without ``Transform.__getattr__``, which takes a microsecond."""
+        # Not as an attribute: Transform.__getattr__ takes a microsecond.
         transforms: Any = self._transform._modules["transforms"]
         return transforms
 
@@ -866,14 +882,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def _changes_rows(self) -> bool:
-        """Whether a transform may change rows before they are stored; of this library those that define an inverse."""
+        # A transform of this library changes rows before they are stored only if it defines an inverse.
         transforms = self._transform._modules["transforms"]._modules.values()
         return any(
             not isinstance(one, ReplayTransform) or type(one)._inv_call is not Transform._inv_call for one in transforms
         )
 
     def _own_transforms(self) -> list[ReplayTransform]:
-        """Returns the transforms that define what a ``Replay`` calls."""
         return [transform for transform in self._transforms if isinstance(transform, ReplayTransform)]
 
     @property
@@ -952,6 +967,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             self._mark_ends(self._check_slices.broken(index, self._storage))
         if self._episodes is not None:
             self._episodes.mark_update(index, self._storage)
+        # Last: a sampler of episodes may read the ends that were marked above.
         self._sampler.mark_update(index, storage=self._storage)
 
     def on_evict(self, index: Tensor) -> None:
@@ -967,7 +983,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._sampler_hooks.cut(index)
 
     def _mark_ends(self, index: Tensor) -> None:
-        """Marks the rows in these slots, int64 ``[n]``, truncated and done: nothing follows them."""
         if not len(index):
             return
         rows = readable_rows(self._storage)
@@ -1066,12 +1081,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
 
 def given_batch_size(batch_size: int | None, capacity: int) -> int:
-    """Returns the batch size that was given; without one 256, or the capacity where it is smaller."""
     return min(256, capacity) if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
 
 
 def wrong_shape(rows: TensorDictBase) -> ValueError:
-    """Returns the error for rows that are not of batch size ``[N]``, or are none."""
     return ValueError(
         f"extend takes transitions of batch size [N] with N >= 1; got {list(rows.shape)}. Flatten time and "
         "environments first (reshape(-1)), build columns as TensorDict(..., batch_size=[N]), or call add for a single "
@@ -1080,7 +1093,7 @@ def wrong_shape(rows: TensorDictBase) -> ValueError:
 
 
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
-    """Refuses parts that do not work together; some would fail only once rows are stored or drawn."""
+    # Some of these parts would fail only once rows are stored or drawn.
     hooks, name, capacity = declared_sampler(sampler), type(sampler).__name__, storage.max_size
     if hooks.num_slots is not None and hooks.num_slots < capacity:
         raise ValueError(

@@ -39,6 +39,10 @@ __all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"
 _NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
 
 
+_Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads a state, loads one, and the one to load
+logger: logging.Logger = logging.getLogger(__name__)
+
+
 def read_state(replay: Any) -> dict[str, Any]:
     """Returns a copy of rows, episodes, priorities, generators, counters and the batches drawn ahead."""
     storage = replay._storage
@@ -110,7 +114,6 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
 
 
 def _state_of(replay: Any) -> dict[str, Any]:
-    """Returns the state of all parts but the storage; call it while the buffer is unchanged."""
     return {
         "built_from": _parts_of(replay),
         "length": len(replay),
@@ -128,16 +131,13 @@ def _state_of(replay: Any) -> dict[str, Any]:
 
 
 def _own(part: Any) -> dict[str, Any]:
-    """Returns the state of a part; copied if it is TorchRL's, which returns the tensors that it writes into."""
+    # TorchRL's parts return the tensors that they write into.
     state = part.state_dict()
     return state if type(part).__module__.startswith("lightning_replay.") else _copied(state)
 
 
-_Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads a state, loads one, and the one to load
-
-
 def _restorations(replay: Any, state: dict[str, Any]) -> list[_Restoration]:
-    """Returns what is to be loaded, in order; the rows last, so that nothing is refused after them."""
+    # The rows come last: nothing is refused after them, and they are never reverted.
     episodes, storage, transform = replay._episodes, replay._storage, replay._transform
     parts: list[_Restoration] = [
         (part.state_dict, part.load_state_dict, state[name])
@@ -151,7 +151,7 @@ def _restorations(replay: Any, state: dict[str, Any]) -> list[_Restoration]:
 
 
 def _restore_all(parts: list[_Restoration]) -> None:
-    """Loads all states, or none: if one is refused, those loaded before are reverted."""
+    # All states or none: where one is refused, the parts before it get their former state again.
     loaded: list[tuple[Callable[[Any], Any], Any]] = []
     try:
         for read, load, state in parts:
@@ -165,7 +165,7 @@ def _restore_all(parts: list[_Restoration]) -> None:
 
 
 def _parts_of(replay: Any) -> dict[str, Any]:
-    """Returns names and sizes of a buffer's parts, which must be the same where its state is loaded."""
+    # These must be equal where the state is loaded.
     sampler = [type(replay._sampler).__name__]
     base = declared_sampler(replay._sampler).base_sampler
     tables = replay._storage.occupancy if isinstance(replay._storage, PackedStorage) else None
@@ -197,14 +197,12 @@ def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:
 
 
 def _ready(batch: dict[str, Any]) -> Future[Any]:
-    """Returns a prefetched batch in the form of the queue."""
     ready: Future[Any] = Future()
     ready.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
     return ready
 
 
 def _copied(state: Any) -> Any:
-    """Returns a state with copies of its tensors."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, dict):
@@ -220,9 +218,6 @@ def _nbytes(state: Any) -> int:
         return state.nbytes
     values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
     return sum(map(_nbytes, values))
-
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 
 def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
@@ -310,7 +305,6 @@ def read_replay(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:
-    """Returns the chunk files of an earlier save; none if it cannot be used."""
     try:
         manifest = replay_manifest(directory)
     except (OSError, ValueError, DamagedFileError) as error:

@@ -23,7 +23,6 @@ class _TorchRLFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the specification of TorchRL with an ``exec_module`` that restores the start method."""
         if fullname != "torchrl":
             return None
         sys.meta_path.remove(self)

@@ -80,7 +80,6 @@ class PartState:
         """Restores what :meth:`generator_state` returned."""
 
     def _read_attributes(self) -> dict[str, Any]:
-        """Returns copies of the attributes, and the generator's state."""
         own, state = vars(self), {}
         for name in self.saved_attributes:
             if name not in own:
@@ -93,7 +92,6 @@ class PartState:
         return state if generator is None else {**state, "generator": generator}
 
     def _restore_attributes(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`_read_attributes` returned; raises ``ValueError`` where an entry is missing."""
         missing = [name for name in self._read_attributes() if name not in state]
         if missing:
             raise ValueError(

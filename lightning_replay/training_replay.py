@@ -46,7 +46,6 @@ class TrainingReplay:
 
     @property
     def sampler_name(self) -> str:
-        """Name of the class of the sampler."""
         raise NotImplementedError
 
     @property
@@ -76,7 +75,6 @@ class TrainingReplay:
         raise NotImplementedError
 
     def sample(self) -> TensorDictBase:
-        """Draws a batch, TensorDict ``[B]``."""
         raise NotImplementedError
 
     def update_priority(self, index: Tensor | TensorDictBase, td_error: Tensor | None = None, **signals: Any) -> None:
@@ -107,7 +105,6 @@ class TrainingReplay:
         raise NotImplementedError
 
     def stats(self) -> dict[str, Any]:
-        """Returns statistics of what is stored and was drawn."""
         raise NotImplementedError
 
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_replay.saving.files import check_writable
-
 from lightning_replay.saving import DamagedFileError
+from lightning_replay.saving.files import check_writable
 
 _DESCRIPTION = """Trains an RLlib algorithm with a replay method, both described by a YAML file.
 
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from lightning_replay.shipped_configs import config_directory, config_files
+    from lightning_replay.options import config_directory, config_files
 
     shipped = [f"  {config_directory() / name}" for name in config_files() if name.startswith("rllib/")]
     parser = argparse.ArgumentParser(

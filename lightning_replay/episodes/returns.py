@@ -73,7 +73,7 @@ class NStepTransitions(ReplayTransform):
         self._waiting, self._columns = value
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the batch unchanged: stored transitions are already formed."""
+        # Stored transitions are formed already.
         return tensordict
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:

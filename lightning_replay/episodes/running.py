@@ -43,6 +43,9 @@ __all__ = [
 _FORMED = ("steps_to_next_obs", ("next", "original_reward"))
 
 
+ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
+
+
 def refuse_formed(rows: TensorDictBase, n_steps: int) -> None:
     """Raises ``ValueError`` for rows whose rewards are returns already, where ``n_steps`` is above 1."""
     found = next((key for key in _FORMED if rows.get(key, None) is not None), None)
@@ -175,6 +178,7 @@ class EpisodeTracker:
         """
         if self.links is None:
             self.links = self._new_links(storage)
+            # A buffer that was filled before its episodes were followed.
             index = torch.cat((stored_before(storage, index), index))
         (done,) = read_columns(storage, index, [("next", "done")])
         self.links.write(index, read_trajectory(storage, index), done.flatten())
@@ -184,7 +188,6 @@ class EpisodeTracker:
         return EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu", continuity=continuity)
 
     def warn(self) -> None:
-        """Warns once where most rows do not continue the row before them, once all parts have the new rows."""
         if self.links is not None and self.links.continuity is not None:
             self.links.continuity.warn()
 
@@ -198,13 +201,17 @@ class EpisodeTracker:
             ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
             float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
         """
+        # The rows of a return are found when it is drawn, not when they are stored: until its episode ends or has n
+        # more rows, a return grows with every step.
         slots, last, steps_used = self._chain(index, storage)
         shape = (*index.shape, 1)
+        # The state to bootstrap from is that after the last reward of the sum.
         following = storage.get(last.view(index.shape)).get("next")
         if following.is_locked:  # TorchRL's memory-mapped rows
             following = following.copy()
         following.set("reward", self._summed(slots, steps_used, storage).view(shape))
         data.set("next", following)
+        # Truncation does not count: there the value of the last state is still part of the return.
         remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), self.discount)
         data.set("discount", remaining.to(torch.float32).view(shape))
         data.set("steps_to_next_obs", steps_used.view(shape))
@@ -224,7 +231,6 @@ class EpisodeTracker:
         return slots, slots[:, -1], steps_used
 
     def _summed(self, slots: Tensor, steps_used: Tensor, storage: Storage) -> Tensor:
-        """Returns discounted sums ``[N]`` of the first ``steps_used`` rewards in ``slots``, int64 ``[N, n]``."""
         (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
         return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
 
@@ -237,7 +243,6 @@ class EpisodeTracker:
             self.links.break_episodes(trajectories)
 
     def on_evict(self, index: Tensor) -> None:
-        """Unlinks rows that left without being overwritten, int64 ``[n]``: no return goes through them."""
         if self.links is not None:
             self.links.release(index)
 
@@ -245,7 +250,6 @@ class EpisodeTracker:
         self.links = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the links."""
         return {"links": None if self.links is None else self.links.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
@@ -253,9 +257,6 @@ class EpisodeTracker:
         if state_dict["links"] is not None:
             self.links = self._new_links(storage)
             self.links.load_state_dict(state_dict["links"])
-
-
-ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
 
 
 class Breaks(NamedTuple):
@@ -300,6 +301,7 @@ class RunningObservations:
             if last is None or last == b"".join([own.tobytes() for own, _ in pairs]):
                 return None
             return Breaks(episodes.done, [name], [(0, name)])
+        # Across batches: the first row of each episode against what the episode ended with.
         if not self._is_block(pairs, episodes):
             heads = episodes.order[episodes.start[:-1]].tolist()
             for name, first in zip(episodes.trajectory.tolist(), heads, strict=True):
@@ -307,6 +309,7 @@ class RunningObservations:
                 if last is not None and last != b"".join([own[first].tobytes() for own, _ in pairs]):
                     begins.append((first, name))
         starts, done = [name for _, name in begins], episodes.done
+        # Within the batch: each row against the one before it in its episode.
         if len(done) > len(episodes.trajectory) and not _is_one_run(pairs, episodes):
             is_inner = ~done[episodes.order[:-1]]
             is_inner[episodes.start[1:-1] - 1] = False
@@ -362,7 +365,6 @@ class RunningObservations:
         return False
 
     def _spill(self) -> None:
-        """Moves the observations of the block to those of single episodes."""
         if self._names is not None:
             for place, name in enumerate(self._names.tolist()):
                 self._last[name] = b"".join([last[place].tobytes() for last in self._block])
@@ -373,11 +375,10 @@ class RunningObservations:
         self._last.pop(trajectory, None)
 
     def abandon(self, trajectories: Iterable[int]) -> None:
-        """Keeps episodes that no row continues."""
+        # No observation is empty, so that no row continues these episodes.
         self._names, self._last = None, dict.fromkeys(trajectories, b"")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns running episodes, int64 ``[E]``, their last observations, uint8 ``[E, bytes]``, and abandoned."""
         self._spill()
         known = {name: last for name, last in self._last.items() if last}
         abandoned = [name for name, last in self._last.items() if not last]
@@ -392,7 +393,6 @@ class RunningObservations:
 
 
 def _is_one_run(pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> bool:
-    """Returns whether all rows are of one episode without an end, and each continues the one before."""
     if len(episodes.trajectory) > 1 or episodes.done[:-1].any():
         return False
     return all(own[1:].tobytes() == following[:-1].tobytes() for own, following in pairs)
@@ -406,7 +406,6 @@ def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
 
 
 def stored_trajectories(storage: Storage) -> list[int | None]:
-    """Returns the ids of all stored trajectories; ``[None]`` where rows have none."""
     slots = occupancy_of(storage).slots().to(device_of(storage) or "cpu")
     ids = read_trajectory(storage, slots) if len(slots) else None
     return [None] if ids is None else ids.unique().tolist()

@@ -88,7 +88,6 @@ class ConditionBlock:
         self._is_plain = self._results.tolist() == list(range(len(conditions))) and not len(self._combinations.is_every)
 
     def _read(self, tests: list[_Between], keys: list[Key]) -> Comparisons:
-        """Decides which components of which columns are read, each once, and returns the comparisons of them."""
         read: dict[tuple[Key, np.dtype], set[int]] = {}
         for test in tests:
             read.setdefault((test.key, test.dtype), set()).add(test.component)

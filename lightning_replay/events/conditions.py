@@ -94,7 +94,7 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
 
 
 def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDictBase) -> Tensor:
-    """Calls a user's function, which may only read: values that it wrote into the steps would be stored."""
+    # A user's function gets rows that it cannot write to: what it changed would be stored.
     columns = [column for column in steps.values(True, True) if not column.is_inference()]  # those have no version
     before = [column._version for column in columns]
     result = function(steps.clone(recurse=False).lock_())
@@ -106,7 +106,6 @@ def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDi
 
 
 def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
-    """Reads a column; raises ConditionError, with the names of all columns, where there is none."""
     value = steps.get(key, None)
     if not isinstance(value, Tensor):
         raise ConditionError(f"the steps have no column {key!r}; stored are {_columns(steps)}")
@@ -200,7 +199,6 @@ class Combination(Condition):
                 condition.end_episodes(trajectories)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of every condition."""
         return {"conditions": [state_of(condition) for condition in self.conditions]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -312,7 +310,6 @@ class FirstInEpisode(EpisodeCondition):
     """
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """Keeps 1 once the condition has held."""
         return held and remembered == 0, int(held or remembered == 1)
 
     def __repr__(self) -> str:
@@ -341,7 +338,7 @@ class Sustained(EpisodeCondition):
         self.steps: int = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """Keeps the length of the run, at most one above ``steps``."""
+        # A longer run is counted to one above steps, at which the event does not happen again.
         length = min(remembered, self.steps) + 1 if held else 0
         return length == self.steps, length
 
@@ -376,7 +373,7 @@ class Reestablished(EpisodeCondition):
         self.steps: int = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """Keeps how long the condition has held since it failed, -1 before a failure and after the event."""
+        # -1 before a failure and after the event, else the steps for which the condition has held since it failed.
         if not held:
             return False, 0
         length = remembered + 1 if remembered >= 0 else -1

@@ -235,7 +235,6 @@ def suggest_events(
 def _events(
     name: str, condition: ConditionLike | None, history_length: int, events: Sequence[Event] | None
 ) -> tuple[Event, ...]:
-    """Returns the events of a table, each with a memory of its own."""
     if (condition is None) == (events is None):
         raise ValueError(
             f"table {name!r} was given {'neither condition nor' if events is None else 'both condition and'} events; "

@@ -95,7 +95,6 @@ class NeighborCache:
         return ((self.choices[:limit] < required) & (self.radius[:limit] >= 0)).nonzero().squeeze(1)
 
     def state_dict(self, limit: int) -> dict[str, Tensor]:
-        """Returns the lists below ``limit``."""
         return {name: column[:limit].clone() for name, column in self._columns().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

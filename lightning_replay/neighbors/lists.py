@@ -127,7 +127,6 @@ class NeighborUpkeep:
         return torch.cat([short, renewed[self.cache.radius[renewed] >= 0]]).unique()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns lists, waiting rows and the progress of a renewal."""
         return {
             "cache": self.cache.state_dict(self.rows.limit),
             "waiting": self.waiting[: self.rows.limit].clone(),
@@ -137,7 +136,7 @@ class NeighborUpkeep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, after the rows were loaded."""
+        # The rows are loaded before.
         slots = self.rows.slots()
         self.cache.table.place(slots, self.rows.standardized(slots))
         self.cache.load_state_dict(state["cache"])
@@ -277,7 +276,6 @@ class NeighborLists:
         return partner
 
     def _draw_again(self, index: Tensor, generator: torch.Generator) -> Tensor:
-        """Draws partners among the rows left in the lists; runs a pass where a list has none."""
         assert self._upkeep is not None
         neighbor = self.neighbors(index)
         if bool((neighbor[:, 0] < 0).any()):
@@ -358,7 +356,6 @@ class NeighborLists:
 
 
 def _choose(index: Tensor, neighbor: Tensor, uniform: Tensor) -> Tensor:
-    """Returns one of the neighbours ``[B, k]`` of each row, padded with -1; the row itself where it has none."""
     choices = (neighbor >= 0).sum(1)
     position = (uniform * choices).long()
     partner = neighbor.gather(1, position.unsqueeze(1)).squeeze(1)

@@ -72,12 +72,10 @@ class Standardization:
         return float(change.max())
 
     def apply(self, rows: Tensor) -> Tensor:
-        """Returns standardised ``rows`` ``[n, d]``, float32."""
         scale = torch.where(self.std > 0, 1 / self.std, 0.0)
         return ((rows.double() - self.mean) * scale).float()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sums, and mean and standard deviation of the last :meth:`refit`."""
         tensors = {"mean": self.mean, "std": self.std, "total": self._total, "square": self._square}
         return {"count": self.count, **{name: tensor.clone() for name, tensor in tensors.items()}}
 
@@ -177,7 +175,6 @@ class FeatureRows:
             raise IndexError(f"slots {index[~known].tolist()} hold no row; write them before drawing their partners")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns rows up to the highest slot written, and the standardisation."""
         if not self.count:
             return {"limit": 0}
         return {
@@ -188,7 +185,6 @@ class FeatureRows:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, after :meth:`allocate` and before any write."""
         self.limit = int(state["limit"])
         self.features[: self.limit] = state["features"]
         self.stored[: self.limit] = state["stored"]

@@ -47,7 +47,6 @@ class PointTable:
         self.rows[slots] = torch.cat([points, square, torch.ones_like(square)], 1)
 
     def points(self, slots: Tensor) -> Tensor:
-        """Standardised rows ``[n, d]``."""
         return self.rows.index_select(0, slots)[:, : self.width]
 
     def nearest(self, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +160,6 @@ def _faiss_index(points: Tensor, inverted_file: bool) -> Any:
 
 
 def search_by_name(backend: str) -> Search:
-    """Returns the search called ``"exact"``, ``"faiss_flat"`` or ``"faiss_ivf"``."""
     checked_choice("backend", backend, ("exact", "faiss_flat", "faiss_ivf"))
     if backend == "exact":
         return exact_search

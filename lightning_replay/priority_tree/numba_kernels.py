@@ -46,7 +46,6 @@ def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _sum_nodes(sums, minima, first):  # type: ignore[no-untyped-def]
-    """Returns the same of one block of nodes."""
     first &= NOT_NEGATIVE
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     low_a, low_b, low_c, low_d = INFINITY, INFINITY, INFINITY, INFINITY
@@ -64,7 +63,6 @@ def _sum_nodes(sums, minima, first):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _recompute(level, node, leaves, sums, minima, starts):  # type: ignore[no-untyped-def]
-    """Computes sum and smallest positive of one node from its children."""
     if level == 1:
         total, least = _sum_leaves(leaves, node << SHIFT)
     else:

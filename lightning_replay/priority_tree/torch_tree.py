@@ -171,7 +171,6 @@ class TorchTree:
         return torch.searchsorted(cumulative, below, right=True).sub_(1).remainder_(width)
 
     def _refresh(self, index: Tensor) -> None:
-        """Recomputes every node above the slots in ``index`` from its children."""
         node = index
         for level, nodes in enumerate(self._nodes):
             node = node >> (SHIFT if level else LEAF_SHIFT)

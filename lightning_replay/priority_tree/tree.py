@@ -22,7 +22,7 @@ _NO_GENERATIONS = np.zeros((2, 2), np.int64)[:, 0]
 
 
 def _aligned(size: int, dtype: type) -> np.ndarray:
-    """Returns zeros that begin on a cache line, so that a block of leaves lies in one."""
+    # A block of leaves lies in one cache line.
     wanted = size * np.dtype(dtype).itemsize
     raw = np.zeros(wanted + CACHE_LINE, np.uint8)
     start = -raw.ctypes.data % CACHE_LINE

@@ -22,6 +22,12 @@ from lightning_replay.retention.surprise import squared_td_error
 _LARGEST = torch.finfo(torch.float32).max
 
 
+_ARRIVALS = (1 << ARRIVAL_BITS) - 1
+_SIGN = 0x7FFF_FFFF
+# A call between compiled functions counts references to every array it passes.
+_inlined = njit(inline="always")
+
+
 class Factors(NamedTuple):
     """Surprise, on-policyness and the priority of both, float32 ``[n]`` on the CPU each.
 
@@ -37,7 +43,6 @@ class Factors(NamedTuple):
     @classmethod
     @functools.lru_cache(maxsize=8)  # they are not written
     def unknown(cls, count: int) -> Factors:
-        """Returns the factors of new rows whose surprise was not computed."""
         nothing = torch.full((count,), torch.nan, device="cpu")
         return cls(nothing, torch.ones(count, device="cpu"), nothing, is_known=False)
 
@@ -45,7 +50,6 @@ class Factors(NamedTuple):
         return Factors(self.surprise[kept], self.on_policyness[kept], self.priority[kept], self.is_known)
 
     def twice(self) -> Factors:
-        """Returns the factors of all rows, and of all again."""
         surprise, weight, priority = (torch.cat((part, part)) for part in self[:3])
         return Factors(surprise, weight, priority, self.is_known)
 
@@ -130,13 +134,6 @@ def _as_surprise(given: Tensor, what: str, outcome: str) -> Tensor:
     return values
 
 
-_ARRIVALS = (1 << ARRIVAL_BITS) - 1
-_SIGN = 0x7FFF_FFFF
-
-# A call between compiled functions counts references to every array it passes.
-_inlined = njit(inline="always")
-
-
 @_inlined
 def _least(nodes, first, count):  # type: ignore[no-untyped-def]
     least = nodes[first]
@@ -147,7 +144,7 @@ def _least(nodes, first, count):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _place_of(nodes, first, count, value):  # type: ignore[no-untyped-def]
-    """Returns the place of a value; a search after :func:`_least` is faster than one loop for both."""
+    # A search after _least is faster than one loop for both.
     place = 0
     while place < count - 1 and nodes[first + place] != value:
         place += 1
@@ -156,7 +153,6 @@ def _place_of(nodes, first, count, value):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _lowest(nodes, starts):  # type: ignore[no-untyped-def]
-    """Returns the lowest key and its slot."""
     top = starts.size - 2
     width = starts[top + 1] - starts[top]
     key = _least(nodes, starts[top], width)
@@ -239,11 +235,9 @@ class RetainedRows:
 
     @property
     def default_priority(self) -> float:
-        """Returns the priority of rows without feedback: the largest seen, 1 before any or when all were 0."""
         return self._largest if self._largest > 0 else 1.0
 
     def _first_priorities(self, factors: Factors) -> np.ndarray:
-        """Returns priorities of new rows, float32 ``[M]``: the largest seen where they are unknown."""
         priority = factors.priority.numpy()
         if not factors.is_known:
             priority = np.where(np.isnan(priority), np.float32(self.default_priority), priority)
@@ -306,7 +300,6 @@ class RetainedRows:
         return slot, victims
 
     def _victims(self, before: np.ndarray) -> np.ndarray:
-        """Returns the slots to evict, one more than ``before``."""
         if self._chances is None:
             return self.order.lowest(len(before) + 1)
         left = self._chances.get(torch.from_numpy(before))
@@ -327,7 +320,6 @@ class RetainedRows:
         return self._length - 1
 
     def _keep_factors(self, slots: np.ndarray, factors: Factors, rows: np.ndarray) -> None:
-        """Keeps the factors of some rows that are new in these slots."""
         self._surprise[slots] = factors.surprise.numpy()[rows]
         if len(self._on_policyness):
             self._on_policyness[slots] = factors.on_policyness.numpy()[rows]
@@ -350,12 +342,10 @@ class RetainedRows:
         return self._surprise[slots]
 
     def stored(self) -> np.ndarray:
-        """Returns the slots that hold a row, int64 ``[n]`` ascending."""
         slots = np.arange(self._length)
         return np.delete(slots, self._holes) if self._holes else slots
 
     def _evict_drawn(self, priority: np.ndarray, slots: np.ndarray, fitting: int, first_arrival: int) -> int:
-        """As ``evict_lowest`` with drawn victims; all new rows enter."""
         assert self._chances is not None
         count = len(slots) - fitting
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device="cpu")
@@ -407,7 +397,6 @@ class RetainedRows:
             self._chances.set(torch.from_numpy(slots), chance)
 
     def clear(self) -> None:
-        """Removes every row and the largest priority."""
         self.order.clear()
         if self._chances is not None:
             self._chances.clear()
@@ -419,7 +408,6 @@ class RetainedRows:
         self._largest = -1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns keys, factors and chances of the stored rows, and the largest priority."""
         stored = slice(0, self._length)
         return {
             "keys": torch.from_numpy(self.order.keys(stored).copy()),
@@ -432,7 +420,6 @@ class RetainedRows:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, under the same rule."""
         self.clear()
         keys = state_dict["keys"].cpu().numpy()
         self.order.load(keys)

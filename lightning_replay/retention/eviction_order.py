@@ -82,11 +82,9 @@ class LeavingOrder:
         return self._levels[0][slots]
 
     def priority(self, slots: np.ndarray | slice) -> np.ndarray:
-        """Priorities, float32 ``[n]``, of slots that are present."""
         return priority_of(self._levels[0][slots])
 
     def arrival(self, slots: np.ndarray | slice) -> np.ndarray:
-        """Arrivals, int64 ``[n]``, of slots that are present."""
         return self._levels[0][slots] & _ARRIVALS
 
     def load(self, keys: np.ndarray) -> None:
@@ -117,7 +115,6 @@ def key_of(priority: np.ndarray, arrival: np.ndarray) -> np.ndarray:
 
 
 def priority_of(keys: np.ndarray) -> np.ndarray:
-    """Returns the priorities in keys, float32."""
     bits = keys >> ARRIVAL_BITS
     bits ^= (bits >> 63) & _SIGN
     return bits.astype(np.int32).view(np.float32)

@@ -86,11 +86,10 @@ class _Surprising(RetentionRule):
 
     @property
     def schedule(self) -> Schedule | None:
-        """Returns the schedule of the exponent, unless it is constant."""
         return None if isinstance(self._schedule, Constant) else self._schedule
 
     def follow(self, value: float) -> bool:
-        """Sets the exponent once it has moved by a hundredth, or reached 0 or 1."""
+        # In steps of a hundredth, because every change recomputes all priorities.
         moved = abs(value - self.surprise_exponent)
         if moved < self.exponent_step and not (moved and value in (0.0, 1.0)):
             return False
@@ -114,7 +113,6 @@ class _Weighing:
         )
 
     def on_policyness(self, action_values: Tensor, action: Tensor) -> Tensor:
-        """Returns the softmax of the action values, or 1 and ``greedy_epsilon``."""
         if self.greedy_epsilon is None:
             return on_policyness(action_values, action, q_inverse_temperature=self.q_inverse_temperature)
         return greedy_on_policyness(action_values, action, epsilon=self.greedy_epsilon)
@@ -126,11 +124,9 @@ class _WeighingAlone(_Weighing, RetentionRule):
     learns = needs_actions = True
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Returns 1 for each row."""
         return torch.ones(rows.shape[0], device="cpu")
 
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
-        """Returns the on-policyness."""
         return on_policyness
 
 

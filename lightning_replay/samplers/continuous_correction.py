@@ -124,10 +124,6 @@ class ContinuousCorrectionSampler(UniformSampler):
         return np.where(np.arange(num_tables) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
 
     def group_totals(self, storage: Storage) -> GroupTotals:
-        """Returns the sums of the priorities of rows by their first event table, and the lengths of the tables.
-
-        Reads the places of all rows where tables have changed since the last call.
-        """
         tables = tables_of(storage, self)
         mass = self._priorities(len(tables)) * self._by_table(tables).counts
         smallest = np.where(mass > 0, self._priorities(len(tables)), np.inf)
@@ -144,11 +140,6 @@ class ContinuousCorrectionSampler(UniformSampler):
         return GroupRows(np.bincount(np.minimum(chosen, last), minlength=len(ends)), totals.mass / ends[-1])
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the rows at the points, int64 ``[n]`` on the storage's device.
-
-        Raises:
-            RuntimeError: the tables hold no row such as is asked.
-        """
         tables = tables_of(storage, self)
         rows = self._by_table(tables)
         count = rows.counts[part.groups]
@@ -177,7 +168,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         return columns
 
     def _by_table(self, tables: Tables) -> _RowsByTable:
-        """Returns the slots that tables hold by first event table, counted anew where the tables have changed."""
+        # Counted anew only where the tables have changed.
         state = tables.appended.tobytes() + tables.first.tobytes()
         if self._counted is None or self._counted[0] != state:
             held = np.flatnonzero((tables.position >= 0).any(0))
@@ -196,11 +187,9 @@ class ContinuousCorrectionSampler(UniformSampler):
         self._counted = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the generator, and the rows drawn."""
         return super().state_dict() | {"rows_drawn": self.rows_drawn.tolist()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         super().load_state_dict(dict(state_dict))
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
         self._counted = None

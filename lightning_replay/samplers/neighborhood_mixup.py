@@ -141,7 +141,6 @@ class NeighborhoodMixupSampler(PairSampler):
         return lists(capacity, self.num_neighbors, **self._options)
 
     def _features(self, columns: list[Tensor | TensorDictBase], count: int) -> tuple[Tensor, Tensor | None]:
-        """Float32 features ``[n, d]``, and the discrete action where neighbours are restricted to the same."""
         action = columns.pop() if self.discrete is not None else None
         if action is not None and (not isinstance(action, Tensor) or action.is_floating_point()):
             given = f"dtype {action.dtype}" if isinstance(action, Tensor) else "several columns"
@@ -159,7 +158,7 @@ class NeighborhoodMixupSampler(PairSampler):
 
 
 def _leaves(key: NestedKey, column: Tensor | TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
-    """Single columns, those of a nested one in the order of their names, whichever order they were stored in."""
+    # In the order of their names: the same features whichever order the columns were stored in.
     if isinstance(column, Tensor):
         return [(key, column)]
     return sorted((unravel_key((key, name)), leaf) for name, leaf in column.items(True, True))

@@ -28,7 +28,6 @@ from lightning_replay.storage.packed import device_of, occupancy_of, read_column
 
 
 def _of_first(name: str) -> Any:
-    """Returns a property that is the attribute of this name of the sampler of the first rows."""
     read = attrgetter(name)
     return property(lambda self: read(declared_sampler(self.first)))
 
@@ -117,6 +116,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         partners = self.partners(first, storage)
         is_held = occupancy_of(storage).held(partners)
         if is_held is not None:
+            # A partner may have left without being overwritten: its pair stays unmixed.
             partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1)
 
@@ -151,7 +151,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         declared_sampler(self.first).set_priorities(*self._rows_of(slots, magnitudes), storage)
 
     def update_priority(self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None) -> None:
-        """Sets priorities as :meth:`set_priorities`, where ``first`` is prioritized; TorchRL's buffers call it."""
         if self.uses_priorities:
             slots, priority = self._rows_of(as_tensor(index), as_tensor(priority))
             self.first.update_priority(slots, priority, storage=storage)
@@ -164,7 +163,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return slots[:, 0].contiguous() if slots.ndim == 2 else slots, priority
 
     def reseed(self, seed: int) -> None:
-        """Restarts the generators of this sampler and of ``first`` from ``seed``."""
         super().reseed(seed)
         if self.first._rng is not self._rng:
             declared_sampler(self.first).reseed(self._derived_seed())
@@ -179,7 +177,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tensors and plain values; the next draws are the same after they are loaded."""
         return {
             "generator": self.generator_state(),
             "shares_generator": self.first._rng is self._rng,
@@ -189,7 +186,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self.set_generator_state(state_dict["generator"])
         self.first.load_state_dict(state_dict["first"])
         if state_dict["shares_generator"]:
@@ -219,7 +215,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
 
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        """Passes rows that were stored before this sampler was attached to :meth:`on_insert`, in slot order."""
+        # Rows that were stored before this sampler came, in slot order.
         if self._is_attached:
             return
         self._is_attached = True

@@ -101,7 +101,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def _max_priority(self) -> tuple[float | Tensor | None, None]:
-        """Largest priority in TorchRL's form: ``None`` before any was given; the slot is not kept."""
+        # TorchRL's form: None before any was given. The slot of the largest is not kept.
         if isinstance(self._largest, Tensor):
             return self.default_priority, None
         return (self._largest if self._largest >= 0 else None), None
@@ -151,7 +151,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
 
     def _differs(self, option: str, state_dict: Mapping[str, Any]) -> bool:
-        """Returns whether the saved sampler was built with another value; format 3 began without these."""
+        # Format 3 began without the options that a sampler was built with.
         return state_dict.get("built_with", self._built_with)[option] != self._built_with[option]
 
     def _shared_state(self) -> dict[str, Any]:
@@ -167,10 +167,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         }
 
     def _load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores all of :meth:`_shared_state` but the priorities, their exponent and their offset.
-
-        Of options that differ from those of the saved sampler, the constructor's count; a schedule always is its own.
-        """
+        # Where options differ from those of the saved sampler, the constructor's count; a schedule always is its own.
         if state_dict["importance_exponent"] is not None and not self._differs("importance_exponent", state_dict):
             self.beta = state_dict["importance_exponent"]
         different = [name for name in self._built_with if self._differs(name, state_dict)]
@@ -183,7 +180,6 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
 
 def _shown(value: Any) -> Any:
-    """Returns a described option for a message: a number, or a schedule with its arguments."""
     arguments = value["arguments"] if isinstance(value, dict) and "class" in value else {}
     return arguments["value"] if set(arguments) == {"value"} else arguments or value
 
@@ -257,7 +253,7 @@ class PrioritizedSampler(TorchRLNames):
         self._has_rows = False
 
     def _set_largest(self, largest: float) -> None:
-        """Sets the largest priority so far, before any exponent; negative until one is given."""
+        # Before any exponent; negative until one is given.
         on_cpu = self._tree.device.type == "cpu"
         self._largest: float | Tensor = largest if on_cpu else torch.full((), largest, device=self._tree.device)
 
@@ -269,6 +265,7 @@ class PrioritizedSampler(TorchRLNames):
             index = flat_index(index, self._tree.device, storage)
             if not index.numel():
                 return
+        # New rows get the largest priority so far, so that each is drawn soon and then gets one of its own.
         priority, offset, exponent = self.default_priority, self.priority_offset, self._priority_exponent
         if isinstance(priority, Tensor):
             index = flat_index(index, self._tree.device, storage)
@@ -299,6 +296,7 @@ class PrioritizedSampler(TorchRLNames):
             raise empty_storage()
         self._attach_storage(storage)
         tree = self._tree
+        # On CUDA the test would wait for the device.
         if tree.device.type == "cpu" and not tree.has_mass():
             raise self._without_mass(stored)
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._rng, device=self._rng.device)
@@ -325,11 +323,6 @@ class PrioritizedSampler(TorchRLNames):
         return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), float(self._largest))
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the rows at the points, int64 ``[n]``.
-
-        Raises:
-            RuntimeError: the storage is empty, or every priority is zero.
-        """
         totals, stored = self.group_totals(storage), len(storage)
         if stored == 0:
             raise empty_storage()
@@ -352,6 +345,7 @@ class PrioritizedSampler(TorchRLNames):
             ValueError: a priority is negative, infinite or NaN, or does not fit float32 once it is raised to α.
             IndexError: a slot does not exist. In every case nothing has changed.
         """
+        # A buffer that was filled before it got this sampler.
         if not self._has_rows:
             self._attach_storage(storage)
         if not len(slots):
@@ -370,6 +364,7 @@ class PrioritizedSampler(TorchRLNames):
 
     def set_held(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
         """Sets priorities by signed errors where generations are those stored; returns how many are not."""
+        # The torch back end has no pass that compares generations.
         if not self._has_rows or self._tree.backend != "numba":
             return None
         updated = self._tree.update(
@@ -394,7 +389,6 @@ class PrioritizedSampler(TorchRLNames):
         return {"effective_sample_size": effective} if effective else {}
 
     def _attach_storage(self, storage: Storage | None) -> None:
-        """Moves to the device of a CUDA storage; rows stored before the sampler was attached get a priority, once."""
         if storage is None:
             return
         device = device_of(storage)
@@ -404,6 +398,7 @@ class PrioritizedSampler(TorchRLNames):
             and self._tree.device.type == "cpu"
             and self._backend != "numba"
         ):
+            # A tree on the CPU would make every draw wait for a copy of the slots.
             leaves = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")
             self._tree.load_state_dict(leaves)
@@ -440,6 +435,7 @@ class PrioritizedSampler(TorchRLNames):
                 )
         else:
             leaves = self._tree.leaves()
+            # The tree keeps p ** α: p ** (α'/α · α) is the priority at the new exponent α'.
             powered = leaves.pow(value / self._priority_exponent)
             if not torch.isfinite(powered).all():
                 raise ValueError(f"priority_exponent is {value}, at which a stored priority does not fit float32")
@@ -452,7 +448,6 @@ class PrioritizedSampler(TorchRLNames):
         self._has_rows = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Priorities, exponents, clocks and the state of the generator; tensors and plain values."""
         return {"tree": self._tree.state_dict(), "has_rows": self._has_rows} | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -467,6 +462,7 @@ class PrioritizedSampler(TorchRLNames):
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
         self.priority_offset: float = float(state_dict["priority_offset"])
+        # The offset first: it was added before the saved exponent was applied.
         if self._differs("priority_offset", state_dict):
             self._set_offset(offset)
         if self._differs("priority_exponent", state_dict):
@@ -474,10 +470,10 @@ class PrioritizedSampler(TorchRLNames):
         self._load_shared_state(state_dict)
 
     def _set_offset(self, offset: float) -> None:
-        """Changes the offset of the stored priorities; slots without one stay so."""
         if self._priority_exponent > 0:
             leaves = self._tree.leaves()
             priority = (leaves.double() ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0.0)
+            # From p ** α back to p, and forward with the other offset.
             moved = ((priority + offset) ** self._priority_exponent).float()
             self._tree.load_state_dict({"leaves": torch.where(leaves > 0, moved, leaves)})
         self.priority_offset = offset

@@ -53,7 +53,6 @@ class GoalEpisodes:
             self._episode_at[slot] = episode
 
     def drop(self, slots: Tensor) -> None:
-        """Discards the episodes whose goal was in one of these slots."""
         if not self._episode_at:
             return
         for slot in sorted(self._episode_at.keys() & set(slots.tolist())):
@@ -175,7 +174,6 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         return 0 if self._links is None else self._links.nbytes + self._episode.nbytes + self._place.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tensors and plain values; the next draws are the same after they are loaded."""
         return {
             **super().state_dict(),
             "links": None if self._links is None else self._links.state_dict(),
@@ -187,7 +185,6 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)
         self._empty()
         if state_dict["links"] is not None:
@@ -249,14 +246,12 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
             self._check_unmet(storage)
 
     def _check_unmet(self, storage: Storage) -> None:
-        """Warns once of a goal that was never reached, after a buffer's worth of rows among which episodes end."""
         rows, slots = self._next_episode, occupancy_of(storage).slots()
         self._unmet_after = _NEVER  # before a warning that may be made an error
         if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self._done_key):
             self._unmet_after = 2 * rows
 
     def _number(self, index: Tensor) -> Tensor:
-        """Returns the episode of each new row, int64 ``[n]``: that of the row before it, or a new number."""
         assert self._links is not None
         own = torch.arange(len(index), device=index.device)
         self._place[index] = own
@@ -272,10 +267,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         return self._episode[index]
 
     def _walk(self, count: int) -> Tensor:
-        """Returns up to ``count`` slots from the cursor on, backwards, and moves the cursor.
-
-        The steps of an episode lie equally far apart in most rings: that distance is assumed, then checked.
-        """
+        # The steps of an episode lie equally far apart in most rings: that distance is assumed, then checked.
         assert self._links is not None
         here = torch.tensor([self._cursor], device=self._episode.device)
         before = self._links.predecessors(here)

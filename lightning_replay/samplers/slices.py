@@ -138,7 +138,6 @@ def _has(rows: TensorDictBase, key: NestedKey) -> bool:
 
 
 def _ended(rows: TensorDictBase, ends: Sequence[NestedKey], index: Tensor) -> Tensor:
-    """Returns whether one of the stored end flags is true in the rows ``index``, bool ``[n]``."""
     ended = torch.zeros(len(index), dtype=torch.bool, device=index.device)
     for key in ends:
         column = rows.get(key, None)

@@ -35,6 +35,9 @@ from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.tables import Tables
 
+Correction = Callable[[Tables, np.ndarray, np.ndarray], np.ndarray]
+ROUNDING = 1e-6
+
 
 class DrawnRatios(NamedTuple):
     """How often the rows of a batch are drawn, compared with a uniform draw from the table of each."""
@@ -70,7 +73,6 @@ class PartOfTables(Tables):
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
-    """Returns the tables over a storage; raises TypeError where its writer keeps none."""
     tables = storage.occupancy if isinstance(storage, PackedStorage) else None
     if not isinstance(tables, Tables):
         raise without_tables(type(sampler).__name__)
@@ -78,7 +80,6 @@ def tables_of(storage: Storage, sampler: Any) -> Tables:
 
 
 def without_tables(sampler: str) -> TypeError:
-    """Returns the error for a sampler of tables, by its name, beside a writer that keeps none."""
     return TypeError(
         f"{sampler} draws from tables and the buffer's writer keeps none; give it an EventTableWriter or a "
         "TaskTableWriter"
@@ -136,7 +137,6 @@ class WithinTables(TorchRLNames):
 
     @property
     def default_priority(self) -> float:
-        """Returns the priority of new rows: the largest given so far, 1 when none was."""
         return self._largest if self._largest > 0 else 1.0
 
     @property
@@ -164,6 +164,8 @@ class WithinTables(TorchRLNames):
         """
         tables = tables_of(storage, self)
         rows, shares = self.rows_of_tables(tables, batch_size)
+        # How many rows of each table, then which of each: the share of a table in a batch does not depend on
+        # priorities.
         totals = None  # where no table is empty and its rows are equally likely
         if self.uses_priorities:
             totals = self._totals(tables)
@@ -172,12 +174,12 @@ class WithinTables(TorchRLNames):
         ratios = None
         if totals is not None:  # of a table without mass the smallest is infinite
             ratios = self._ratios(totals.names, totals.rows, totals.smallest / totals.mass, table, probability)
+        # The ratios correct for priorities within a table, this for the choice among tables.
         columns, correction = self.describe(tables, table, slots, shares)
         columns.update(self.weights(table, shares, ratios, correction))
         return _on_device(storage, slots, columns)
 
     def group_totals(self, storage: Storage) -> GroupTotals:
-        """Returns the number of rows of each table or, with priorities, their sum as rows are drawn by them."""
         return self._totals(tables_of(storage, self))
 
     def _totals(self, tables: Tables) -> GroupTotals:
@@ -202,6 +204,7 @@ class WithinTables(TorchRLNames):
         if not self.uses_priorities:
             drawn_among = np.full(len(tables), np.inf)
             np.divide(tables.length, part.fractions, out=drawn_among, where=part.fractions > 0)
+        # A correction counts entries of all replays, although only slots of this one are at hand.
         whole = PartOfTables(tables, part.rows, drawn_among)
         columns, correction = self.describe(whole, table, slots, part.shares)
         return *_on_device(storage, slots, columns), PartDraw(probability, totals, correction)
@@ -235,7 +238,6 @@ class WithinTables(TorchRLNames):
         return {}, None
 
     def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        """Returns what :meth:`weights` does; counts a draw."""
         self._clocks["draws"] += 1
         ratios = None
         if self.uses_priorities:
@@ -245,7 +247,6 @@ class WithinTables(TorchRLNames):
     def weights(
         self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
     ) -> dict[str, np.ndarray]:
-        """Returns ``priority_weight``, float32 ``[B]``, with priorities."""
         if ratios is None or self.beta == 0:
             return {}
         return {"priority_weight": ratios.importance(self.beta).astype(np.float32)}
@@ -253,14 +254,14 @@ class WithinTables(TorchRLNames):
     def _ratios(
         self, names: list[str], rows: np.ndarray, least: np.ndarray, table: np.ndarray, probability: np.ndarray
     ) -> DrawnRatios:
-        """Returns how often rows are drawn, from the probability of each and the ``least`` one ``[L]`` in its table."""
+        # Over all tables with a share, not over those of this batch: a weight does not depend on which others were
+        # drawn.
         is_drawn = self._drawable(names) & np.isfinite(least)
         return DrawnRatios(
             rows[table] * probability, min((rows[is_drawn] * least[is_drawn]).tolist(), default=math.inf)
         )
 
     def _drawable(self, names: list[str]) -> np.ndarray:
-        """Returns whether rows of each table may be in a batch once it holds enough, bool ``[L]``."""
         return np.ones(len(names), dtype=np.bool_)
 
     def _draw(
@@ -321,6 +322,7 @@ class WithinTables(TorchRLNames):
         places, given = index[index >= 0], magnitudes.numpy()[index >= 0]
         if not len(places):
             return
+        # Once by slot, and in the tree of every table that refers to it.
         self._priority[places] = given
         self._largest = max(self._largest, float(given.max()))
         for number, tree in enumerate(self._trees):
@@ -330,7 +332,6 @@ class WithinTables(TorchRLNames):
                 tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._leaves(places[inside]))
 
     def priority_of(self, index: Tensor) -> Tensor | None:
-        """Returns the priorities of rows, float32 ``[n]``; ``None`` where feedback is ignored."""
         return torch.from_numpy(self._priority[index.numpy()]) if self.uses_priorities else None
 
     def _leaves(self, slots: np.ndarray) -> Tensor:
@@ -338,6 +339,7 @@ class WithinTables(TorchRLNames):
 
     def _attach_tables(self, tables: Tables) -> None:
         count = len(tables.names)
+        # The writer's tables are known at the first row or draw, not when the sampler is built.
         if not self.uses_priorities or len(self._trees) == count:
             return
         self._trees = [PriorityTree(int(capacity)) for capacity in tables.capacity]
@@ -347,25 +349,26 @@ class WithinTables(TorchRLNames):
             self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
 
     def _sync_trees(self, tables: Tables) -> None:
-        """Updates the trees by what was appended to the tables, or left them early, since the last call."""
         first = tables.first
         for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
             appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
+            # Entries that left before their table was full. Those that were overwritten need no removal: the new entry
+            # takes their place in the tree.
             left_early = np.arange(max(int(self._known_first[number]), appended - capacity), first[number]) % capacity
             self._trees[number].remove(torch.from_numpy(left_early))
             self._known_first[number] = first[number]
+            # A tree is by place in the ring of its table, so that one row has a leaf in each table that refers to it.
             places = np.arange(max(int(self._known[number]), int(first[number])), appended) % capacity
             slots = tables.entries[tables.offset[number] + places]
             self._trees[number].set(torch.from_numpy(places), self._leaves(slots))
             self._known[number] = appended
 
     def state_dict(self) -> dict[str, Any]:
-        """Priorities, clocks, counters and the state of the generator; tensors and plain values."""
         own = {"priority": torch.from_numpy(self._priority.copy()), "rows_drawn": self.rows_drawn.tolist()}
         return own | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; the trees are rebuilt from the tables."""
+        # The trees are not saved: the next draw builds them from the tables.
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
         self._largest = float(state_dict["largest_priority"])
@@ -429,7 +432,6 @@ class ScheduledSampler(WithinTables):
         return tables.length >= self.min_size
 
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
-        """Returns all ``batch_size`` rows for the task drawn with the scheduler's probabilities."""
         rows = np.zeros(len(tables.names), dtype=np.int64)
         ready = self.ready(tables)
         probability = checked_probabilities(self.scheduler, ready)
@@ -442,12 +444,12 @@ class ScheduledSampler(WithinTables):
             )
         uniform = float(self._uniform(1)[0])
         task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
+        # The whole batch: the scheduler gets the progress of one task for it.
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))
         return GroupRows(rows, rows / batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what :class:`~lightning_replay.samplers.tables.WithinTables` saves, and the scheduler."""
         kind = type(self.scheduler).__name__
         return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
 
@@ -465,9 +467,6 @@ class ScheduledSampler(WithinTables):
 
     def __repr__(self) -> str:
         return f"ScheduledSampler({self.tasks}, scheduler={type(self.scheduler).__name__})"
-
-
-Correction = Callable[[Tables, np.ndarray, np.ndarray], np.ndarray]
 
 
 def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -507,7 +506,6 @@ NEEDS_COUNTS = ("lemma2", "lemma2_exact")
 
 
 def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns η, and q of each row."""
     counts: StateActionCounts | None = tables.state_action_counts
     if counts is None:
         raise TypeError(
@@ -522,9 +520,6 @@ def _weights(tables: Tables, shares: np.ndarray, slots: np.ndarray, inside: np.n
     drawn, share = np.flatnonzero(shares[1:] > 0) + 1, float(shares[1:].sum())
     is_in_events = np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
     return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn
-
-
-ROUNDING = 1e-6
 
 
 @recorded
@@ -622,7 +617,6 @@ class TableShares(WithinTables):
         return shares / total
 
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
-        """Divides ``batch_size`` rows by the shares of the tables that hold enough."""
         if not self.multinomial and self._names == tables.names:
             key = (batch_size, (tables.length >= self._least).tobytes())
             if self._allocation is not None and self._allocation[0] == key:
@@ -658,10 +652,7 @@ class TableShares(WithinTables):
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Returns the table of each row, and the correction if there is one.
-
-        Counts of states and actions, which ``lemma2`` and ``lemma2_exact`` read, are those of this replay.
-        """
+        # Counts of states and actions, which lemma2 and lemma2_exact read, are those of this replay.
         return {"table": table}, None if self.correction is None else self.correction(tables, shares, slots)
 
     def weights(

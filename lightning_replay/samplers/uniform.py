@@ -58,11 +58,6 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         return GroupTotals.alike(occupancy_of(storage).count)
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the rows at the points, int64 ``[n]`` on the storage's device.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
         occupancy, device = occupancy_of(storage), device_of(storage)
         if occupancy.count == 0:
             raise empty_storage()

@@ -36,7 +36,6 @@ class Fingerprint(NamedTuple):
     blake2b: str
 
     def record(self) -> dict[str, Any]:
-        """Returns the fingerprint in the form of a manifest, see :func:`check_file`."""
         return {"bytes": self.num_bytes, "blake2b": self.blake2b}
 
 
@@ -148,7 +147,6 @@ def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str
 
 
 def check_chunks(tensors: Mapping[str, ChunkedTensor]) -> None:
-    """Raises as :func:`read_chunks` for damaged files, and keeps nothing in memory."""
     _check_all((file, expected, None) for tensor in tensors.values() for file, expected in tensor.files)
 
 
@@ -215,7 +213,6 @@ def _store(source: Tensor | Snapshot, start: int, count: int, file: Path, earlie
 
 
 def _link(earlier: Path, file: Path) -> bool:
-    """Gives the file of an earlier save a second name; returns whether that was possible."""
     try:
         os.link(earlier, file)
     except OSError as error:  # another file system, one without links, or the earlier save was removed meanwhile
@@ -235,7 +232,6 @@ def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
 
 
 def _check_all(parts: Iterable[tuple[Path, Mapping[str, Any], memoryview | None]]) -> None:
-    """Checks files, each with its expected size and hash and the target of its content."""
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(lambda part: check_file(*part), parts):
             pass  # an error leaves the loop, which cancels files not yet read

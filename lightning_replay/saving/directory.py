@@ -117,7 +117,6 @@ def read_manifest(file: Path, version: int) -> dict[str, Any]:
 
 
 def checksum_of(manifest: Mapping[str, Any]) -> str:
-    """Returns the hash of a manifest's values without its checksum, independent of their order and layout."""
     content = {key: value for key, value in manifest.items() if key != "checksum"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
@@ -185,7 +184,7 @@ def _close(handle: int) -> None:
 
 
 def _close_all() -> None:
-    """Closes the parent's lock files in a forked process, so that no lock outlives the parent."""
+    # A child of a fork shares the parent's lock files, and a lock would outlive the parent.
     for handle in list(_held):
         _close(handle)
 
@@ -204,12 +203,11 @@ def _folder_named_in(file: Path, folder: str) -> str | None:
 
 
 def _is_of_a_save(name: str, folder: str) -> bool:
-    """Whether a folder has a name that :func:`replaced_save` creates; other folders are the user's."""
+    # Folders of other names are the user's.
     return re.fullmatch(rf"{folder}-[0-9a-f]{{12}}", name) is not None
 
 
 def _remove_remains(directory: Path, stem: str, folder: str, name: str) -> None:
-    """Removes the data of earlier saves and leftovers of killed ones, but not the folder ``name``."""
     for stale in directory.glob(f"{folder}-*"):
         if stale.name != name and _is_of_a_save(stale.name, folder):
             shutil.rmtree(stale, ignore_errors=True)

@@ -60,7 +60,6 @@ def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def write_halves(directory: Path, values: Any, tensors: Mapping[str, Tensor | Snapshot]) -> None:
-    """Writes JSON values and tensors, a file each, and waits until they are on the disk."""
     save_file(_separate(tensors), directory / TENSORS_FILE)
     (directory / VALUES_FILE).write_text(json.dumps(values))
     for name in (TENSORS_FILE, VALUES_FILE):
@@ -132,7 +131,7 @@ def sync(path: Path) -> None:
 
 
 def _separate(tensors: Mapping[str, Tensor | Snapshot]) -> dict[str, Tensor]:
-    """Returns the tensors on the CPU, contiguous and without shared memory, as safetensors requires."""
+    # safetensors needs contiguous tensors that share no memory.
     separate: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -145,7 +144,6 @@ def _separate(tensors: Mapping[str, Tensor | Snapshot]) -> dict[str, Tensor]:
 
 
 def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
-    """Returns the JSON half of ``value``, with a reference in place of each tensor, which is added to ``tensors``."""
     if isinstance(value, Tensor | Snapshot):
         reference = name or "tensor"
         while reference in tensors:  # {"a": {"b": ...}, "a.b": ...}

@@ -38,7 +38,6 @@ class Changes:
         self._results: dict[Any, tuple[Any, int]] = {}
 
     def write(self, slots: slice | np.ndarray) -> None:
-        """Notes a write to rows, a slice or int64 ``[n]``."""
         if isinstance(slots, slice):
             first, stop = slots.start >> BLOCK_SHIFT, (slots.stop - 1 >> BLOCK_SHIFT) + 1
             if stop > len(self._written):
@@ -53,7 +52,6 @@ class Changes:
                 self._written[blocks] = self._moment
 
     def write_any(self) -> None:
-        """Notes a write to rows that are not named: nothing found before holds any more."""
         self._all_written = self._moment
 
     def next_moment(self) -> int:
@@ -170,7 +168,6 @@ class Snapshot:
         return start // self._row_bytes, -(-(start + count) // self._row_bytes)
 
     def tensor(self) -> Tensor:
-        """Returns a copy of the content, on the CPU."""
         target = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         self.read(0, target)
         return target.view(self.dtype).view(self.shape)

@@ -80,7 +80,6 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
 
 
 def _record_of(cls: type) -> Record | None:
-    """Returns the record of the next recorded class among ``cls`` and its bases."""
     return next((vars(base)["_record"] for base in cls.__mro__ if "_record" in vars(base)), None)
 
 
@@ -199,7 +198,6 @@ def _advice(what: str, defined: Any) -> str:
 
 
 def _import_path(value: Any) -> str:
-    """Returns ``module:qualname``, with a module of :data:`PUBLIC` in place of the one that defines it."""
     module, public = value.__module__, _public(value.__qualname__)
     return f"{module if public is None or public[1] is not value else public[0]}:{value.__qualname__}"
 
@@ -217,7 +215,6 @@ def _public(name: str) -> tuple[str, Any] | None:
 
 
 def _importable(value: Any) -> bool:
-    """Whether importing ``module:qualname`` returns this very function or class."""
     if not (inspect.isfunction(value) or inspect.isclass(value)) or value.__module__ == "__main__":
         return False
     try:
@@ -227,7 +224,6 @@ def _importable(value: Any) -> bool:
 
 
 def _resolve(path: Any, name: str, trust: Sequence[str]) -> Any:
-    """Imports ``module:qualname`` from the module that defines it, which is in a trusted package."""
     if not isinstance(path, str):
         raise TypeError(f"the option {name} has the import path {path!r}")
     module, _, qualname = path.partition(":")

@@ -59,11 +59,9 @@ class SavedState(NamedTuple):
     chunked: dict[str, ChunkedTensor]
 
     def read(self) -> Any:
-        """Reads the chunks and returns the state; raises ``DamagedFileError`` if one is missing or changed."""
         return join_state(self.values, self.tensors | read_chunks(self.chunked, scratch=self.data.parent))
 
     def check(self) -> None:
-        """Raises as :meth:`read` for damaged files."""
         check_chunks(self.chunked)
 
 

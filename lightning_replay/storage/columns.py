@@ -42,6 +42,26 @@ __all__ = [
 _MOST_ROW_BYTES = 4096  # columns of longer rows are written as fast one by one
 
 
+_ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a tuple such as ('next', 'reward')"
+Column = Tensor | np.ndarray
+#: Columns that name the episode of each row; the first that is there counts.
+TRAJECTORIES: tuple[Key, ...] = (("trajectory",), ("collector", "traj_ids"))
+_DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
+#: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
+ONE_EACH: tuple[Key, ...] = (
+    ("next", "reward"),
+    *(_DONE, _TERMINATED, _TRUNCATED),
+    *(("done",), ("terminated",), ("truncated",)),
+)
+_NAMES_OF_ONE = frozenset(key[-1] for key in ONE_EACH)
+#: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
+MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
+GENERATION: Key = ("generation",)
+INDEX: Key = ("index",)
+NOT_STORED: frozenset[Key] = frozenset((GENERATION, INDEX))  # columns of batches, ignored in rows that are given
+_WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
 class SingleRow:
     """Writes the columns of one row on the CPU by one copy: an ``extend`` of a row takes 19 us, and 23 without.
 
@@ -62,7 +82,6 @@ class SingleRow:
 
     @staticmethod
     def fits(layout: RowLayout, rows: Tensor) -> bool:
-        """Returns whether rows are short enough, and on the CPU."""
         return rows.device.type == "cpu" and layout.row_bytes <= _MOST_ROW_BYTES
 
     def write(self, slot: int, values: Sequence[Any], least_generation: int) -> bool:
@@ -82,11 +101,7 @@ class SingleRow:
         return True
 
 
-_ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a tuple such as ('next', 'reward')"
-
-
 def as_rows(given: TensorDictBase | Mapping[Any, Any]) -> TensorDictBase:
-    """Returns a TensorDict itself, and the rows of columns by key."""
     return given if isinstance(given, TensorDictBase) else rows_of_columns(given)
 
 
@@ -122,7 +137,6 @@ def rows_of_columns(columns: Mapping[Any, Any]) -> TensorDict:
 
 
 def _tensor(key: Key, value: Any) -> Tensor:
-    """Returns a column as a tensor of at least one dimension."""
     if isinstance(value, np.ndarray):
         try:
             # A copy where torch takes no view: read-only, or with negative strides.
@@ -138,7 +152,7 @@ def _tensor(key: Key, value: Any) -> Tensor:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Returns a tensor itself, and anything else as one on the CPU, whatever torch's default device is."""
+    # torch.as_tensor would take torch's default device.
     return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
@@ -147,7 +161,6 @@ class MissingDeviceError(ValueError):
 
 
 def checked_device(device: Any) -> torch.device:
-    """Returns a device of torch that keeps data; raises ``TypeError`` or ``ValueError`` for anything else."""
     try:
         known = torch.device(device) if isinstance(device, str | torch.device) else None
     except RuntimeError as error:
@@ -160,7 +173,7 @@ def checked_device(device: Any) -> torch.device:
 
 
 def check_present(device: torch.device) -> None:
-    """Refuses a missing CUDA device, for which torch would raise an ``AssertionError`` or fail at the first rows."""
+    # torch would raise an AssertionError, or fail at the first rows.
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
@@ -168,23 +181,6 @@ def check_present(device: torch.device) -> None:
                 f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
                 "torch that supports the GPU of this machine"
             )
-
-
-Column = Tensor | np.ndarray
-
-_DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
-#: Columns that name the episode of each row; the first that is there counts.
-TRAJECTORIES: tuple[Key, ...] = (("trajectory",), ("collector", "traj_ids"))
-
-#: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
-ONE_EACH: tuple[Key, ...] = (
-    ("next", "reward"),
-    *(_DONE, _TERMINATED, _TRUNCATED),
-    *(("done",), ("terminated",), ("truncated",)),
-)
-_NAMES_OF_ONE = frozenset(key[-1] for key in ONE_EACH)
-#: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
-MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
 
 
 def normalized(rows: TensorDictBase) -> TensorDictBase:
@@ -345,7 +341,7 @@ class ColumnsCheck:
 
 
 def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key, Key]]:
-    """Returns arrays of one shape and dtype two by two, to check each pair at once; others are paired with itself."""
+    # Each pair is checked in one pass; an array without a partner is paired with itself.
     pairs: list[tuple[Key, Key]] = []
     alone: dict[Any, Key] = {}
     for key in keys:
@@ -396,13 +392,6 @@ def _not_finite(key: Key, value: Tensor) -> ValueError:
     )
 
 
-GENERATION: Key = ("generation",)
-INDEX: Key = ("index",)
-NOT_STORED: frozenset[Key] = frozenset((GENERATION, INDEX))  # columns of batches, ignored in rows that are given
-
-_WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-
-
 class StoredColumn:
     """One column of all rows, as a tensor and, where NumPy has the dtype, as an array: its small writes are cheaper."""
 
@@ -426,7 +415,6 @@ class StoredColumn:
 
 
 def as_array(value: Tensor | np.ndarray) -> np.ndarray:
-    """Returns a column as an array."""
     return value if type(value) is np.ndarray else torch.as_tensor(value, device="cpu").detach().numpy()
 
 
@@ -494,7 +482,6 @@ class RowReader:
         return values
 
     def _collect_named(self, columns: Mapping[Any, Any], values: list[Any]) -> bool:
-        """Fills ``values`` from columns by key; returns whether their keys fit, and all have one length."""
         if len(columns) != len(values):
             return False
         count = None

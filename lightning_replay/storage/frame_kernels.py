@@ -131,7 +131,6 @@ def _hash(frame):  # type: ignore[no-untyped-def]
 
 @compiled
 def hash_each(frames):  # type: ignore[no-untyped-def]
-    """Returns hashes, int64 ``[M]``, of frames ``[M, words]``."""
     hashed = np.empty(frames.shape[0], dtype=np.int64)
     for place in range(frames.shape[0]):
         hashed[place] = _hash(frames[place])
@@ -206,7 +205,6 @@ def find(first, second, pool, hashes, heads, following):  # type: ignore[no-unty
 
 @compiled
 def store(frames, sources, first, second, pool):  # type: ignore[no-untyped-def]
-    """Copies new frames of two stacks ``[N, k, W]`` into ``pool[frames]``."""
     depth = first.shape[1]
     for number in range(frames.size):
         row, place = sources[number] // (2 * depth), sources[number] % (2 * depth)

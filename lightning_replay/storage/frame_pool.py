@@ -51,7 +51,6 @@ class FrameIndex:
         return sum(array.nbytes for array in self.arrays)
 
     def chain(self, key: int) -> list[int]:
-        """Returns the frames with this hash."""
         found, frame = [], int(self.heads[key & (self.heads.size - 1)])
         while frame:
             if int(self.hashes[frame]) == key:
@@ -161,7 +160,6 @@ class NumbaSearch:
         self._frame_bytes = pool.shape[1]
 
     def _words(self, frames: Tensor) -> np.ndarray:
-        """Returns uint8 ``[..., bytes]`` as the widest words that divide them."""
         words = np.ascontiguousarray(frames.numpy()).view(self._dtype)
         return words if words.flags.aligned else words.copy()
 
@@ -169,19 +167,15 @@ class NumbaSearch:
         return self._words(stack.cpu().reshape(*stack.shape[:2], -1))
 
     def hash_each(self, frames: Tensor) -> np.ndarray:
-        """Returns hashes, int64 ``[M]``, of frames, uint8 ``[M, bytes]``."""
         return loops.hash_each(self._words(frames))
 
     def find(self, first: Tensor, second: Tensor, index: FrameIndex) -> Found:
-        """Looks up the frames of two stacks, uint8 ``[N, k, ...]``."""
         return Found(*loops.find(self._stack_words(first), self._stack_words(second), self._pool, *index.arrays))
 
     def store(self, frames: np.ndarray, found: Found, first: Tensor, second: Tensor) -> None:
-        """Copies the new frames of two stacks into the pool at ``frames``, int32 ``[new]``."""
         loops.store(frames, found.sources, self._stack_words(first), self._stack_words(second), self._pool)
 
     def gather(self, frames: Tensor, rows: Tensor) -> Tensor:
-        """Returns the two stacks, uint8 ``[2 * N * k * bytes]``, of ``rows``, int64 ``[N]``, of int32 ``[M, 2 k]``."""
         stacks = torch.empty(rows.shape[0] * frames.shape[1] * self._frame_bytes, dtype=torch.uint8, device="cpu")
         loops.gather(rows.numpy(), frames.numpy(), self._pool, stacks.numpy().view(self._dtype))
         return stacks
@@ -255,7 +249,6 @@ class FramePool:
 
     @property
     def most_nbytes(self) -> int:
-        """:attr:`nbytes` of a full pool."""
         return self._bytes_of(len(self.frames))
 
     def _bytes_of(self, frames: int) -> int:

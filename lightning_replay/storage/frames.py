@@ -309,7 +309,7 @@ class FrameStorage(PackedStorage):
                 self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy())
 
     def _find(self, first: Tensor, second: Tensor) -> Found:
-        """Looks frames up, once for :meth:`frames_missing` and the write that follows it."""
+        # The check for room and the write that follows it look up the same stacks once.
         assert self._pool is not None
         if self._looked_up is None or self._looked_up[0] is not first or self._looked_up[1] is not second:
             self._looked_up = (first, second, self._pool.find(first, second))
@@ -374,7 +374,7 @@ class FrameStorage(PackedStorage):
         self._allocate_all(self._stacks.checked(data))
 
     def _allocate_all(self, leaves: list[Leaf]) -> None:
-        """Allocates memory for frames and rows of these columns, or for neither."""
+        # Frames and rows get memory, or neither does.
         images = (self.image_key, self.next_key)
         shape = next(shape for key, _, shape in leaves if key == self.image_key)[1:]
         pool = FramePool(self.frame_capacity, shape, self.device, self._memmap)
@@ -424,10 +424,6 @@ class FrameStorage(PackedStorage):
             self._pool.snapshots = Snapshots()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; see :class:`~lightning_replay.storage.PackedStorage`.
-
-        Other stacks and more frames than ``frame_capacity`` are refused as well.
-        """
         self.check_writable()
         self._saved_layout(state_dict)
         frames = state_dict["frames"]

@@ -100,7 +100,6 @@ class SlotSet(Occupancy):
         return torch.from_numpy(self._order[places])
 
     def add(self, slots: np.ndarray) -> None:
-        """Adds slots, int64 ``[n]``, that are not in the set yet."""
         for slot in slots.tolist():
             if self._place[slot] < 0:
                 self._order[self.count] = slot
@@ -108,7 +107,7 @@ class SlotSet(Occupancy):
                 self.count += 1
 
     def remove(self, slots: np.ndarray) -> None:
-        """Removes slots, int64 ``[n]``, all in the set; the last takes the place of each."""
+        # The last slots take the places of those that leave, so that the set stays one block.
         for slot in slots.tolist():
             place = self._place[slot]
             self.count -= 1
@@ -117,12 +116,10 @@ class SlotSet(Occupancy):
             self._place[slot] = -1
 
     def state(self) -> Tensor:
-        """Returns the set, int64 ``[count]``, in its own order."""
         return torch.from_numpy(self._order[: self.count].copy())
 
     @classmethod
     def from_state(cls, capacity: int, state: Tensor) -> SlotSet:
-        """Returns the set that :meth:`state` described."""
         restored = cls(capacity, 0)
         restored.add(state.numpy())
         return restored

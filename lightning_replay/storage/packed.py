@@ -74,7 +74,7 @@ class SharedWrites:
         self._own = 0  # which a fork copies
 
     def add(self) -> None:
-        """Counts a write; to be called before anything is changed."""
+        # Called before anything is changed, so that a fork refuses rows that are half-written.
         self._of_all[0] += 1
         self._own += 1
 
@@ -181,7 +181,6 @@ class PackedStorage(LazyTensorStorage):
         self._begin_life()
 
     def _begin_life(self) -> None:
-        """Sets the attributes of this object in this process: the lock of writes and what a fork changes."""
         self.snapshots: Snapshots = Snapshots()
         self._shared_writes = None if self._memmap is None else SharedWrites()
         self._refusal: str | None = None
@@ -348,7 +347,6 @@ class PackedStorage(LazyTensorStorage):
 
     @staticmethod
     def _indexed(rows: TensorDictBase, index: Tensor) -> TensorDictBase:
-        """Returns rows as they are read in TorchRL's buffers, with ``index`` in place of ``generation``."""
         return rows.exclude(GENERATION).set(INDEX, index.to(rows.device))
 
     def packed_rows(self, slots: Tensor) -> Tensor:
@@ -391,7 +389,7 @@ class PackedStorage(LazyTensorStorage):
         self.write(slots, values, grow=set_cursor)
 
     def _checked_slots(self, slots: Tensor) -> Tensor:
-        """Refuses slots that are none: the compiled loop that writes rows checks no bounds."""
+        # The compiled loop that writes rows checks no bounds.
         if not slots.numel():
             raise ValueError("cursor is empty; it must be at least one slot. Nothing was written")
         lowest, highest = (int(bound) for bound in slots.aminmax())
@@ -415,6 +413,7 @@ class PackedStorage(LazyTensorStorage):
         try:
             if self._columns is None:
                 self._init(data)
+            # Rows must all come from one device: a row from another would be copied without notice at every write.
             if self._given_device is None:
                 self._given_device = next((leaf.device for leaf in data.values(True, True)), torch.device("cpu"))
             assert self._reader is not None
@@ -424,6 +423,7 @@ class PackedStorage(LazyTensorStorage):
             self._check(values)
             return values
         except BaseException:
+            # The first rows fix columns and memory; rows that are refused fix nothing.
             if not has_columns:
                 self.undo_entry()
             raise
@@ -485,11 +485,13 @@ class PackedStorage(LazyTensorStorage):
         places = slots if type(slots) is slice or self._generations is None else slots.numpy()
         snapshots = self.snapshots
         with snapshots.lock:
+            # A save that runs now reads these rows as they were when it began.
             snapshots.keep(places)
             if self._shared_writes is not None:
                 self._shared_writes.add()
             single = self._single
             if (
+                # One row, as environments give it, is written by one copy.
                 single is not None
                 and isinstance(places, slice)
                 and places.stop - places.start == 1
@@ -501,6 +503,7 @@ class PackedStorage(LazyTensorStorage):
                     column.write(places, value)
                 self._next_generation(slots)
                 highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
+            # Generations of slots up to here are saved, those of released rows too.
             if highest > self._reached:
                 self._reached = highest
             if grow:
@@ -642,6 +645,7 @@ class PackedStorage(LazyTensorStorage):
         self.check_writable()
         layout = self._saved_layout(state_dict)
         least = max(self._least_generation, state_dict["least_generation"])
+        # A TD error of a batch drawn before this load must find no row of it.
         if self._generation is not None and self._reached:  # above all that were handed out
             least = max(least, int(self._generation[: self._reached].max()))
         with self.snapshots.lock:
@@ -731,7 +735,7 @@ class PackedStorage(LazyTensorStorage):
 
 
 def is_key(index: Any) -> bool:
-    """Returns whether an index of a storage is the key of a column, as TorchRL's sequences give it."""
+    # TorchRL's sequences index a storage by columns too.
     return isinstance(index, str) or (isinstance(index, tuple) and all(isinstance(part, str) for part in index))
 
 
@@ -741,7 +745,6 @@ def occupancy_of(storage: Storage) -> Occupancy:
 
 
 def empty_storage() -> RuntimeError:
-    """Returns the error for a draw from no rows."""
     return RuntimeError("cannot sample from an empty replay buffer; call extend first")
 
 
@@ -760,7 +763,6 @@ def stored_before(storage: Storage, new: Tensor) -> Tensor:
 
 
 def readable_rows(storage: Storage) -> TensorDictBase:
-    """Returns all slots of any TorchRL tensor storage that may hold a row, to be read and not written."""
     return storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
 
 

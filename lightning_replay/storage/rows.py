@@ -111,7 +111,6 @@ class RowLayout:
         return layout
 
     def description(self) -> list[dict[str, Any]]:
-        """Returns plain values from which :meth:`from_description` builds the same layout."""
         return [
             {"key": list(key), "dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}
             for key, (dtype, shape) in self.columns.items()
@@ -150,7 +149,6 @@ def observation_keys(columns: Mapping[Key, tuple[torch.dtype, Any]]) -> list[Key
 
 
 def shown(key: Key) -> str:
-    """Returns a key for an error: a name alone, or a tuple of nested names."""
     return repr(key if len(key) > 1 else key[0])
 
 
@@ -195,7 +193,6 @@ def gather_branch(
     device: torch.device,
     extra: dict[str, Tensor] | None = None,
 ) -> TensorDict:
-    """Returns the TensorDict of a tree of :func:`nest` whose leaves are given by their keys."""
     source: dict[str, Any] = {}
     for name, node in tree.items():
         source[name] = leaves[node] if type(node) is tuple else gather_branch(node, leaves, batch_size, device)

@@ -48,7 +48,6 @@ class StateActionCounts:
         return np.array([1.0 - self._in_events[number] / self._stored[number] for number in numbers])
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all counts, as tensors."""
         keys = np.frombuffer(b"".join(self._numbers), dtype=np.uint8).copy()
         return {
             "keys": torch.from_numpy(keys.reshape(len(self._numbers), -1) if len(keys) else keys.reshape(0, 0)),
@@ -59,7 +58,6 @@ class StateActionCounts:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self._numbers = {row.tobytes(): number for number, row in enumerate(state_dict["keys"].numpy())}
         self._stored = state_dict["stored"].tolist()
         self._in_events = state_dict["in_events"].tolist()
@@ -68,7 +66,6 @@ class StateActionCounts:
 
 
 def state_action_keys(rows: TensorDictBase) -> list[bytes]:
-    """Returns the bytes of observation and action of each row; raises ValueError where one is missing."""
     missing = [name for name in ("observation", "action") if rows.get(name, None) is None]
     if missing:
         raise ValueError(

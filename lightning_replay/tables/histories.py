@@ -47,7 +47,6 @@ class Histories:
         return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
 
     def _rows_of(self, trajectories: Sequence[int]) -> list[int]:
-        """Returns the row of each episode in :attr:`arrays`: an empty one where it does not run yet."""
         self._grow(len(self._running) + len(trajectories))
         running, unused = self._running, self._unused
         return [running[name] if name in running else unused.pop() for name in trajectories]
@@ -112,11 +111,13 @@ class Histories:
         """
         names = episodes.trajectory.tolist()
         rows = self._rows_of(names)
+        # Slots that the compiled loop frees are counted, and announced to a storage of frames after it.
         before = self._tables.pool.num_freed
         held_in = np.array(rows, dtype=np.int64)
         sent = kernels.follow(self._tables.arrays, happened, events, episodes, slots, held_in, self.arrays)
         self._tables.pool.announce(before)
         for name, row, ended in zip(names, rows, episodes.ended.tolist(), strict=True):
+            # Out and in again: a dictionary keeps the episode that was continued last at its end.
             self._running.pop(name, None)
             if ended or not self._counts_all:
                 self._unused.append(row)
@@ -141,7 +142,6 @@ class Histories:
         return name
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns trajectories and slots, as tensors and plain values."""
         held = [self.of(name) for name in self._running]
         return {
             "trajectory": torch.tensor(list(self._running), dtype=torch.int64, device="cpu"),
@@ -151,7 +151,7 @@ class Histories:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; the references are in the state of the slots."""
+        # The references are in the state of the slots.
         self._clear()
         names = state_dict["trajectory"].tolist()
         slots = np.split(state_dict["slots"].numpy(), np.cumsum(state_dict["length"].numpy()))
@@ -162,7 +162,6 @@ class Histories:
 
 
 def _running_after(running: Sequence[int], rows: EpisodeGroups) -> tuple[list[int], list[int]]:
-    """Returns the running episodes that are not in the rows, and those of the rows that run on."""
     given = rows.trajectory.tolist()
     opened = [name for name, ended in zip(given, rows.ended.tolist(), strict=True) if not ended]
     named = set(given)

@@ -14,6 +14,9 @@ from numba import njit
 
 from lightning_replay.compiled import compiled
 
+_UNNAMED = np.zeros(1, dtype=np.int64)  # the episode of rows without a trajectory
+_NONE = np.empty(0, np.int64)
+
 
 class TableArrays(NamedTuple):
     """All tables over ``S`` slots. L tables have E entries together; slots and counters are int64."""
@@ -30,7 +33,6 @@ class TableArrays(NamedTuple):
     counters: np.ndarray  #: ``[3]``: see ``TAKEN``, ``FREED`` and ``WRITTEN``.
 
 
-_UNNAMED = np.zeros(1, dtype=np.int64)  # the episode of rows without a trajectory
 TAKEN, FREED, WRITTEN = 0, 1, 2  # free slots ever taken, slots ever freed (all at first), rows ever written
 
 
@@ -83,12 +85,8 @@ def _one_run(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(count), np.array((0, count))
 
 
-_NONE = np.empty(0, np.int64)
-
-
 @njit(inline="always")
 def _release(slot, references, free, counters):  # type: ignore[no-untyped-def]
-    """Removes a reference; a slot without any is free."""
     references[slot] -= 1
     if references[slot] == 0:
         free[counters[FREED] % free.size] = slot
@@ -200,7 +198,6 @@ def append(all_arrays, table, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def is_run(slots):  # type: ignore[no-untyped-def]
-    """Returns whether each slot is that before it plus one."""
     breaks = 0
     for row in range(1, slots.size):
         breaks += slots[row] != slots[row - 1] + 1
@@ -241,6 +238,7 @@ def _led_to_events(happened, all_events, all_groups, slots, held_in, all_histori
                 continue
             from_batch = min(longest[row], place[row] - begin[row] + 1)
             past = 0
+            # Only the first episode of a group goes on from an earlier batch.
             if begin[row] == groups.start[group_of[row]]:
                 past = min(longest[row] - from_batch, min(histories.added[held_in[group_of[row]]], length))
             for step in range(-past, from_batch):
@@ -270,6 +268,7 @@ def _remember(references, free, counters, order, start, done, slots, held_in, st
                 added[history], first = 0, step + 1
         kept = min(stop - first, length)
         for step in range(stop - kept, stop):
+            # Before an older step is released: a slot without references would be free in between.
             references[slots[order[step]]] += 1
         for step in range(stop - kept, stop):
             if added[history] >= length:
@@ -280,7 +279,6 @@ def _remember(references, free, counters, order, start, done, slots, held_in, st
 
 @compiled
 def _forget_sent(sent, slots):  # type: ignore[no-untyped-def]
-    """Marks new rows as not sent yet."""
     for row in range(slots.size):
         for table in range(sent.shape[1]):
             sent[slots[row], table] = False
@@ -300,6 +298,7 @@ def follow(
     Returns tables and slots of these steps, int64: table after table, in the order of the events, for each in order of
     time.
     """
+    # The slots may have held rows that were sent.
     _forget_sent(events.sent, slots)
     tables = steps = _NONE
     if np.count_nonzero(happened):

@@ -46,7 +46,6 @@ class Slots:
 
     @property
     def num_freed(self) -> int:
-        """Slots that became free, ever."""
         return int(self._arrays.counters[FREED])
 
     def release(self, slots: np.ndarray) -> None:
@@ -73,12 +72,10 @@ class Slots:
         self._arrays.counters[[TAKEN, FREED]] = 0, self.count
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the free slots in order, and the references."""
         order = self._freed(int(self._arrays.counters[TAKEN]))
         return {"free": torch.from_numpy(order), "references": torch.from_numpy(self.references.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         free = state_dict["free"].numpy()
         self._arrays.free[: len(free)] = free
         self._arrays.counters[[TAKEN, FREED]] = 0, len(free)
@@ -172,7 +169,7 @@ class Tables(Occupancy):
         return torch.from_numpy(self.pool.references[index.cpu().numpy()] > 0).to(index.device)
 
     def drawable(self, index: Tensor) -> Tensor:
-        """Returns whether each slot is in a table, bool; rows of running histories alone are not drawn."""
+        # Rows of running histories alone are stored and not drawn.
         return torch.from_numpy((self.position[:, index.cpu().numpy()] >= 0).any(0)).to(index.device)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
@@ -184,7 +181,6 @@ class Tables(Occupancy):
         return sum(part.nbytes for part in (self.entries, self.position, self.arrays.written_at, self.pool))
 
     def number(self, name: str) -> int:
-        """Returns the number of the table of this name; raises KeyError, with all names, where there is none."""
         if name not in self.names:
             raise KeyError(f"there is no table {name!r}; there are {', '.join(map(repr, self.names))}")
         return self.names.index(name)
@@ -261,7 +257,6 @@ class Tables(Occupancy):
         return int(self.arrays.counters[WRITTEN])
 
     def age_of(self, slots: np.ndarray) -> np.ndarray:
-        """Returns how many rows were written after those in the slots."""
         return self.rows_written - 1 - self.arrays.written_at[slots]
 
     def clear(self) -> None:
@@ -272,7 +267,6 @@ class Tables(Occupancy):
         self.arrays.counters[WRITTEN] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns lists, references and counters, as tensors and plain values."""
         return {
             "entries": torch.from_numpy(self.entries.copy()),
             "appended": torch.from_numpy(self.appended.copy()),
@@ -284,7 +278,6 @@ class Tables(Occupancy):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; raises ValueError, unchanged, for that of other tables."""
         entries = state_dict["entries"].numpy()
         if entries.shape != self.entries.shape or len(state_dict["written_at"]) != self.num_slots:
             raise ValueError(

@@ -24,6 +24,12 @@ from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, assemble_u
 _LINE_ELEMENTS = 16  # float32 in a cache line
 
 
+_NOTHING: dict[str, Any] = {}
+_TERMINATED: Key = ("next", "terminated")
+MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
+_BLOCK = 4096
+
+
 @compiled
 def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # type: ignore[no-untyped-def]
     """Gathers pairs of rows and mixes each into one row; returns whether all slots are rows, else nothing is mixed.
@@ -67,10 +73,6 @@ def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # ty
                 step = one - other
                 mixed[pair, element] = other + weight * step if weight < np.float32(0.5) else one - rest * step
     return True
-
-
-_NOTHING: dict[str, Any] = {}
-_TERMINATED: Key = ("next", "terminated")
 
 
 class Mixing:
@@ -220,7 +222,6 @@ def columns_under(batch: TensorDictBase, path: tuple[str, ...]) -> list[tuple[tu
 
 
 def listed(paths: Iterable[tuple[str, ...]]) -> str:
-    """Returns keys as they appear in errors."""
     return ", ".join(repr(path if len(path) > 1 else path[0]) for path in sorted(paths))
 
 
@@ -230,11 +231,6 @@ class RandomTransform(Seeded, ReplayTransform):
     def __init__(self, seed: int | None) -> None:
         super().__init__()
         self._seed_generator(seed)
-
-
-MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
-
-_BLOCK = 4096
 
 
 def mixup_coefficients(concentration: float, count: int, generator: torch.Generator) -> Tensor:
@@ -348,7 +344,6 @@ class MixPairs(RandomTransform):
         return layout.unpack(rows, index.shape[:1], {"index": index, "mixup_coefficient": coefficient})
 
     def _draw(self, count: int, untouched: Tensor | None, index: Tensor | None) -> Tensor:
-        """Draws the coefficients of the pairs ``index``; 1 for untouched pairs, and for those of a row and itself."""
         coefficient = self._coefficients.draw(count, self._rng)
         if untouched is not None:
             coefficient = coefficient.to(untouched.device).masked_fill(untouched, 1.0)

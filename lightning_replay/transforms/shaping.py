@@ -49,7 +49,6 @@ class ManhattanDistance:
         self._components = _checked_components(components, len(numbers))
 
     def __call__(self, observation: Tensor) -> Tensor:
-        """Potentials ``[B]`` of observations ``[B, ...]``."""
         chosen = _choose(observation, self._components, len(self._goal), "goal")
         return -self.scale * (chosen - self._goal.to(chosen)).abs().sum(1)
 
@@ -89,7 +88,6 @@ class OneAt:
         self._components = _checked_components(components, len(lows))
 
     def __call__(self, observation: Tensor) -> Tensor:
-        """Potentials ``[B]`` of observations ``[B, ...]``."""
         chosen = _choose(observation, self._components, len(self._low), "low and high")
         return ((chosen >= self._low.to(chosen)) & (chosen <= self._high.to(chosen))).all(1).to(chosen.dtype)
 
@@ -151,7 +149,6 @@ class PotentialShaping(ReplayTransform):
         return tensordict.set(("next", "reward"), reward + added.to(_dtype_of(reward)))
 
     def _potentials(self, batch: TensorDictBase, terminated: Tensor) -> Tensor:
-        """Returns the potentials of the states and of the next states, 0 where terminated, ``[2, B]``."""
         count, dimensions = batch.batch_size.numel(), len(batch.batch_size)
         columns = []
         for path in (self._path, ("next", *self._path)):
@@ -197,7 +194,6 @@ def _checked_components(components: Sequence[int] | None, count: int) -> list[in
 
 
 def _choose(observation: Tensor, components: list[int] | None, count: int, name: str) -> Tensor:
-    """Returns the components ``[B, count]`` of observations ``[B, ...]``, floating."""
     flat = observation.reshape(observation.shape[0], -1)
     width = flat.shape[1]
     if components is None and width != count:

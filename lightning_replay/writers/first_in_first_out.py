@@ -59,6 +59,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         storage, count = self._storage, len(columns[0])
         capacity, start = storage.capacity, self._cursor
         stop = start + count
+        # The usual way: the rows lie side by side, and no old frames are in their way.
         if stop <= capacity and type(storage) is PackedStorage:
             storage.write(slice(start, stop), columns)
             self._cursor = stop if stop < capacity else 0
@@ -68,11 +69,11 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             kept = slice(count - index.numel(), count)
         self._write_count += count
         for buffer in storage._attached_entities:
+            # Once everything is written: the buffer reads the rows, to link their episodes.
             buffer.mark_update(index)
         return Insertion(index, kept)
 
     def _insert_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
-        """Writes more transitions than fit before the end of the ring, or with frames; returns their slots."""
         capacity = storage.capacity
         kept = min(count, capacity)
         if count > kept:
@@ -93,7 +94,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return index
 
     def _put(self, storage: PackedStorage, values: Sequence[Column]) -> None:
-        """Writes rows at the cursor, which moves behind them."""
         capacity, start, stop = storage.capacity, self._cursor, self._cursor + len(values[0])
         slots = torch.arange(start, stop, device="cpu") % capacity
         if isinstance(storage, FrameStorage):
@@ -102,7 +102,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._cursor = stop % capacity
 
     def _release_oldest(self, storage: FrameStorage, values: Sequence[Column], slots: Tensor) -> None:
-        """Releases the oldest rows until the frames of new ones fit."""
         while lacking := storage.frames_missing(values, slots):
             held = storage.num_held
             overwritten = max(0, held + len(slots) - storage.capacity)
@@ -120,7 +119,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return int(self.extend(data.unsqueeze(0)))
 
     def age_of(self, index: Tensor) -> Tensor:
-        """Returns how many transitions were written after those in the slots ``index``, int64 of its shape."""
         return (self._cursor - 1 - index) % self._storage.max_size
 
     def register_storage(self, storage: Storage) -> None:
@@ -128,11 +126,9 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._cursor %= storage.max_size  # of a state that was loaded before
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the next transition goes, and how many were written."""
         return {"cursor": self._cursor, "write_count": self._write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
         self._write_count = int(state_dict["write_count"])
         self._cursor = int(state_dict["cursor"])
         if self._storage is not None:

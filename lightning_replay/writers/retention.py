@@ -34,6 +34,12 @@ MIN_ROWS = 100  # shares of fewer rows are chance
 UNKNOWN = -1
 
 
+logger: logging.Logger = logging.getLogger(__name__)
+InitialSurprise = Callable[[TensorDictBase], Tensor]
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+TERMINATED = ("next", "terminated")
+
+
 class Diagnostics:
     """Figures of hoarding: whether a buffer keeps old rows whose surprise training does not remove.
 
@@ -81,7 +87,6 @@ class Diagnostics:
         self._newest_is_terminal[at], self._newest_surprise[at] = is_terminal, surprise
 
     def update(self, slots: np.ndarray, surprise: torch.Tensor) -> None:
-        """Records feedback for stored rows; of several for one slot the last counts."""
         number, capacity = self._rows.order.arrival(slots), self._rows.capacity
         recent = number >= self._next - capacity
         self._newest_surprise[number[recent] % capacity] = surprise.numpy()[recent]
@@ -112,7 +117,6 @@ class Diagnostics:
         return {name: value for name, value in stats.items() if not math.isnan(value)}
 
     def clear(self) -> None:
-        """Removes all rows; the next one has any number."""
         self._clear_newest()
         self._is_terminal.fill(UNKNOWN)
 
@@ -122,13 +126,12 @@ class Diagnostics:
         self._next = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the newest rows, and which slots hold the end of an episode."""
         flags, surprise = self._newest_is_terminal.copy(), self._newest_surprise.copy()
         newest = {"is_terminal": torch.from_numpy(flags), "surprise": torch.from_numpy(surprise), "next": self._next}
         return {"newest": newest, "is_terminal": torch.from_numpy(self._is_terminal.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
-        """Restores what :meth:`state_dict` returned; ``None``, of earlier saves, leaves all unknown."""
+        # None in early saves of format 3: nothing is known of their rows.
         self.clear()
         if state_dict is not None:
             newest = state_dict["newest"]
@@ -139,7 +142,6 @@ class Diagnostics:
 
 
 def _share(is_terminal: np.ndarray) -> float:
-    """Returns the share of terminal rows among those of known flags; NaN if none is known."""
     return _ratio((is_terminal > 0).sum(), (is_terminal >= 0).sum())
 
 
@@ -172,20 +174,12 @@ def _advice(rule: RetentionRule) -> str:
 
 
 def _mean_error(surprise: np.ndarray) -> float:
-    """Returns the mean root of the known surprise; NaN where none is."""
     known = surprise[~np.isnan(surprise)]
     return _ratio(np.sqrt(known).sum(dtype=np.float64), len(known))
 
 
 def _ratio(amount: float, whole: float) -> float:
     return float(amount / whole) if whole else float("nan")
-
-
-logger: logging.Logger = logging.getLogger(__name__)
-
-InitialSurprise = Callable[[TensorDictBase], Tensor]
-QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-TERMINATED = ("next", "terminated")
 
 
 @partial(recorded, set_again=("initial_surprise",))
@@ -279,7 +273,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._diagnostics = Diagnostics(self._rows, self.rule)
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Offers transitions ``[M]``, oldest first, as if one at a time; see :meth:`insert`, whose slots it returns."""
         return self.insert(data).slots
 
     def insert(self, data: TensorDictBase) -> Insertion:
@@ -344,7 +337,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._diagnostics.restart()
 
     def _terminal_flags(self, values: Sequence[Column]) -> Column | None:
-        """Returns the column that has a flag for termination in each new row, ``None`` without one."""
         columns = self._storage.row_columns
         if columns is not self._columns:
             has_flag = TERMINATED in columns and columns[TERMINATED][1].numel() == 1
@@ -386,7 +378,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self.initial_surprise = measure
 
     def build_options(self) -> dict[str, Any]:
-        """Returns the rule of the saved priorities."""
         schedule = " with a schedule" if self.rule.schedule is not None else ""
         discount = f" and draw_discount {self.rule.draw_discount:g}" if self.rule.draw_discount < 1.0 else ""
         return {"rule": type(self.rule).__name__ + schedule + discount}
@@ -459,7 +450,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._generator.manual_seed(seed)
 
     def age_of(self, index: Tensor) -> Tensor:
-        """Returns how many transitions were offered after those in the slots ``index``, int64 of its shape."""
         arrival = self._rows.order.arrival(index.cpu().numpy())
         return torch.from_numpy(self._offered - 1 - arrival)
 
@@ -508,7 +498,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             self._refused = self._evicted = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns priorities, order of arrival, counters and the generator's state."""
         return {
             "rows": self._rows.state_dict(),
             "diagnostics": self._diagnostics.state_dict(),

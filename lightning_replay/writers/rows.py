@@ -19,7 +19,6 @@ from lightning_replay.storage.packed import PackedStorage
 
 
 def packed_storage(storage: Storage, writer: Writer, capacity: int) -> PackedStorage:
-    """Returns a ``PackedStorage`` itself; raises ``TypeError`` for another storage of a writer."""
     if not isinstance(storage, PackedStorage):
         raise TypeError(
             f"{type(writer).__name__} got a {type(storage).__name__}; it writes into a PackedStorage, which counts how "

@@ -31,6 +31,12 @@ from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, groups_o
 from lightning_replay.tables.tables import Tables
 from lightning_replay.writers.rows import announce, chosen, packed_storage
 
+DEFAULT_TABLE = "default"
+_ROWS_BEFORE_WARNING = 1_000
+_NEVER = 2**62
+_SUSPICIOUS_SHARE = 0.95
+SHARED_TABLE = "all tasks"
+
 
 class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
@@ -52,7 +58,6 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     @property
     def num_slots(self) -> int:
-        """Rows the storage needs."""
         return self.tables.num_slots
 
     def register_storage(self, storage: Storage) -> None:
@@ -81,6 +86,7 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._frames = storage if isinstance(storage, FrameStorage) else None
         self._is_on_cpu = storage.device.type == "cpu"
         if self._frames is not None:
+            # Slots become free in the compiled loops over tables, which have no frames.
             self.tables.pool.on_free = self._frames.release
 
     @abstractmethod
@@ -120,11 +126,9 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 )
 
     def forget_oldest(self) -> bool:
-        """Releases the oldest episode history; returns False if there is none."""
         return False
 
     def age_of(self, index: Tensor) -> Tensor:
-        """Returns how many transitions were written after those in the slots ``index``, int64 of its shape."""
         return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
 
     def _empty(self, empty_write_count: bool = True) -> None:
@@ -132,18 +136,11 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self.tables.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tables and counters."""
         return {"tables": self.tables.state_dict(), "write_count": self._write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.tables.load_state_dict(state_dict["tables"])
         self._write_count = int(state_dict["write_count"])
-
-
-DEFAULT_TABLE = "default"
-_ROWS_BEFORE_WARNING = 1_000
-_NEVER = 2**62
-_SUSPICIOUS_SHARE = 0.95
 
 
 @recorded
@@ -231,20 +228,26 @@ class EventTableWriter(TableWriter):
         return self.insert_columns(self._storage.checked_values(data), data).slots
 
     def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        # Once for the columns that the first rows fixed, and again where others do.
         if self._columns is not self._storage.row_columns:
             self._read_columns(self._storage.row_columns)
         trajectory, done = self._episodes_of(columns)
         observations = self._observations(columns)
         whole = groups_of(trajectory, done)
+        # Rows that do not start where the last row of their episode ended begin another episode: a step of the one
+        # before must not count as leading to an event.
         breaks = self._running.breaks(observations, whole)
         if breaks is not None:
             done, whole = breaks.done, groups_of(trajectory, breaks.done)
         count, most = len(done), min(self._most_at_once, self._storage.rows_at_once)
+        # More rows than the default table holds are written in turn, because their histories are needed although they
+        # leave.
         parts = [slice(start, start + most) for start in range(0, count, most)] if count > most else []
         episodes = [groups_of(None if trajectory is None else trajectory[part], done[part]) for part in parts] or [
             whole
         ]
         called = self._block.others
+        # Compiled conditions have no memory; the others have followed some rows by the time at which one refuses.
         states = [state_of(self._events[number].condition) for number in called] if called else ()
         try:  # all that may refuse the rows, before any is stored
             self._histories.check_room(episodes, self.forget_stale)
@@ -279,14 +282,12 @@ class EventTableWriter(TableWriter):
         return np.ascontiguousarray(trajectory, dtype=np.int64), done
 
     def _observations(self, columns: Sequence[Column]) -> list[ObservationPair]:
-        """Returns the observations before and after the step of each row, ``[N, numbers]`` on the CPU."""
         pairs = [(columns[own], columns[following]) for own, following in self._observed_at]
         if self._are_vectors and type(pairs[0][0]) is np.ndarray:
             return pairs
         return [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in pairs]
 
     def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
-        """Finds the columns that histories need; raises where they are missing or no flags and numbers of episodes."""
         places = {key: place for place, key in enumerate(columns)}
         dtype, shape = columns.get(("next", "done"), (None, torch.Size()))
         if dtype != torch.bool or shape.numel() != 1:
@@ -334,17 +335,19 @@ class EventTableWriter(TableWriter):
     def _write(
         self, values: Sequence[Column], fired: np.ndarray, episodes: EpisodeGroups, keys: list[bytes] | None
     ) -> Tensor:
-        """Stores rows, at most the capacity of the default table; returns their slots."""
         if self.forget_stale:
             stale = self._histories.make_room(episodes)
             self._end_conditions(stale)
             for name in stale:
                 self._running.forget(name)
+        # Order: slots are taken from the default table, rows are written there, and only then the steps before an event
+        # are referred to by its table, which may free slots of others.
         slots = self.tables.append_new_to_each(np.zeros(len(episodes.done), dtype=np.int64))
         index = self.write(slots, values)
         counts = self.tables.state_action_counts
         if counts is not None and keys is not None:
             counts.store(slots, keys)
+        # Event tables hold no rows of their own: a step keeps its slot as long as a table or a history refers to it.
         table, steps = self._histories.follow(fired, self._event_arrays, episodes, slots)
         if counts is not None:
             for number, event_table in enumerate(self._event_tables, 1):
@@ -378,7 +381,6 @@ class EventTableWriter(TableWriter):
             )
 
     def _check_unmet(self) -> None:
-        """Warns once of each event that no row was, after a table's worth of rows among which episodes end."""
         due = self._unmet_after <= self._rows_tested
         unmet = np.flatnonzero(due & (self._fired == 0)).tolist()
         self._unmet_after[due] = _NEVER  # before a warning that may be made an error
@@ -413,7 +415,6 @@ class EventTableWriter(TableWriter):
         return name is not None
 
     def cut(self, index: Tensor) -> None:
-        """Discards the episodes interrupted after the rows in these slots, in histories and conditions."""
         if not len(index):
             return
         trajectory = trajectory_of(self._storage.readable_rows)
@@ -424,7 +425,7 @@ class EventTableWriter(TableWriter):
         self._end_conditions(names)
 
     def _end_conditions(self, names: Sequence[int | None]) -> None:
-        """Ends episodes that do not continue, such as those of lost workers, in the conditions."""
+        # Conditions remember running episodes, also those of lost workers, which nothing continues.
         if names:
             for table in self._event_tables:
                 table.end_episodes(names)
@@ -434,7 +435,6 @@ class EventTableWriter(TableWriter):
         self._start()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tables, running episodes, the slots sent to event tables, states of conditions, and counters."""
         return super().state_dict() | {
             "histories": self._histories.state_dict(),
             "running": self._running.state_dict(),
@@ -468,7 +468,6 @@ class EventTableWriter(TableWriter):
 
 
 def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:
-    """Refuses no event tables, a name that is taken twice, and other objects; ``name`` is that of the option."""
     if isinstance(event_tables, EventTable):
         raise TypeError(f"{name} is one EventTable; a list of them is accepted, as {name}=[EventTable(...)]")
     check_kind(name, event_tables, Sequence, f"a list of EventTable objects, as {name}=[EventTable(...)]")
@@ -484,9 +483,6 @@ def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> No
         )
     if len(names) == 1:
         raise ValueError(f"{name} is empty; give at least one EventTable, or use recipes.uniform")
-
-
-SHARED_TABLE = "all tasks"
 
 
 @recorded
@@ -517,7 +513,6 @@ class TaskTableWriter(TableWriter):
         super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes transitions ``[N]``, oldest first; see :meth:`insert`, whose slots it returns."""
         return self.insert(data).slots
 
     def insert(self, data: TensorDictBase) -> Insertion:
@@ -536,6 +531,7 @@ class TaskTableWriter(TableWriter):
         task, storage = self._tasks_of(columns), self._storage
         count, at_once = len(task), storage.rows_at_once
         table = np.zeros_like(task) if self._shares_one_table else task
+        # The usual way: each table takes its rows at once.
         slots = self.tables.try_append_new(table) if count <= at_once else None
         if slots is not None:
             index = self.write(slots, columns)
@@ -562,7 +558,7 @@ class TaskTableWriter(TableWriter):
         return inserted
 
     def _kept(self, table: np.ndarray) -> np.ndarray:
-        """Returns the rows that are written, int64 ascending: of more than a table's capacity, the last ones."""
+        # Of more rows than a table holds, the last ones.
         capacities = self.tables.capacity
         if (np.bincount(table, minlength=len(capacities)) <= capacities).all():
             return np.arange(len(table))
@@ -570,7 +566,6 @@ class TaskTableWriter(TableWriter):
         return np.sort(np.concatenate(kept))
 
     def _tasks_of(self, columns: Sequence[Column]) -> np.ndarray:
-        """Returns the task of each row, int64 ``[N]``; raises ``ValueError`` where there is none."""
         stored = self._storage.row_columns
         if self._columns is not stored:
             dtype, shape = stored.get(("task",), (None, torch.Size()))
@@ -592,7 +587,6 @@ class TaskTableWriter(TableWriter):
 
 
 def check_tasks(tasks: Sequence[str]) -> None:
-    """Raises ``TypeError`` for no sequence of names, ``ValueError`` for none or a name that is taken twice."""
     check_kind("tasks", tasks, Sequence, "the names of the tasks, as ['hard', 'easy']")
     for place, name in enumerate(tasks):
         check_kind(f"tasks[{place}]", name, str, "the name of a task")
