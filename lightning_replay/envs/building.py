@@ -48,8 +48,9 @@ def build_environment(
         if missing is not None:
             raise missing from error
         cause, module = error.__cause__, str(env).partition(":")[0]
-        is_missing = isinstance(env, str) and isinstance(cause, ModuleNotFoundError)
-        if is_missing and f"{module}.".startswith(f"{cause.name}."):  # the module in the id, not one that it imports
+        # the module in the id is missing, not one that it imports
+        is_in_id = isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}.")
+        if isinstance(env, str) and cause is not None and is_in_id:
             raise _unknown(env, cause) from error
         raise
     except gymnasium.error.UnregisteredEnv as error:
