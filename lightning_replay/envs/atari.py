@@ -36,10 +36,10 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        goes_on = self._goes_on and seed is None and not options
+        goes_on = self._goes_on and seed is None and not options  # the game has further lives
         if goes_on:
             observation, _, terminated, truncated, info = self.env.step(0)
-            goes_on = not (terminated or truncated)
+            goes_on = not (terminated or truncated)  # this step may end the game
         if not goes_on:
             observation, info = self.env.reset(seed=seed, options=options)
         self._lives = info["lives"]
@@ -122,7 +122,7 @@ def atari(
             f"game is {game!r}, which ale-py does not have: {error} Give NAME of 'ALE/NAME-v5'."
         ) from error
     made = AtariPreprocessing(made, noop_max=noops, frame_skip=frame_skip, screen_size=screen_size)
-    if ends_with_life:
+    if ends_with_life:  # around the preprocessing, whose idle frames come at the start of a game alone
         made = LifeEpisodes(made)
     if clips_rewards:
         made = ClipReward(made, -1.0, 1.0)
@@ -187,7 +187,7 @@ class MinAtarGame(gymnasium.Env[Any, Any]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begins an episode; the same seed gives the same episode."""
         super().reset(seed=seed)
-        if seed is not None or not self._is_seeded:
+        if seed is not None or not self._is_seeded:  # the game draws from a generator of its own
             self._game.seed(int(self.np_random.integers(2**31)))
             self._is_seeded = True
         self._game.reset()

@@ -24,8 +24,11 @@ class UnknownEnvironmentError(gymnasium.error.UnregisteredEnv):
     """An id that is not registered with Gymnasium, or one of a module that does not exist."""
 
 
+Step = tuple[Any, Any, bool, bool, dict[str, Any]]
+MAX_EPISODE_STEPS = 50_000  # of evaluation; an Atari game of 108,000 frames has 27,000
+
+
 def check_env(env: Any) -> None:
-    """Raises ``TypeError`` if an option ``env`` is neither an id nor a callable that builds an environment."""
     if isinstance(env, gymnasium.Env | VectorEnv) or not (isinstance(env, str) or callable(env)):
         raise TypeError(
             f"env is {env!r}; it must be a Gymnasium id, or a callable that builds one environment, such as "
@@ -33,22 +36,9 @@ def check_env(env: Any) -> None:
         )
 
 
-def flat_advice(space: Space[Any]) -> str:
-    """Returns how to wrap an environment so that its observations are a one-dimensional Box of floats."""
-    if not space.is_np_flattenable:
-        return "Convert the observations to arrays by gymnasium.wrappers.TransformObservation."
-    wrapped = "env"
-    if not isinstance(space, Box) or len(space.shape) != 1:
-        wrapped = "gymnasium.wrappers.FlattenObservation(env)"
-    if not np.issubdtype(flatten_space(space).dtype, np.floating):  # one-hot numbers of Discrete are integers
-        wrapped = f"gymnasium.wrappers.DtypeObservation({wrapped}, numpy.float32)"
-    return f"Wrap the environment: {wrapped}."
-
-
 def build_environment(
     env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
 ) -> gymnasium.Env[Any, Any]:
-    """Returns the environment of a Gymnasium id, or of a callable, with these arguments."""
     try:
         made = gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
     except MissingExtraError:
@@ -59,11 +49,8 @@ def build_environment(
             raise missing from error
         cause, module = error.__cause__, str(env).partition(":")[0]
         # the module in the id is missing, not one that it imports
-        if (
-            isinstance(env, str)
-            and isinstance(cause, ModuleNotFoundError)
-            and f"{module}.".startswith(f"{cause.name}.")
-        ):
+        is_in_id = isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}.")
+        if isinstance(env, str) and cause is not None and is_in_id:
             raise _unknown(env, cause) from error
         raise
     except gymnasium.error.UnregisteredEnv as error:
@@ -91,43 +78,24 @@ def _unknown(env: object, error: BaseException) -> UnknownEnvironmentError:
     )
 
 
-Step = tuple[Any, Any, bool, bool, dict[str, Any]]
-
-MAX_EPISODE_STEPS = 50_000  # of evaluation; an Atari game of 108,000 frames has 27,000
-
-
-def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
-    """Returns a reward unchanged if it is a number, or an array or a tensor without dimensions."""
-    if isinstance(reward, Real) or (getattr(reward, "ndim", None) == 0 and isinstance(reward.item(), Real)):
-        return reward
-    raise TypeError(
-        f"{env} returned the reward {reward!r}; it must be one number. Return float(...) from its step, or wrap it in "
-        "gymnasium.wrappers.TransformReward"
-    )
+def flat_advice(space: Space[Any]) -> str:
+    if not space.is_np_flattenable:
+        return "Convert the observations to arrays by gymnasium.wrappers.TransformObservation."
+    wrapped = "env"  # to be a one-dimensional Box of floats
+    if not isinstance(space, Box) or len(space.shape) != 1:
+        wrapped = "gymnasium.wrappers.FlattenObservation(env)"
+    if not np.issubdtype(flatten_space(space).dtype, np.floating):  # one-hot numbers of Discrete are integers
+        wrapped = f"gymnasium.wrappers.DtypeObservation({wrapped}, numpy.float32)"
+    return f"Wrap the environment: {wrapped}."
 
 
-def checked_step(returned: Any, env: gymnasium.Env[Any, Any]) -> Step:
-    """Returns the result of ``env.step`` unchanged."""
-    if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
-        raise _other_interface("step", returned, "(observation, reward, terminated, truncated, info)", env)
-    if not isinstance(returned[1], float):  # which NumPy's float64 is too; other numbers take longer to recognise
-        checked_reward(returned[1], env)
-    return returned
-
-
-def checked_reset(returned: Any, env: gymnasium.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the result of ``env.reset`` unchanged; raises ``TypeError`` if it is not ``(observation, info)``."""
-    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
-        raise _other_interface("reset", returned, "(observation, info)", env)
-    return returned
+def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
+    # At the top level of a module, so that another process can import it.
+    return CheckedSteps(make())
 
 
 class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Checks what the environment returns, and copies it where an episode ends.
-
-    A vector that resets in the same step keeps the last observation and its info while it resets the environment, which
-    may return the same array and the same dictionary at each step.
-    """
+    """Checks what the environment returns, and copies it where an episode ends."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -143,6 +111,7 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._check_shape(returned[0], "step")
         if returned[2] or returned[3]:
             observation, reward, terminated, truncated, info = returned
+            # The vector resets the environment in this step, which may write into the same array and dictionary.
             kept = observation.copy() if type(observation) is np.ndarray else deepcopy(observation)
             return kept, reward, terminated, truncated, copied_info(info)
         return returned
@@ -174,8 +143,41 @@ class LimitedEpisodes(TimeLimit[Any, Any]):
         return observation, reward, terminated, truncated, info
 
 
+def checked_step(returned: Any, env: gymnasium.Env[Any, Any]) -> Step:
+    if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
+        raise _other_interface("step", returned, "(observation, reward, terminated, truncated, info)", env)
+    if not isinstance(returned[1], float):  # which NumPy's float64 is too; other numbers take longer to recognise
+        checked_reward(returned[1], env)
+    return returned
+
+
+def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
+    # Numbers of Python and NumPy, and arrays and tensors without dimensions.
+    if isinstance(reward, Real) or (getattr(reward, "ndim", None) == 0 and isinstance(reward.item(), Real)):
+        return reward
+    raise TypeError(
+        f"{env} returned the reward {reward!r}; it must be one number. Return float(...) from its step, or wrap it in "
+        "gymnasium.wrappers.TransformReward"
+    )
+
+
+def checked_reset(returned: Any, env: gymnasium.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
+        raise _other_interface("reset", returned, "(observation, info)", env)
+    return returned
+
+
+def _other_interface(method: str, returned: Any, accepted: str, env: gymnasium.Env[Any, Any]) -> TypeError:
+    given = f"a {type(returned).__name__}"
+    if isinstance(returned, tuple):
+        given = f"the types {', '.join(type(value).__name__ for value in returned)}"
+    return TypeError(
+        f"{method} of {env} returned {given}; Gymnasium's returns {accepted} with a dictionary as info. Return these, "
+        "or convert an environment of OpenAI's gym with the package shimmy"
+    )
+
+
 def checked_info_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Returns names of infos that become columns; refuses empty or repeated ones, and those of columns of all rows."""
     for place, key in enumerate(checked_entries("info_keys", keys, "a sequence of names of infos")):
         check_kind(f"info_keys[{place}]", key, str, "the name of an info")
     taken = {"observation", "reward", "terminated", "truncated", "done"}
@@ -187,25 +189,9 @@ def checked_info_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def copied_info(value: Any) -> Any:
-    """Returns an info with copies of its dictionaries and arrays; other objects stay, which may not be copyable."""
     if isinstance(value, dict):
         return {key: copied_info(part) for key, part in value.items()}
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
-    """Makes an environment and wraps it; at the top level of a module, so that another process can import it."""
-    return CheckedSteps(make())
-
-
-def _other_interface(method: str, returned: Any, accepted: str, env: gymnasium.Env[Any, Any]) -> TypeError:
-    given = f"a {type(returned).__name__}"
-    if isinstance(returned, tuple):
-        given = f"the types {', '.join(type(value).__name__ for value in returned)}"
-    return TypeError(
-        f"{method} of {env} returned {given}; Gymnasium's returns {accepted} with a dictionary as info. Return these, "
-        "or convert an environment of OpenAI's gym with the package shimmy"
-    )
+    return value.copy() if isinstance(value, np.ndarray) else value  # other objects may not be copyable
 
 
 class TaskChoice:
@@ -234,8 +220,7 @@ class TaskChoice:
         self._task = str(checked_choice("task", name, self.TASKS))
 
     def _begin_task(self, options: Mapping[str, Any] | None) -> int:
-        """Returns the index of the task of a new episode; ``options["task"]``, if given, becomes :attr:`task`."""
         if options and "task" in options:
-            self.task = options["task"]
+            self.task = options["task"]  # for later episodes too
         self._running_task = self.TASKS.index(self.task)
         return self._running_task

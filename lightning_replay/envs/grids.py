@@ -38,8 +38,7 @@ AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up; MiniGrid's 
 class FullGrid(MiniGridEnv):
     """Mixin for the whole grid as observation, in place of MiniGrid's dictionary with the part ahead of the agent.
 
-    The same cells as in MiniGrid's ``FullyObsWrapper``. An action changes no cell but the one ahead, so a step encodes
-    only that one; a change from outside shows once the agent faces it.
+    The same cells as in MiniGrid's ``FullyObsWrapper``; a change from outside shows once the agent faces it.
 
     Attributes:
         difficulty: of the present level; also in every info.
@@ -54,7 +53,6 @@ class FullGrid(MiniGridEnv):
     _encoded: Grid | None = None
 
     def grid_space(self) -> spaces.Box:
-        """Returns the observation space for this grid's width and height."""
         return spaces.Box(0, 255, (self.width, self.height, 3), np.uint8)
 
     def reset(
@@ -64,15 +62,16 @@ class FullGrid(MiniGridEnv):
         return observation, {"difficulty": self.difficulty}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Steps MiniGrid; an episode that reaches its goal in the last step is not truncated too."""
         observation, reward, terminated, truncated, _ = super().step(action)
+        # MiniGrid truncates an episode that reaches its goal in the last step too.
         return observation, float(reward), terminated, truncated and not terminated, {"difficulty": self.difficulty}
 
     def gen_obs(self) -> np.ndarray:
         x, y = self.agent_pos
-        if self._encoded is None or self._encoded is not self.grid:
+        if self._encoded is None or self._encoded is not self.grid:  # a new level
             self._encoded, self._encoding = self.grid, self.grid.encode()
         else:
+            # An action changes no cell but the one ahead, and encoding all of them takes longer than the step.
             ahead = x + AHEAD[self.agent_dir][0], y + AHEAD[self.agent_dir][1]
             cell = self.grid.get(*ahead)
             self._encoding[ahead] = _EMPTY if cell is None else cell.encode()
@@ -156,7 +155,7 @@ class TabularGrid(MiniGridEnv):
             cell = self.grid.get(x, y)
             if cell is None or cell.can_overlap():
                 self.agent_pos = (x, y)
-                terminated = cell is not None
+                terminated = cell is not None  # the goal or lava, the only things that can be entered
                 if (x, y) == self.GOAL:
                     reward += GOAL_REWARD
         elif action in (LEFT, RIGHT):
@@ -388,6 +387,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         if self.num_quarters:
             super()._gen_grid(width, height)
             return
+        # Two rooms with a door between them, in the upper left corner of the same grid as the larger mazes.
         ObstructedMazeEnv._gen_grid(self, width, height)
         color = self.door_colors[0]
         self.add_locked_door(0, 0, color=color, blocked=self.blocked)

@@ -46,11 +46,10 @@ class Body:
     velocity_y: float = 0.0
 
     def place(self, x: float, y: float) -> None:
-        """Places the body at rest."""
         self.x, self.y, self.velocity_x, self.velocity_y = x, y, 0.0, 0.0
 
     def move(self, acceleration_x: float, acceleration_y: float) -> None:
-        """Computes one step of the server: accelerate, cap the speed, move, slow down."""
+        # One step of the server: accelerate, cap the speed, move, slow down.
         velocity_x = self.velocity_x + acceleration_x
         velocity_y = self.velocity_y + acceleration_y
         speed = math.sqrt(velocity_x * velocity_x + velocity_y * velocity_y)
@@ -63,7 +62,6 @@ class Body:
         self.velocity_y = velocity_y * self.decay
 
     def stay_on_the_field(self) -> None:
-        """Stops the body at the lines of the half field."""
         if not 0.0 <= self.x <= FIELD_LENGTH:
             self.x = min(max(self.x, 0.0), FIELD_LENGTH)
             self.velocity_x = 0.0
@@ -73,7 +71,6 @@ class Body:
 
     @property
     def speed(self) -> float:
-        """Metres per step left over from the last step."""
         return math.hypot(self.velocity_x, self.velocity_y)
 
 
@@ -82,7 +79,6 @@ ball = partial(Body, BALL_DECAY, BALL_SPEED_MAX)
 
 
 def dash_acceleration(power: float) -> float:
-    """Returns the acceleration of a dash with ``power`` in [0, 100], the same in every direction."""
     return min(DASH_RATE * power, PLAYER_ACCELERATION_MAX)
 
 
@@ -103,20 +99,19 @@ def kick_acceleration(power: float, distance: float, angle: float) -> float:
 
 
 def first_exit(from_x: float, from_y: float, to_x: float, to_y: float) -> tuple[float, float] | None:
-    """Returns the point where a straight way from a point on the field first leaves it; ``None`` if it does not."""
     if 0.0 <= to_x <= FIELD_LENGTH and -HALF_WIDTH <= to_y <= HALF_WIDTH:
         return None
-    fraction = 1.0
+    fraction = 1.0  # of the way, up to the line that it crosses first
     for start, end, low, high in ((from_x, to_x, 0.0, FIELD_LENGTH), (from_y, to_y, -HALF_WIDTH, HALF_WIDTH)):
         if not low <= end <= high:
             fraction = min(fraction, ((high if end > high else low) - start) / (end - start))
+    # Rounding may put the point on a line off the field.
     x = from_x + fraction * (to_x - from_x)
     y = from_y + fraction * (to_y - from_y)
     return min(max(x, 0.0), FIELD_LENGTH), min(max(y, -HALF_WIDTH), HALF_WIDTH)
 
 
 def in_the_goal(x: float, y: float) -> bool:
-    """Whether a ball that left the field at this point went between the posts."""
     return x >= FIELD_LENGTH - 1e-9 and abs(y) < HALF_GOAL
 
 
@@ -140,13 +135,13 @@ class Keeper:
         self.body: Body = player()
 
     def start(self, draw: float) -> None:
-        """Places the keeper one metre before the goal line, ``draw`` in [0, 1] between the posts."""
+        # One metre before the goal line, in the middle half between the posts.
         self.body.place(FIELD_LENGTH - 1.0, HALF_GOAL * (2.0 * draw - 1.0) / 2.0)
 
     def act(self, ball: Body) -> None:
-        """Dashes towards the keeper's target position, no more than needed."""
         body = self.body
         x, y = _meeting_point(body, ball) or _standing_point(ball)
+        # The velocity left over brings it part of the way; it dashes no more than needed.
         wish_x, wish_y = x - body.x - body.velocity_x, y - body.y - body.velocity_y
         wish = math.sqrt(wish_x * wish_x + wish_y * wish_y)
         scale = min(1.0, dash_acceleration(DASH_POWER) / wish) if wish > 0.0 else 0.0
@@ -154,15 +149,14 @@ class Keeper:
         body.stay_on_the_field()
 
     def catches(self, from_x: float, from_y: float, to_x: float, to_y: float) -> bool:
-        """Whether the ball's way of this step crosses the catch area."""
-        enter, leave = 0.0, 1.0
+        enter, leave = 0.0, 1.0  # the part of the ball's way inside the area, cut down by each coordinate
         for start, end, centre, half in (
             (from_x, to_x, self.body.x, CATCH_HALF_DEPTH),
             (from_y, to_y, self.body.y, CATCH_HALF_WIDTH),
         ):
             way = end - start
             low, high = centre - half - start, centre + half - start
-            if way == 0.0:
+            if way == 0.0:  # beside the area, or inside all the time
                 if not low <= 0.0 <= high:
                     return False
                 continue
@@ -172,7 +166,6 @@ class Keeper:
 
 
 def _standing_point(ball: Body) -> tuple[float, float]:
-    """Returns the keeper's point on the line from the goal's centre to the ball."""
     to_x, to_y = ball.x - FIELD_LENGTH, ball.y
     distance = math.sqrt(to_x * to_x + to_y * to_y)
     advance = min(1.0 / 3.0, LARGEST_ADVANCE / distance) if distance > 0.0 else 0.0
@@ -180,14 +173,14 @@ def _standing_point(ball: Body) -> tuple[float, float]:
 
 
 def _meeting_point(body: Body, ball: Body) -> tuple[float, float] | None:
-    """Returns the point of a shot's way nearest to the keeper; ``None`` if the ball is no shot on target."""
     reach = 1.0 / (1.0 - ball.decay)  # metres until the ball rests, per unit of speed
     way_x, way_y = reach * ball.velocity_x, reach * ball.velocity_y
     gap = FIELD_LENGTH - ball.x
+    # A shot on target would cross the goal line between the posts by its own speed.
     if not way_x > gap or abs(ball.y + way_y * gap / way_x) >= HALF_GOAL:
         return None
     along = ((body.x - ball.x) * way_x + (body.y - ball.y) * way_y) / (way_x * way_x + way_y * way_y)
-    along = min(max(along, 0.0), gap / way_x)
+    along = min(max(along, 0.0), gap / way_x)  # the nearest point between the ball and the goal line
     return ball.x + along * way_x, ball.y + along * way_y
 
 
@@ -236,10 +229,10 @@ def _scaled(x: float, y: float) -> tuple[float, float]:
 
 
 def _seen(viewer: Body, heading: float, x: float, y: float) -> tuple[float, float, float, float]:
-    """Returns scaled distance, angle / 180, sine and cosine of a point, relative to a body and ``heading``."""
     to_x, to_y = x - viewer.x, y - viewer.y
     angle = math.remainder(math.atan2(to_y, to_x) - heading, 2.0 * math.pi)
     distance = math.sqrt(to_x * to_x + to_y * to_y)
+    # Sine and cosine too: the angle alone jumps behind the viewer.
     return 2.0 * distance / _DIAGONAL - 1.0, angle / math.pi, math.sin(angle), math.cos(angle)
 
 
@@ -256,7 +249,6 @@ _SIZE = 1.1  # radius of a drawn player in metres, more than its real 0.3
 def draw(
     player: tuple[float, float], heading: float, ball: tuple[float, float], keeper: tuple[float, float] | None
 ) -> np.ndarray:
-    """Returns the field, uint8 ``[444, 351, 3]``: goal on the right, y upwards, the player with its heading."""
     picture = np.full((HEIGHT, WIDTH, 3), _GRASS, np.uint8)
     half, goal = HALF_WIDTH, HALF_GOAL
     for x in (0.0, FIELD_LENGTH):
@@ -274,7 +266,6 @@ def draw(
 
 
 def _pixel(x: float, y: float) -> tuple[int, int]:
-    """Returns the row and column of a point in metres."""
     return round((HALF_WIDTH + MARGIN - y) * PIXELS_PER_METRE), round((x + MARGIN) * PIXELS_PER_METRE)
 
 
@@ -388,10 +379,12 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         self._begin_task(options)
         start = STARTS[self.task]
+        # Always six numbers: with and without a keeper a seed gives the same start.
         draw_x, draw_y, draw_distance, draw_side, draw_heading, draw_keeper = self.np_random.random(6).tolist()
         x = start.x_low + (start.x_high - start.x_low) * draw_x
         y = start.y_limit * (2.0 * draw_y - 1.0)
         distance = start.behind * draw_distance
+        # The player stands on the side of the ball away from the goal.
         away = math.atan2(y, x - FIELD_LENGTH) + math.pi * (draw_side - 0.5)
         self.ball.place(x, y)
         self.player.place(x + distance * math.cos(away), y + distance * math.sin(away))
@@ -425,10 +418,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         return draw((self.player.x, self.player.y), self.heading, (self.ball.x, self.ball.y), keeper)
 
     def _cycle(self, choice: int, dash: np.ndarray, turn: np.ndarray, kick: np.ndarray) -> tuple[bool, ...]:
-        """Computes one cycle of the server: the player acts, then everything moves.
-
-        Returns whether the ball entered the goal, was caught, left the field elsewhere, and was kicked.
-        """
+        # One cycle of the server: the player acts, then everything moves.
         player, ball = self.player, self.ball
         push_x = push_y = flight_x = flight_y = 0.0
         kicked = False
@@ -459,11 +449,12 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         self._move(ball, flight_x, flight_y, self.ball_noise)
         exit_point = first_exit(from_x, from_y, ball.x, ball.y)
         if exit_point is not None:
-            ball.x, ball.y = exit_point
+            ball.x, ball.y = exit_point  # where the episode ends
         caught = False
         if self.keeper is not None:
             self.keeper.act(ball)
             caught = self.keeper.catches(from_x, from_y, ball.x, ball.y)
+        # The keeper catches a ball on its way to the line, before it is a goal or out.
         goal = exit_point is not None and not caught and in_the_goal(*exit_point)
         self._steps += 1
         self._untouched = 0 if kicked else self._untouched + 1
@@ -503,7 +494,6 @@ def _power(power: float) -> float:
 
 
 def _angle(degrees: float) -> float:
-    """Returns an angle in radians."""
     degrees = float(degrees)
     if not math.isfinite(degrees):
         raise ValueError(f"the action's angle is {degrees}; accepted are degrees in [-180, 180]")

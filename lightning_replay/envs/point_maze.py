@@ -98,6 +98,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
         goal = self._cell("goal_cell", options) or self.maze.goal
         cells = start_cells(self.maze.walls, goal, self.task)
         start = self._cell("reset_cell", options) or cells[int(self.np_random.integers(len(cells)))]
+        # Both are given: the simulation would draw other cells.
         cells_of_both = {"goal_cell": np.array(goal), "reset_cell": np.array(start)}
         seen, info = self._simulation.reset(seed=seed, options=cells_of_both)
         self._steps = 0
@@ -106,7 +107,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Pushes the ball for one step of 0.01 seconds."""
         seen, reward, terminated, _, info = self._simulation.step(action)
-        self._steps += 1
+        self._steps += 1  # the simulation has no limit of its own
         truncated = self._steps >= self.max_steps and not terminated
         return _flat(seen), float(reward), terminated, truncated, self._info(seen, info["success"])
 
@@ -122,7 +123,6 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
         return {"task": self._running_task, "success": success, "goal_distance": float(distance)}
 
     def _cell(self, name: str, options: dict[str, Any]) -> Cell | None:
-        """Returns a cell from the options, ``None`` if absent; raises ``ValueError`` for a wall."""
         if options.get(name) is None:
             return None
         row, column = (int(number) for number in options[name])
@@ -140,7 +140,7 @@ def path_lengths(walls: Sequence[Sequence[int]], goal: Cell) -> dict[Cell, int]:
         {(1, 1): 0, (2, 1): 1}
     """
     lengths = {goal: 0}
-    waiting = deque([goal])
+    waiting = deque([goal])  # breadth first: a cell is reached on its shortest way
     while waiting:
         row, column = waiting.popleft()
         for cell in ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)):
@@ -151,8 +151,8 @@ def path_lengths(walls: Sequence[Sequence[int]], goal: Cell) -> dict[Cell, int]:
 
 
 def start_cells(walls: Sequence[Sequence[int]], goal: Cell, task: str) -> list[Cell]:
-    """Returns the cells in which an episode of the task may start."""
     lengths = path_lengths(walls, goal)
+    # At the task's share of the longest way; the nearest task starts in a cell next to the goal, not in it.
     length = max(1, round(_SHARES[task] * max(lengths.values())))
     return [cell for cell, cells in lengths.items() if cells == length]
 

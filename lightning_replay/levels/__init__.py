@@ -36,30 +36,15 @@ __all__ = [
     "update_rollout",
 ]
 
-_MODULES = {
-    "Boltzmann": "prioritization",
-    "EpisodeScore": "scores",
-    "Greedy": "prioritization",
-    "LearningProgress": "buffer",
-    "LevelBuffer": "buffer",
-    "LevelEditor": "buffer",
-    "LevelSampler": "table",
-    "LevelSelector": "selector",
-    "LevelWriter": "table",
-    "Prioritization": "prioritization",
-    "Proportional": "prioritization",
-    "Rank": "prioritization",
-    "SequentialLevels": "baselines",
-    "UniformLevels": "baselines",
-    "segments": "selector",
-    "tscl": "buffer",
-    "update_rollout": "selector",
-}
+# imported at first use: what a process that steps environments imports from here needs no torch
+_MODULES = ("prioritization", "scores", "selector", "table", "buffer", "baselines")
 
 
 def __getattr__(name: str) -> Any:
     if name == "scores":
         return importlib.import_module(f"{__name__}.scores")
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module in _MODULES if name in __all__ else ():
+        exported = importlib.import_module(f"{__name__}.{module}")
+        if name in exported.__all__:
+            return getattr(exported, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,121 +39,6 @@ __all__ = ["LearningProgress", "LevelBuffer", "LevelEditor", "LevelGenerator", "
 LevelGenerator = Callable[[torch.Generator], int]
 LevelEditor = Callable[[int, torch.Generator], int]
 _DRAWS = 1_000  # a generator that repeats known levels this often is taken to have no others
-
-
-class UnseenLevels:
-    """Draws a level without a score, if possible one that no actor plays, in constant time.
-
-    Of a known set it keeps the levels without a score; of an unbounded set nothing.
-
-    Args:
-        level_ids: of a known set, distinct; ``None`` if the level set is unbounded.
-        generate: draws an id of an unbounded set; uniform below 2^31 if absent. It may repeat itself: after many known
-            levels in a row, a known level is played again.
-    """
-
-    def __init__(self, level_ids: list[int] | None, generate: LevelGenerator | None = None) -> None:
-        self._generate = generate
-        self._count = None if level_ids is None else len(level_ids)
-        self._fingerprint = None if level_ids is None else fingerprint(level_ids)
-        self._idle, self._played = _Bag(level_ids or []), _Bag([])
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether every level has a score."""
-        return self._count is not None and not self._idle.items and not self._played.items
-
-    @property
-    def has_idle(self) -> bool:
-        """Whether some level without a score is not being played."""
-        return self._count is None or bool(self._idle.items)
-
-    def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
-        """Chooses a level; ``is_known`` is whether a level of an unbounded set has a score or is being played."""
-        if self._count is not None:
-            bag = self._idle.items or self._played.items
-            return bag[int(torch.randint(len(bag), (), generator=generator, device="cpu"))]
-        for _ in range(_DRAWS):
-            if self._generate is None:
-                level_id = int(torch.randint(LEVEL_IDS, (), generator=generator, device="cpu"))
-            else:
-                level_id = checked_level_id(self._generate(generator))
-            if not is_known(level_id):
-                break
-        return level_id
-
-    def begin(self, level_id: int) -> None:
-        """Marks a level as being played."""
-        if self._idle.discard(level_id):
-            self._played.add(level_id)
-
-    def end(self, level_id: int) -> None:
-        """Marks a level without a score as played by no actor any more."""
-        if self._played.discard(level_id):
-            self._idle.add(level_id)
-
-    def scored(self, level_id: int) -> None:
-        """Removes a level that got its first score."""
-        self._idle.discard(level_id)
-        self._played.discard(level_id)
-
-    def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
-        """Returns the levels without a score in the order they are drawn from, and the set's fingerprint.
-
-        ``played`` is the number of active episodes by level.
-        """
-        if self._count is None:
-            return {}
-        columns = {
-            "idle": self._idle.items,
-            "played": self._played.items,
-            "times": [played[level_id] for level_id in self._played.items],
-        }
-        tensors = {name: torch.tensor(ids, dtype=torch.int64, device="cpu") for name, ids in columns.items()}
-        return {"fingerprint": self._fingerprint} | tensors
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; raises ``ValueError`` for a state of other levels."""
-        if self._count is None:
-            if state:
-                raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
-            return
-        if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(
-                f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
-                "levels in the same order"
-            )
-        self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
-
-
-def fingerprint(level_ids: Sequence[int]) -> str:
-    """Returns a hash of ids in their order."""
-    return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()
-
-
-class _Bag:
-    """Distinct numbers, with removal and access by position in constant time."""
-
-    def __init__(self, items: list[int]) -> None:
-        self.items = list(items)
-        self._position = {item: place for place, item in enumerate(self.items)}
-
-    def add(self, item: int) -> None:
-        self._position[item] = len(self.items)
-        self.items.append(item)
-
-    def discard(self, item: int) -> bool:
-        """Removes an item and returns whether it was there."""
-        place = self._position.pop(item, None)
-        if place is None:
-            return False
-        last = self.items.pop()
-        if last != item:
-            self.items[place] = last
-            self._position[last] = place
-        return True
-
-
 _UNBOUNDED_REPLAY_PROBABILITY = 0.5  # the paper's for MultiRoom
 
 
@@ -264,7 +149,7 @@ class LevelBuffer(LevelSelector):
         if self._scoring.initial_score is not None:
             if ids is None:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
-            for level_id in ids:
+            for level_id in ids:  # all can be replayed from the start
                 self.table.place(level_id, self._scoring.initial_score, 0, self.capacity)
                 self._new.scored(level_id)
 
@@ -281,6 +166,7 @@ class LevelBuffer(LevelSelector):
             if not self._is_known(level_id):  # it may have been drawn as a new level meanwhile
                 self._play(actor, level_id, is_edited=True)
                 return level_id
+        # One random number decides between replay and a new level, and only where both are possible.
         if self._may_replay and (self._new.is_exhausted or uniform(self.table.generator) < self.replay_chance()):
             level_id = self.table.level_ids[self.table.draw(self._left_out)]
             self.replayed += 1
@@ -305,15 +191,14 @@ class LevelBuffer(LevelSelector):
 
     @property
     def _left_out(self) -> Collection[int]:
-        """Levels that a replay by score must not take."""
-        return () if self.replay_in_flight else self.running.played
+        return () if self.replay_in_flight else self.running.played  # by a replay for the score
 
     @property
     def _may_replay(self) -> bool:
-        """Whether a level can be replayed; without any that is idle, new levels go first."""
         count = len(self)
         if count == 0 or count / self.capacity < self.min_fill:
             return False
+        # While all levels with a score are being played, a new one goes first, if there is any that is not.
         return not self._new.has_idle or sum(level_id in self.table for level_id in self._left_out) < count
 
     @property
@@ -325,10 +210,10 @@ class LevelBuffer(LevelSelector):
         return level_id in self.running.played or level_id in self.table
 
     def _play(self, actor: Actor, level_id: int, is_edited: bool = False) -> None:
-        """Begins an episode: every level becomes one episode staler, this one has staleness 0."""
         row = self.table.row_of(level_id)
         is_scored = row != REFUSED
         trains = not is_edited and (is_scored or self.train_on_new_levels)
+        # The clock goes on for every episode: all levels become one episode staler, this one then has staleness 0.
         self.running.begin(actor, ActiveEpisode(level_id, self.table.begin_episode(), is_scored, trains))
         self._new.begin(level_id)
         if is_scored:
@@ -341,27 +226,28 @@ class LevelBuffer(LevelSelector):
         score = self._scoring.learn(episode, segment, is_done)
         if score is not None:
             score = self._store(episode, score)
+        # Only after the parent's score is stored: an error before leaves no child behind.
         if child is not None and not self._is_known(child) and child not in self._edited:
             self._edited.append(child)
         return score
 
     def _store(self, episode: ActiveEpisode, score: float) -> float:
-        """Smooths a level's new score, stores it if the level is kept, and returns it."""
         level_id = episode.level_id
         row = self.table.row_of(level_id)
         if row != REFUSED or self.first_score == "smooth":
             old = 0.0 if row == REFUSED else float(self.table.scores[row])
             score = (1.0 - self.score_step_size) * old + self.score_step_size * score
+        # Smoothed first: in a full table a new level competes for its row with the score it would have.
         placed, evicted = self.table.place(level_id, score, episode.started, self.capacity)
         if row == REFUSED and placed != REFUSED:
             self._new.scored(level_id)
-        if evicted is not None and evicted not in self.running.played:
+        if evicted is not None and evicted not in self.running.played:  # an episode on it may still be scored
             self._scoring.best_returns.pop(evicted, None)
         return score
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
-        if not self._is_known(episode.level_id):
+        if not self._is_known(episode.level_id):  # abandoned, or refused a row
             self._new.end(episode.level_id)
             self._scoring.best_returns.pop(episode.level_id, None)
 
@@ -413,6 +299,138 @@ class LevelBuffer(LevelSelector):
         self._edited = deque(state["edited"], maxlen=self.capacity)
 
 
+class UnseenLevels:
+    """Draws a level without a score, if possible one that no actor plays, in constant time.
+
+    Keeps the levels of a known set that have no score; an unbounded set is not kept.
+
+    Args:
+        level_ids: distinct ids of a known set; ``None`` if the level set is unbounded.
+        generate: draws an id of an unbounded set; uniform below 2^31 if absent.
+    """
+
+    def __init__(self, level_ids: list[int] | None, generate: LevelGenerator | None = None) -> None:
+        self._generate = generate
+        self._count = None if level_ids is None else len(level_ids)
+        self._fingerprint = None if level_ids is None else fingerprint(level_ids)
+        self._idle, self._played = _Bag(level_ids or []), _Bag([])
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._count is not None and not self._idle.items and not self._played.items
+
+    @property
+    def has_idle(self) -> bool:
+        return self._count is None or bool(self._idle.items)
+
+    def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
+        if self._count is not None:
+            bag = self._idle.items or self._played.items  # two actors on one level, where each level is played
+            return bag[int(torch.randint(len(bag), (), generator=generator, device="cpu"))]
+        for _ in range(_DRAWS):
+            if self._generate is None:
+                level_id = int(torch.randint(LEVEL_IDS, (), generator=generator, device="cpu"))
+            else:
+                level_id = checked_level_id(self._generate(generator))
+            if not is_known(level_id):  # it has no score and is not being played
+                break
+        return level_id  # after many known levels in a row a known one is played again
+
+    def begin(self, level_id: int) -> None:
+        if self._idle.discard(level_id):
+            self._played.add(level_id)
+
+    def end(self, level_id: int) -> None:
+        if self._played.discard(level_id):  # not if it got a score meanwhile
+            self._idle.add(level_id)
+
+    def scored(self, level_id: int) -> None:
+        self._idle.discard(level_id)
+        self._played.discard(level_id)
+
+    def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
+        if self._count is None:
+            return {}
+        columns = {  # in the order of the bags, from which levels are drawn by position
+            "idle": self._idle.items,
+            "played": self._played.items,
+            "times": [played[level_id] for level_id in self._played.items],  # active episodes on it
+        }
+        tensors = {name: torch.tensor(ids, dtype=torch.int64, device="cpu") for name, ids in columns.items()}
+        return {"fingerprint": self._fingerprint} | tensors
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._count is None:
+            if state:
+                raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
+            return
+        if state.get("fingerprint") != self._fingerprint:
+            raise ValueError(
+                f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
+                "levels in the same order"
+            )
+        self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
+
+
+class _Bag:
+    """Distinct numbers, with removal and access by position in constant time."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = list(items)
+        self._position = {item: place for place, item in enumerate(self.items)}
+
+    def add(self, item: int) -> None:
+        self._position[item] = len(self.items)
+        self.items.append(item)
+
+    def discard(self, item: int) -> bool:
+        place = self._position.pop(item, None)
+        if place is None:
+            return False
+        last = self.items.pop()
+        if last != item:  # the last one fills the gap, so that no other moves
+            self.items[place] = last
+            self._position[last] = place
+        return True
+
+
+def fingerprint(level_ids: Sequence[int]) -> str:
+    return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()
+
+
+def tscl(
+    levels: int | Iterable[int],
+    window: int = 10,
+    step_size: float = 1.0,
+    epsilon: float = 0.5,
+    staleness_weight: float = 0.0,
+    seed: int | None = None,
+    *,
+    initial_value: float = 1.0,
+) -> LevelBuffer:
+    """Builds a teacher-student curriculum over a known set of levels, ε-greedy in learning progress.
+
+    The defaults are the best ones in Jiang et al. 2021. For the Boltzmann variant build
+    ``LevelBuffer(levels, score=LearningProgress(), prioritization=Boltzmann(), score_temperature=...)``.
+
+    Args:
+        levels: distinct ids, or their number for 0, 1, 2, ...
+        window: returns kept of each level.
+        step_size: of Q.
+        epsilon: share of episodes on any level.
+        staleness_weight: share of probability given to staleness.
+        seed: of the choices.
+        initial_value: Q of a level before its first episode.
+    """
+    return LevelBuffer(
+        levels,
+        score=LearningProgress(window, step_size, initial_value),
+        prioritization=Greedy(epsilon),
+        staleness_weight=staleness_weight,
+        seed=seed,
+    )
+
+
 class LearningProgress:
     """``|Q|`` of a level, where Q follows the slope of its last returns over the episodes of all levels.
 
@@ -462,9 +480,7 @@ class LearningProgress:
         points = [point for returns in self._returns.values() for point in returns]
         return {
             "level_id": torch.tensor(list(self._returns), dtype=torch.int64, device="cpu"),
-            "length": torch.tensor(
-                [len(returns) for returns in self._returns.values()], dtype=torch.int64, device="cpu"
-            ),
+            "length": torch.tensor([len(one) for one in self._returns.values()], dtype=torch.int64, device="cpu"),
             "episode": torch.tensor([episode for episode, _ in points], dtype=torch.int64, device="cpu"),
             "episode_return": torch.tensor([value for _, value in points], dtype=torch.float64, device="cpu"),
             "q": torch.tensor([self._q[level_id] for level_id in self._returns], dtype=torch.float64, device="cpu"),
@@ -480,44 +496,10 @@ class LearningProgress:
         self._q = dict(zip(level_ids, state["q"].tolist(), strict=True))
 
 
-def tscl(
-    levels: int | Iterable[int],
-    window: int = 10,
-    step_size: float = 1.0,
-    epsilon: float = 0.5,
-    staleness_weight: float = 0.0,
-    seed: int | None = None,
-    *,
-    initial_value: float = 1.0,
-) -> LevelBuffer:
-    """Builds a teacher-student curriculum over a known set of levels, ε-greedy in learning progress.
-
-    The defaults are the best ones in Jiang et al. 2021. For the Boltzmann variant build
-    ``LevelBuffer(levels, score=LearningProgress(), prioritization=Boltzmann(), score_temperature=...)``.
-
-    Args:
-        levels: distinct ids, or their number for 0, 1, 2, ...
-        window: returns kept of each level.
-        step_size: of Q.
-        epsilon: share of episodes on any level.
-        staleness_weight: share of probability given to staleness.
-        seed: of the choices.
-        initial_value: Q of a level before its first episode.
-    """
-    return LevelBuffer(
-        levels,
-        score=LearningProgress(window, step_size, initial_value),
-        prioritization=Greedy(epsilon),
-        staleness_weight=staleness_weight,
-        seed=seed,
-    )
-
-
 def _slope(points: deque[tuple[int, float]]) -> float:
-    """Returns the slope of the least-squares line through (episode, return); 1 for fewer than two episodes."""
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
-    if spread == 0.0:
+    if spread == 0.0:  # fewer than two episodes: levels never played come first
         return 1.0
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread

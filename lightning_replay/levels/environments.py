@@ -35,93 +35,51 @@ __all__ = [
 ]
 
 
-_ACCEPTED = (
-    "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "
-    "self.np_random after super().reset(seed=seed)), and those with a method set_level(level_id), which is called "
-    "before reset. Correct the environment, or give check=False if its level does not show in the first observation"
-)
-
-
-def checked_level(level_id: Any) -> int:
-    """Returns a level's id as an int; refuses other numbers than whole ones from 0 to ``2**31 - 1``."""
-    check_option("level_id", level_id, Integral, "a whole number from 0 to 2**31 - 1", 0, LEVEL_IDS - 1)
-    return int(level_id)
-
-
-def require_level_source(levels: Any) -> None:
-    """Raises ``TypeError`` unless ``levels`` is a level selector."""
-    if not callable(getattr(levels, "next_level", None)):  # importing the class itself would import torch
-        raise TypeError(
-            f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
-            "lightning_replay.levels, which choose the level each sub-environment plays next"
-        )
-
-
-def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
-    """Returns the levels to check with: none for ``False``, 0 to 7 for ``True``, otherwise two or more given ones."""
-    if isinstance(check, bool):
-        return tuple(range(8)) if check else ()
-    accepted = "True, False or at least two different ids of levels"
-    probes = tuple(dict.fromkeys(map(checked_level, checked_entries("check", check, accepted))))
-    if len(probes) < 2:
-        raise ValueError(f"check is {check!r}; it must be {accepted}")
-    return probes
-
-
-def require_levels_to_show(
-    first_observations: Callable[[list[int]], list[Any]], probes: Sequence[int], num_envs: int, name: str
-) -> None:
-    """Checks that a level's first observations repeat and that levels differ; three resets for a correct environment.
+def make_level_vector(
+    env: str | Callable[[], gymnasium.Env[Any, Any]],
+    num_envs: int,
+    levels: LevelSelector,
+    *,
+    actors: Sequence[int | str] | None = None,
+    asynchronous: bool = False,
+    context: str | None = None,
+    seed: int | None = None,
+    check: bool | Sequence[int] = True,
+) -> LevelVectorWrapper:
+    """Builds a vector environment that plays levels, set by seed or by ``set_level``.
 
     Args:
-        first_observations: resets each environment to its level and returns one observation each.
-        probes: the levels to compare, at least two.
-        num_envs: number of environments that reset at once.
-        name: of the environment, for the error.
+        env: an id for ``gymnasium.make``, or a function that makes one environment.
+        num_envs: number of sub-environments, each an actor.
+        levels: chooses each actor's next level.
+        actors: a name for each sub-environment; 0, 1, 2, … if absent.
+        asynchronous: one process for each sub-environment.
+        context: start method of these processes; ``None`` is that of ``multiprocessing``. ``"spawn"`` takes seconds
+            each and needs ``if __name__ == "__main__"``.
+        seed: of the environments' own generators (plus 0, 1, 2, …) if levels are set by ``set_level``.
+        check: whether to check that the environment follows its level; see :class:`LevelVectorWrapper`.
+
+    Raises:
+        TypeError: an environment instead of its id or maker, ``levels`` that are not a level selector; what
+            :class:`LevelWrapper` refuses.
+        ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
     """
-    rounds = [[probes[(row + shift) % len(probes)] for row in range(num_envs)] for shift in range(len(probes))]
-    first, again = first_observations(rounds[0]), first_observations(rounds[0])
-    for level_id, before, after in zip(rounds[0], first, again, strict=True):
-        if not data_equivalence(before, after):
-            raise ValueError(
-                f"{name} does not follow its level: level {level_id}, begun twice, gave two different first "
-                f"observations. {_ACCEPTED}"
-            )
-    alike = list(range(num_envs))
-    for level_ids in rounds[1:]:
-        following = first_observations(level_ids)
-        alike = [row for row in alike if data_equivalence(first[row], following[row], exact=True)]
-        if not alike:
-            return
-    raise ValueError(
-        f"{name} ignores its level: the levels {', '.join(map(str, sorted(probes)))} all gave the same first "
-        f"observation. {_ACCEPTED}"
-    )
-
-
-def require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
-    """Raises ``ValueError`` for a vector environment in which levels cannot be set by ``reset(seed=...)``.
-
-    It resets its sub-environments by itself, or these have a ``set_level`` that no :class:`LevelWrapper` calls.
-    """
-    # all vectors of one environment class share the metadata, which holds the mode of the vector built last
-    mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
-    if mode != AutoresetMode.DISABLED:
-        raise ValueError(
-            f"{env} resets its sub-environments by itself (autoreset_mode is {mode}), before a level can be chosen; "
-            "AutoresetMode.DISABLED is accepted: build it with make_level_vector(env, num_envs, levels), or give "
-            "autoreset_mode=AutoresetMode.DISABLED to SyncVectorEnv or AsyncVectorEnv"
-        )
-    call = getattr(env.unwrapped, "call", None)
-    if call is None:
-        return
-    sets = call("has_wrapper_attr", "set_level")
-    wrapped = call("has_wrapper_attr", "plays_level_ids")
-    if any(has and not reaches for has, reaches in zip(sets, wrapped, strict=True)):
-        raise ValueError(
-            f"the sub-environments of {env} have a method set_level, which a seed does not reach; build the vector by "
-            "make_level_vector(env, num_envs, levels), or put LevelWrapper(env, check=False) around each of them"
-        )
+    check_option("num_envs", num_envs, Integral, "a whole number of sub-environments, at least 1", lowest=1)
+    checked_flag("asynchronous", asynchronous)
+    if seed is not None:
+        checked_count("seed", seed, 0)
+    require_level_source(levels)
+    if not isinstance(env, str) and not callable(env):
+        raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")
+    make = partial(gymnasium.make, env) if isinstance(env, str) else env
+    seeds = [None if seed is None else seed + row for row in range(num_envs)]
+    makers = [partial(_make_level_environment, make, own) for own in seeds]
+    vector: VectorEnv[Any, Any, Any]
+    if asynchronous:
+        vector = AsyncVectorEnv(makers, context=context, autoreset_mode=AutoresetMode.DISABLED)
+    else:
+        vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
+    return LevelVectorWrapper(vector, levels, actors=actors, check=check)
 
 
 class LevelVectorWrapper(VectorWrapper):
@@ -220,6 +178,7 @@ class LevelVectorWrapper(VectorWrapper):
         if not self._has_begun and self._probes:
             require_levels_to_show(self._first_observations, self._probes, self.num_envs, str(self.env))
         chosen = self._choose(mask, named)
+        # Chosen first, abandoned after: the choices equal those of a run without a break.
         for row in np.flatnonzero(mask):
             self.levels.abandon_all_but_newest(self.actors[row])
         observations, infos = self._reset(chosen.tolist(), others or None)
@@ -234,6 +193,7 @@ class LevelVectorWrapper(VectorWrapper):
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         done = np.logical_or(terminated, truncated)
         if np.count_nonzero(done):  # a tenth of any() for a few environments
+            # Copied before the reset, which may write into the same arrays.
             final = {"final_obs": self._final_observations(observations, done), "final_info": of_rows(infos, done)}
             self._level_ids = self._choose(done, [None] * self.num_envs)
             observations, begun = self._reset(self._level_ids.tolist(), {"reset_mask": done.copy()})
@@ -246,10 +206,9 @@ class LevelVectorWrapper(VectorWrapper):
         return self.env.reset(seed=level_ids, options=options)  # type: ignore[arg-type]
 
     def _named(self, levels: Any) -> list[int | None]:
-        """Returns the level of each sub-environment, ``None`` where it is drawn."""
         if levels is None:
             return [None] * self.num_envs
-        if isinstance(levels, int | np.integer):
+        if isinstance(levels, int | np.integer):  # as Gymnasium's vectors take a seed
             levels = [levels + row for row in range(self.num_envs)]
         if len(levels) != self.num_envs:
             raise ValueError(f"levels are named for {len(levels)} sub-environments; there are {self.num_envs}")
@@ -259,7 +218,7 @@ class LevelVectorWrapper(VectorWrapper):
         chosen = self._level_ids.copy()
         for row in np.flatnonzero(mask):
             actor, level_id = self.actors[row], named[row]
-            if level_id is None:
+            if level_id is None:  # not named: the selector draws it
                 level_id = checked_level(self.levels.next_level(actor))
             else:
                 self.levels.start(actor, level_id)
@@ -279,12 +238,11 @@ class LevelVectorWrapper(VectorWrapper):
 
 
 def of_rows(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    """Restricts infos to some sub-environments, bool ``[num_envs]``; a key without a mask ``_key`` is of all."""
     kept: dict[str, Any] = {}
     for key, value in infos.items():
         if key.startswith("_") and key[1:] in infos:
             continue
-        mask = rows & infos.get(f"_{key}", True)
+        mask = rows & infos.get(f"_{key}", True)  # a key without a mask is of all sub-environments
         if mask.any():
             kept[key] = of_rows(value, rows) if isinstance(value, dict) else value
             kept[f"_{key}"] = mask
@@ -292,8 +250,7 @@ def of_rows(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
 
 
 def overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merges two infos; ``above`` takes precedence where both have a sub-environment. Neither is changed."""
-    merged = dict(below)
+    merged = dict(below)  # neither is changed: an environment may return the same dictionary again
     for key, value in above.items():
         if key.startswith("_") and key[1:] in above:
             continue
@@ -303,7 +260,7 @@ def overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict):
             merged[key] = overlaid(below[key], value)
         else:
-            merged[key] = below[key].astype(np.result_type(below[key], value))
+            merged[key] = below[key].astype(np.result_type(below[key], value))  # a copy
             merged[key][mask] = value[mask]
         if mask is not None:
             merged[f"_{key}"] = mask | below.get(f"_{key}", False)
@@ -311,7 +268,6 @@ def overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def everywhere(**values: np.ndarray) -> dict[str, np.ndarray]:
-    """Builds entries of vector infos with a mask of all sub-environments."""
     return values | {f"_{key}": np.ones(len(value), np.bool_) for key, value in values.items()}
 
 
@@ -397,53 +353,6 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return checked_reset(self.env.reset(options=options), self.env)
 
 
-def make_level_vector(
-    env: str | Callable[[], gymnasium.Env[Any, Any]],
-    num_envs: int,
-    levels: LevelSelector,
-    *,
-    actors: Sequence[int | str] | None = None,
-    asynchronous: bool = False,
-    context: str | None = None,
-    seed: int | None = None,
-    check: bool | Sequence[int] = True,
-) -> LevelVectorWrapper:
-    """Builds a vector environment that plays levels, set by seed or by ``set_level``.
-
-    Args:
-        env: an id for ``gymnasium.make``, or a function that makes one environment.
-        num_envs: number of sub-environments, each an actor.
-        levels: chooses each actor's next level.
-        actors: a name for each sub-environment; 0, 1, 2, … if absent.
-        asynchronous: one process for each sub-environment.
-        context: start method of these processes; ``None`` is that of ``multiprocessing``. ``"spawn"`` takes seconds
-            each and needs ``if __name__ == "__main__"``.
-        seed: of the environments' own generators (plus 0, 1, 2, …) if levels are set by ``set_level``.
-        check: whether to check that the environment follows its level; see :class:`LevelVectorWrapper`.
-
-    Raises:
-        TypeError: an environment instead of its id or maker, ``levels`` that are not a level selector; what
-            :class:`LevelWrapper` refuses.
-        ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
-    """
-    check_option("num_envs", num_envs, Integral, "a whole number of sub-environments, at least 1", lowest=1)
-    checked_flag("asynchronous", asynchronous)
-    if seed is not None:
-        checked_count("seed", seed, 0)
-    require_level_source(levels)
-    if not isinstance(env, str) and not callable(env):
-        raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")
-    make = partial(gymnasium.make, env) if isinstance(env, str) else env
-    seeds = [None if seed is None else seed + row for row in range(num_envs)]
-    makers = [partial(_make_level_environment, make, own) for own in seeds]
-    vector: VectorEnv[Any, Any, Any]
-    if asynchronous:
-        vector = AsyncVectorEnv(makers, context=context, autoreset_mode=AutoresetMode.DISABLED)
-    else:
-        vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
-    return LevelVectorWrapper(vector, levels, actors=actors, check=check)
-
-
 class _LevelOfVector(LevelWrapper):
     """Has its level in the infos of resets and last steps alone: the vector adds the rest, merging costs 4 µs each."""
 
@@ -456,3 +365,79 @@ class _LevelOfVector(LevelWrapper):
 
 def _make_level_environment(make: Callable[[], gymnasium.Env[Any, Any]], seed: int | None) -> LevelWrapper:
     return _LevelOfVector(make(), seed=seed, check=False)
+
+
+_ACCEPTED = (
+    "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "
+    "self.np_random after super().reset(seed=seed)), and those with a method set_level(level_id), which is called "
+    "before reset. Correct the environment, or give check=False if its level does not show in the first observation"
+)
+
+
+def checked_level(level_id: Any) -> int:
+    check_option("level_id", level_id, Integral, "a whole number from 0 to 2**31 - 1", 0, LEVEL_IDS - 1)
+    return int(level_id)
+
+
+def require_level_source(levels: Any) -> None:
+    if not callable(getattr(levels, "next_level", None)):  # importing the class itself would import torch
+        raise TypeError(
+            f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
+            "lightning_replay.levels, which choose the level each sub-environment plays next"
+        )
+
+
+def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(check, bool):
+        return tuple(range(8)) if check else ()
+    accepted = "True, False or at least two different ids of levels"
+    probes = tuple(dict.fromkeys(map(checked_level, checked_entries("check", check, accepted))))
+    if len(probes) < 2:
+        raise ValueError(f"check is {check!r}; it must be {accepted}")
+    return probes
+
+
+def require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
+    # all vectors of one environment class share the metadata, which holds the mode of the vector built last
+    mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
+    if mode != AutoresetMode.DISABLED:
+        raise ValueError(
+            f"{env} resets its sub-environments by itself (autoreset_mode is {mode}), before a level can be chosen; "
+            "AutoresetMode.DISABLED is accepted: build it with make_level_vector(env, num_envs, levels), or give "
+            "autoreset_mode=AutoresetMode.DISABLED to SyncVectorEnv or AsyncVectorEnv"
+        )
+    call = getattr(env.unwrapped, "call", None)
+    if call is None:  # a vector without sub-environments to look into
+        return
+    # Where a level is set by a method, LevelWrapper has to call it with the seed of the reset.
+    sets = call("has_wrapper_attr", "set_level")
+    wrapped = call("has_wrapper_attr", "plays_level_ids")
+    if any(has and not reaches for has, reaches in zip(sets, wrapped, strict=True)):
+        raise ValueError(
+            f"the sub-environments of {env} have a method set_level, which a seed does not reach; build the vector by "
+            "make_level_vector(env, num_envs, levels), or put LevelWrapper(env, check=False) around each of them"
+        )
+
+
+def require_levels_to_show(
+    first_observations: Callable[[list[int]], list[Any]], probes: Sequence[int], num_envs: int, name: str
+) -> None:
+    # Three resets for a correct environment: a level begun twice, then each environment on another level.
+    rounds = [[probes[(row + shift) % len(probes)] for row in range(num_envs)] for shift in range(len(probes))]
+    first, again = first_observations(rounds[0]), first_observations(rounds[0])
+    for level_id, before, after in zip(rounds[0], first, again, strict=True):
+        if not data_equivalence(before, after):
+            raise ValueError(
+                f"{name} does not follow its level: level {level_id}, begun twice, gave two different first "
+                f"observations. {_ACCEPTED}"
+            )
+    alike = list(range(num_envs))
+    for level_ids in rounds[1:]:
+        following = first_observations(level_ids)
+        alike = [row for row in alike if data_equivalence(first[row], following[row], exact=True)]
+        if not alike:
+            return
+    raise ValueError(
+        f"{name} ignores its level: the levels {', '.join(map(str, sorted(probes)))} all gave the same first "
+        f"observation. {_ACCEPTED}"
+    )

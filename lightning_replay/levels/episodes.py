@@ -47,7 +47,6 @@ class ActiveEpisodes:
         return itertools.chain.from_iterable(self._of.values())
 
     def of(self, actor: Actor) -> list[ActiveEpisode]:
-        """Returns the episodes of an actor, oldest first."""
         return self._of.get(actor, [])
 
     def begin(self, actor: Actor, episode: ActiveEpisode) -> None:
@@ -55,9 +54,8 @@ class ActiveEpisodes:
         self.played[episode.level_id] = self.played.get(episode.level_id, 0) + 1
 
     def oldest(self, actor: Actor, level_id: int) -> ActiveEpisode:
-        """Returns the oldest episode of an actor on a level."""
         episodes = self._of.get(actor, [])
-        for episode in episodes:
+        for episode in episodes:  # the oldest first: steps may come after the actor began the level again
             if episode.level_id == level_id:
                 return episode
         if not episodes:
@@ -69,16 +67,15 @@ class ActiveEpisodes:
         )
 
     def end(self, actor: Actor, episode: ActiveEpisode) -> None:
-        """Removes an episode that was scored or abandoned."""
         episodes = self._of[actor]
         for place, one in enumerate(episodes):
-            if one is episode:
+            if one is episode:  # two episodes on one level may be equal
                 del episodes[place]
                 break
         if not episodes:
             del self._of[actor]
         self.played[episode.level_id] -= 1
-        if not self.played[episode.level_id]:
+        if not self.played[episode.level_id]:  # played has only levels of active episodes
             del self.played[episode.level_id]
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,6 +134,7 @@ class Segment:
         logits = given.get("logits")
         if logits is not None and not logits.max() < math.inf:  # NaN is the largest; -inf is an action without a chance
             raise ValueError("logits of the segment are NaN or infinite; the level's score would be so too")
+        # A score of values takes these lists; one of other columns reads the steps.
         columns = [lists.get(name, ()) for name in ("reward", "state_value", "next state_value", "terminated", "done")]
         is_whole = {*map(len, columns)} == {self.length}
         self.columns: ValueColumns | None = ValueColumns._make(columns) if is_whole else None
@@ -193,9 +191,8 @@ class Scoring:
         self.best_returns: dict[int, float] = {}
 
     def learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        """Adds more steps of an episode; returns its score if it is done, otherwise ``None``."""
         level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
-        if self._of_episodes is not None:
+        if self._of_episodes is not None:  # scored once, by the return of the whole episode
             score = None
             if is_done:
                 score = float(self._of_episodes.of_episode(level_id, episode.started, episode_return))
@@ -203,7 +200,7 @@ class Scoring:
             episode.episode_return = episode_return
             return score
         best = self.best_returns.get(level_id, episode_return)
-        best = max(best, episode_return) if is_done else best
+        best = max(best, episode_return) if is_done else best  # a running episode's return is not final
         if self._takes_columns and segment.columns is not None:
             mean = float(self._of_segments.of_columns(segment.columns))
         else:
@@ -213,6 +210,7 @@ class Scoring:
                 steps = steps.copy().set("best_return", returns)
             mean = float(self._of_segments(steps))
         _check_finite(mean, level_id)
+        # Everything that may raise is done: an episode is changed as a whole or not at all.
         episode.episode_return = episode_return
         # the pieces of an episode are joined by their lengths (paper, appendix C)
         count = episode.steps + segment.length
@@ -233,7 +231,6 @@ class Scoring:
         return {"best_returns": best_returns, "of_episodes": of_episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
         if (self._of_episodes is None) != (state["of_episodes"] is None):
             raise ValueError("the saved levels were scored by segments and these by episodes, or the other way round")
         saved = state["best_returns"]

@@ -20,14 +20,13 @@ _MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
 
 
 def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
-    """Returns ids, or with their number 0, 1, 2, ..., as a list."""
     if isinstance(levels, Iterable):
         ids = [checked_level_id(level) for level in levels]
     else:
         check_option("levels", levels, Integral, "distinct whole numbers, or their number for 0, 1, 2, ...")
         if levels > LARGEST_COUNT:
             raise ValueError(f"levels is {levels}; it must be at most {LARGEST_COUNT}, the largest id of 64 bits")
-        ids = list(range(operator.index(levels)))
+        ids = list(range(operator.index(levels)))  # their number for 0, 1, 2, ...
     if not ids:
         raise ValueError(f"levels is {levels!r}; give at least one level, or levels=None and a capacity")
     if len(set(ids)) < len(ids):
@@ -37,16 +36,14 @@ def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
 
 
 def checked_level_id(level_id: Any) -> int:
-    """Returns a level's id as an int."""
     return checked_count("level_id", plain_number(level_id), 0)
 
 
 def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
-    """Returns the ids of held-out levels, or with their number the largest ids."""
     accepted = f"how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to 2**31 - 1"
     if isinstance(levels, str) or not isinstance(levels, Iterable):
         check_option("held_out_levels", levels, Integral, accepted, 1, _MOST_HELD_OUT)
-        return range(LEVEL_IDS - int(levels), LEVEL_IDS)
+        return range(LEVEL_IDS - int(levels), LEVEL_IDS)  # the largest: levels to train on are numbered from 0
     ids = list(levels)
     for place, one in enumerate(ids):
         check_option(f"held_out_levels[{place}]", one, Integral, "a whole number from 0 to 2**31 - 1", 0, LEVEL_IDS - 1)
@@ -56,7 +53,6 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
 
 
 def checked_actor(actor: Any) -> Actor:
-    """Returns an actor's number or name; raises ``TypeError`` for anything else."""
     if isinstance(actor, str):
         return actor
     try:

@@ -31,55 +31,10 @@ __all__ = [
 ]
 
 
-class SumTree:
-    """Binary tree of sums: setting a row and finding a prefix take log2(rows) steps.
-
-    Every sum is recomputed from its two halves, so that rounding errors do not accumulate; sums of ints are exact.
-    """
-
-    def __init__(self) -> None:
-        self.first_leaf: int = 1  # node of row 0
-        self.nodes: list[float] = [0, 0]  # node 1 is the root
-
-    @property
-    def total(self) -> float:
-        """Sum over all rows."""
-        return self.nodes[1]
-
-    def __setitem__(self, row: int, value: float) -> None:
-        if row >= self.first_leaf:
-            leaves = self.nodes[self.first_leaf :]
-            self.fill(leaves + [0] * (row + 1 - len(leaves)))
-        nodes, node = self.nodes, self.first_leaf + row
-        nodes[node] = value
-        while node > 1:
-            node >>= 1
-            nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
-
-    def fill(self, values: list[float]) -> None:
-        """Replaces all rows at once."""
-        self.first_leaf = 1 << max(len(values) - 1, 0).bit_length()
-        self.nodes = [0] * self.first_leaf + values + [0] * (self.first_leaf - len(values))
-        for node in range(self.first_leaf - 1, 0, -1):
-            self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
-
-    def find(self, prefix: float) -> int:
-        """Returns the row in whose part of the total ``prefix`` lies; never a row of 0 unless the total is 0.
-
-        Args:
-            prefix: at least 0 and below :attr:`total`.
-        """
-        nodes, node = self.nodes, 1
-        while node < self.first_leaf:
-            node *= 2
-            # rounding may put the prefix at the end of the left half while the right half is empty
-            if prefix >= nodes[node] and nodes[node + 1] > 0:
-                prefix -= nodes[node]
-                node += 1
-        return node - self.first_leaf
-
-
 _FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, where float64 sums lose nothing
+_WINDOW = 1_000  # replays, 16 rollouts of 64 environments; an estimate of 5 then has a standard error of 0.3
+_FEWEST_EFFECTIVE = 5
+_FEWEST_SCORED = 4 * _FEWEST_EFFECTIVE  # 5 effective levels out of fewer are no narrow replay
 
 
 class Prioritization(ABC):
@@ -172,6 +127,7 @@ class Rank(_Ordered):
     def draw(self, generator: torch.Generator) -> int:
         count = len(self._order)
         self._extend_weights(count)
+        # By rank, whose weights are the same for all scores: one search, and one look-up in the sorted list.
         point = uniform(generator) * self._cumulative[count - 1]
         rank = int(np.searchsorted(self._cumulative[:count], point, side="right"))
         return int(self._order[min(rank, count - 1)][2])
@@ -184,8 +140,8 @@ class Rank(_Ordered):
         return weights / self._cumulative[count - 1]
 
     def _extend_weights(self, count: int) -> None:
-        """Computes weights of ranks 1, 2, ..., relative to the first, and their cumulative sums."""
-        if count > len(self._weights):
+        if count > len(self._weights):  # twice as many as needed, so that this is rare
+            # Relative to rank 1, computed by logarithms: a low temperature would overflow the power.
             self._weights = np.exp(-np.log(np.arange(1, max(2 * count, 64) + 1)) / self.score_temperature)
             self._cumulative = np.cumsum(self._weights)
 
@@ -239,13 +195,13 @@ class _Weighted(Prioritization):
             self._rescale(float(state["reference"]))
 
     def _rescale(self, reference: float | None = None) -> None:
-        """Rescales all weights, by the largest if no reference is given, so that sums neither overflow nor vanish."""
+        # Weights are relative to the largest, so that their sums neither overflow nor vanish.
         largest = max((log for log in self._logs if log > -math.inf), default=0.0)
         self._reference = largest if reference is None else reference
         self._tree.fill([self._weight(log) for log in self._logs])
 
     def _weight(self, log: float) -> float:
-        """Returns a weight relative to the reference; above 0 unless ``log`` is ``-inf``, to keep it drawable."""
+        # Above 0 unless the score's weight is 0, so that a level far below the others can still be drawn.
         return math.exp(max(log - self._reference, -2.0 * _FARTHEST_LOG)) if log > -math.inf else 0.0
 
     def put(self, row: int, score: float, timestamp: int) -> None:
@@ -254,15 +210,15 @@ class _Weighted(Prioritization):
             self._logs[row] = log
         else:
             self._logs.append(log)
-        if log - self._reference > _FARTHEST_LOG:
+        if log - self._reference > _FARTHEST_LOG:  # far above the others
             self._rescale()
             return
         self._tree[row] = self._weight(log)
-        if 0.0 < self._tree.total < math.exp(-_FARTHEST_LOG):
+        if 0.0 < self._tree.total < math.exp(-_FARTHEST_LOG):  # the largest were lowered
             self._rescale()
 
     def draw(self, generator: torch.Generator) -> int:
-        if self._tree.total == 0.0:
+        if self._tree.total == 0.0:  # no score has a weight: uniformly
             return int(torch.randint(len(self._logs), (), generator=generator, device="cpu"))
         return self._tree.find(uniform(generator) * self._tree.total)
 
@@ -291,7 +247,6 @@ class Boltzmann(_Weighted):
 
 
 def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-    """Returns rows from the highest score to the lowest, int64 ``[L]``; ties by the older timestamp."""
     falling = -scores
     order = np.argsort(falling)
     ordered = falling[order]
@@ -305,16 +260,49 @@ def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
     return order
 
 
-_WINDOW = 1_000  # replays, 16 rollouts of 64 environments; an estimate of 5 then has a standard error of 0.3
-_FEWEST_EFFECTIVE = 5
-_FEWEST_SCORED = 4 * _FEWEST_EFFECTIVE  # 5 effective levels out of fewer are no narrow replay
+class SumTree:
+    """Binary tree of sums: setting a row and finding a prefix take log2(rows) steps.
+
+    Every sum is recomputed from its two halves, so that rounding errors do not accumulate; sums of ints are exact.
+    """
+
+    def __init__(self) -> None:
+        self.first_leaf: int = 1  # node of row 0
+        self.nodes: list[float] = [0, 0]  # node 1 is the root
+
+    @property
+    def total(self) -> float:
+        return self.nodes[1]
+
+    def __setitem__(self, row: int, value: float) -> None:
+        if row >= self.first_leaf:  # the leaves are doubled
+            leaves = self.nodes[self.first_leaf :]
+            self.fill(leaves + [0] * (row + 1 - len(leaves)))
+        nodes, node = self.nodes, self.first_leaf + row
+        nodes[node] = value
+        while node > 1:
+            node >>= 1
+            nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
+
+    def fill(self, values: list[float]) -> None:
+        self.first_leaf = 1 << max(len(values) - 1, 0).bit_length()
+        self.nodes = [0] * self.first_leaf + values + [0] * (self.first_leaf - len(values))
+        for node in range(self.first_leaf - 1, 0, -1):
+            self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
+
+    def find(self, prefix: float) -> int:
+        nodes, node = self.nodes, 1
+        while node < self.first_leaf:
+            node *= 2
+            # Rounding may put the prefix at the end of the left half while the right half is empty
+            if prefix >= nodes[node] and nodes[node + 1] > 0:
+                prefix -= nodes[node]
+                node += 1
+        return node - self.first_leaf
 
 
 def effective_number(probabilities: np.ndarray) -> float:
-    """Returns one over the sum of squared probabilities ``[L]``: L where all are equal, 1 where one level has all.
-
-    Two independent draws take the same level with probability ``1 / effective_number``.
-    """
+    # Two independent draws take the same level with probability 1 / n: n is L where all are equal, 1 where one has all.
     return float(1.0 / np.square(probabilities).sum())
 
 
@@ -338,16 +326,10 @@ class ReplayConcentration:
         self._repeats = 0
 
     def add(self, level: tuple[int, int], scored: int) -> None:
-        """Counts a replay; warns at the end of the first 1,000 of which more than one in five are repeats.
-
-        Args:
-            level: row of the replayed level, and its generation.
-            scored: levels with a score; replays out of fewer than 20 are not counted.
-        """
-        if not self._is_counting or scored < _FEWEST_SCORED:
+        if not self._is_counting or scored < _FEWEST_SCORED:  # few levels repeat without being narrow
             return
         self._replays += 1
-        self._repeats += level == self._last
+        self._repeats += level == self._last  # by row and generation: a row may get another level
         self._last = level
         if self._replays < _WINDOW:
             return
@@ -355,7 +337,7 @@ class ReplayConcentration:
         self._replays = self._repeats = 0
         if replays >= _FEWEST_EFFECTIVE * repeats:
             return
-        self._is_counting = False
+        self._is_counting = False  # warns once
         warnings.warn(
             f"of the last {replays:,} replays {repeats:,} took the same level as the replay before, as if only "
             f"{replays / repeats:.1f} levels were replayed, although {scored:,} have a score: "

@@ -91,7 +91,6 @@ class LevelSelector(PartState, ABC):
     def _play(self, actor: Actor, level_id: int) -> None: ...
 
     def checked(self, level_id: int) -> int:
-        """Returns the id of a level that can be played, as an int."""
         whole = checked_level_id(level_id)
         if self._members is not None and whole not in self._members:
             raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
@@ -128,15 +127,14 @@ class LevelSelector(PartState, ABC):
                 not finite. Then, and if the score function fails, nothing is changed.
         """
         episode = self.running.oldest(actor, level_id)
-        segment = Segment(steps, episode_done)
+        segment = Segment(steps, episode_done)  # checked as a whole before anything is learned from it
         score = self._learn(episode, segment, episode_done)
-        if episode_done:
+        if episode_done:  # after the score: an update that raises may be repeated
             self._end(actor, episode)
         return score
 
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        """Adds the steps to the episode's score; raises before anything is changed. By default scores nothing."""
-        return None
+        return None  # scores nothing by default; an override raises before anything is changed
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
@@ -154,7 +152,7 @@ class LevelSelector(PartState, ABC):
         Raises:
             ValueError: the actor does not play this level.
         """
-        self.running.oldest(actor, level_id)
+        self.running.oldest(actor, level_id)  # raises if there is none
         return next(one.trains for one in reversed(self.running.of(actor)) if one.level_id == level_id)
 
     def in_flight(self, actor: Actor) -> list[int]:
@@ -213,7 +211,7 @@ class LevelSelector(PartState, ABC):
             raise ValueError(f"the state lacks or adds {sorted(set(state) ^ set(before))}; give what state_dict() gave")
         try:
             self._load(state)
-        except BaseException:
+        except BaseException:  # a state that fits in part changes nothing
             self._load(before)
             raise
 
@@ -278,7 +276,7 @@ def segments(
             f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)} and there are {len(names)} "
             "actors; give [actors, T] for both"
         )
-    steps = rollout.select(*_KEYS, strict=False).cpu()
+    steps = rollout.select(*_KEYS, strict=False).cpu()  # one copy off the device, whatever the number of pieces
     ends = steps["next", "done"].reshape(steps.shape).tolist()
     played = level_id.tolist()
     tree = nest(key if isinstance(key, tuple) else (key,) for key in steps.keys(True, True))
@@ -286,7 +284,7 @@ def segments(
         start = 0
         columns = {(key,) if isinstance(key, str) else key: column[row] for key, column in steps.items(True, True)}
         for stop in range(1, steps.shape[1] + 1):
-            if ends[row][stop - 1] or stop == steps.shape[1]:
+            if ends[row][stop - 1] or stop == steps.shape[1]:  # the rollout may end within an episode
                 if len(set(played[row][start:stop])) > 1:
                     raise ValueError(
                         f"steps {start} to {stop - 1} of actor {actor!r} are one episode on the levels "

@@ -25,42 +25,6 @@ __all__ = ["REFUSED", "LevelSampler", "LevelTable", "LevelWriter"]
 REFUSED = -1
 
 
-class StalenessTree:
-    """Draws rows in proportion to the age of their timestamps, exactly, in integers."""
-
-    def __init__(self) -> None:
-        self._timestamps = SumTree()
-        self._rows = 0
-
-    def put(self, row: int, timestamp: int) -> None:
-        """Adds a row or changes its timestamp."""
-        if row == self._rows:
-            self._rows += 1
-        self._timestamps[row] = timestamp
-
-    def fill(self, timestamps: list[int]) -> None:
-        """Replaces all rows at once: row k has ``timestamps[k]``."""
-        self._rows = len(timestamps)
-        self._timestamps.fill(list(timestamps))
-
-    def total(self, now: int) -> int:
-        """Returns the sum of ``now - timestamp`` over the rows."""
-        return int(now * self._rows - self._timestamps.total)
-
-    def find(self, now: int, prefix: int) -> int:
-        """Returns the row in whose part of :meth:`total` ``prefix`` lies; ``prefix`` is in [0, total)."""
-        nodes, node = self._timestamps.nodes, 1
-        row, width = 0, self._timestamps.first_leaf  # the first row below a node, and the number of its leaves
-        while width > 1:
-            node, width = 2 * node, width // 2
-            rows = self._rows - row  # those below the left child are at most its leaves
-            left = now * (rows if rows < width else width) - nodes[node]
-            if prefix >= left:
-                prefix -= int(left)
-                node, row = node + 1, row + width
-        return row
-
-
 class LevelTable:
     """Ids, scores and timestamps of the levels that have a score, one level a row.
 
@@ -105,22 +69,18 @@ class LevelTable:
         return level_id in self._rows
 
     @property
-    def scores(self) -> np.ndarray:
-        """Score of each row, float64 ``[L]``."""
+    def scores(self) -> np.ndarray:  # float64 [L]
         return self._scores[: self._count]
 
     @property
-    def timestamps(self) -> np.ndarray:
-        """Episode at which each row was last drawn, int64 ``[L]``."""
+    def timestamps(self) -> np.ndarray:  # episode in which each level was last drawn, int64 [L]
         return self._timestamps[: self._count]
 
     @property
     def staleness(self) -> np.ndarray:
-        """Episodes since each row was last drawn, int64 ``[L]``."""
         return self.episodes - self.timestamps
 
     def row_of(self, level_id: int) -> int:
-        """Returns the row of a stored level, -1 for others."""
         return self._rows.get(level_id, REFUSED)
 
     def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> tuple[int, int | None]:
@@ -137,6 +97,7 @@ class LevelTable:
         """
         row = self._rows.get(level_id)
         if row is not None:
+            # Another actor may have begun the level since this episode did.
             self.put(row, score, max(timestamp, int(self._timestamps[row])))
             return row, None
         row, evicted = self._count, None
@@ -144,7 +105,7 @@ class LevelTable:
             self.level_ids.append(level_id)
         else:
             row = self.least_probable()
-            if not self.scores[row] < score:
+            if not self.scores[row] < score:  # algorithm 2 of the paper: only a better level takes the row
                 self.refused += 1
                 return REFUSED, None
             self.replaced += 1
@@ -156,48 +117,40 @@ class LevelTable:
         return row, evicted
 
     def put(self, row: int, score: float, timestamp: int, *, is_another_level: bool = False) -> None:
-        """Sets the score of a row, or of the next free one, and the episode in which its level was last played.
-
-        ``is_another_level``: whether the row had another level before.
-        """
         is_added = row == self._count
         if is_added:
             if row == len(self._scores):
-                rows = max(2 * row, 64)
+                rows = max(2 * row, 64)  # doubled: an unbounded set may be large
                 self._scores = np.resize(self._scores, rows)
                 self._timestamps = np.resize(self._timestamps, rows)
                 self._generations = np.resize(self._generations, rows)
             self._count += 1
             self._generations[row] = 0
         elif is_another_level:
-            self._generations[row] += 1
+            self._generations[row] += 1  # feedback for the level before is dropped
         if is_added or self._timestamps[row] != timestamp:  # equal if the level is scored for its newest episode
             self._staleness.put(row, timestamp)
         self._scores[row], self._timestamps[row] = score, timestamp
         self._order.put(row, score, timestamp)
 
     def touch(self, row: int) -> None:
-        """Marks the level of a row as played in the newest episode."""
         self.put(row, float(self._scores[row]), self.episodes)
 
     def begin_episode(self) -> int:
-        """Advances the clock by one episode and returns the episode's number."""
         self.episodes += 1
         return self.episodes
 
     def draw(self, in_flight: Collection[int] = ()) -> int:
-        """Draws a row by its replay probability; changes no level.
-
-        Args:
-            in_flight: ids of levels that a draw by score leaves out, see :meth:`probabilities`.
-        """
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
+        # A mixture of two draws: by staleness with this probability, else by score.
         if self.staleness_weight > 0.0 and uniform(self.generator) < self.staleness_weight:
             total = self._staleness.total(self.episodes)
+            # In integers, without rounding; uniform while no level is stale.
             drawn = int(torch.randint(total or self._count, (), generator=self.generator, device="cpu"))
             row = self._staleness.find(self.episodes, drawn) if total else drawn
         elif in_flight:
+            # Linear in the number of levels: ranks among those that are left are others for each set in flight.
             cumulative = np.cumsum(self._by_score(in_flight))
             row = int(np.searchsorted(cumulative, uniform(self.generator) * cumulative[-1], side="right"))
             row = min(row, self._count - 1)
@@ -207,9 +160,8 @@ class LevelTable:
         return row
 
     def _by_score(self, in_flight: Collection[int]) -> np.ndarray:
-        """Returns the probability of each row by score; those in flight have none, unless all levels are."""
         rows = [self._rows[level_id] for level_id in in_flight if level_id in self._rows]
-        if not rows or len(rows) == self._count:
+        if not rows or len(rows) == self._count:  # with all levels in flight none is left out
             return self._order.probabilities(self.scores, self.timestamps)
         is_idle = np.ones(self._count, np.bool_)
         is_idle[rows] = False
@@ -235,8 +187,8 @@ class LevelTable:
         return (1.0 - self.staleness_weight) * by_score + self.staleness_weight * by_staleness
 
     def least_probable(self) -> int:
-        """Returns the row of least replay probability; among equals the lowest score, then the lowest row."""
         probabilities = self.probabilities()
+        # Among equals the lowest score, then the lowest row.
         least = np.flatnonzero(probabilities == probabilities.min())
         return int(least[np.argmin(self.scores[least])])
 
@@ -260,7 +212,6 @@ class LevelTable:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Scores, timestamps, clock and generator; :meth:`stored_levels` has the ids."""
         return {
             "episodes": self.episodes,
             "score": torch.from_numpy(self.scores.copy()),
@@ -272,27 +223,58 @@ class LevelTable:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; :meth:`set_stored_levels` restores the ids."""
         self.episodes, self.dropped = int(state_dict["episodes"]), int(state_dict["dropped"])
         self._scores = state_dict["score"].cpu().numpy().astype(np.float64)
         self._timestamps = state_dict["timestamp"].cpu().numpy().astype(np.int64)
         self._generations = state_dict["generation"].cpu().numpy().astype(np.int64)
         self._count = len(self._scores)
+        # Trees and sorted lists follow from scores and timestamps, and are built anew.
         self._order.fill(self._scores, self._timestamps)
         self._order.load_state_dict(state_dict["prioritization"])
         self._staleness.fill(self._timestamps.tolist())
         self.generator.set_state(state_dict["generator"].cpu())
 
     def stored_levels(self) -> dict[str, Any]:
-        """Ids in the order of their rows, and counters: the state of the writer."""
         level_ids = torch.tensor(self.level_ids, dtype=torch.int64, device="cpu")
         return {"level_id": level_ids, "refused": self.refused, "replaced": self.replaced}
 
     def set_stored_levels(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`stored_levels`."""
         self.level_ids = state["level_id"].tolist()
         self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
         self.refused, self.replaced = int(state["refused"]), int(state["replaced"])
+
+
+class StalenessTree:
+    """Draws rows in proportion to the age of their timestamps, exactly, in integers."""
+
+    def __init__(self) -> None:
+        self._timestamps = SumTree()
+        self._rows = 0
+
+    def put(self, row: int, timestamp: int) -> None:
+        if row == self._rows:
+            self._rows += 1
+        self._timestamps[row] = timestamp
+
+    def fill(self, timestamps: list[int]) -> None:
+        self._rows = len(timestamps)
+        self._timestamps.fill(list(timestamps))
+
+    def total(self, now: int) -> int:
+        return int(now * self._rows - self._timestamps.total)
+
+    def find(self, now: int, prefix: int) -> int:
+        # The tree holds timestamps, and ages grow with every episode: a node's age is now * its rows - its sum.
+        nodes, node = self._timestamps.nodes, 1
+        row, width = 0, self._timestamps.first_leaf  # the first row below a node, and the number of its leaves
+        while width > 1:
+            node, width = 2 * node, width // 2
+            rows = self._rows - row  # those below the left child are at most its leaves
+            left = now * (rows if rows < width else width) - nodes[node]
+            if prefix >= left:
+                prefix -= int(left)
+                node, row = node + 1, row + width
+        return row
 
 
 class LevelSampler(LevelTable, Sampler):
@@ -353,9 +335,9 @@ class LevelSampler(LevelTable, Sampler):
         for _ in range(batch_size):
             row = self.draw()
             rows.append(row)
-            staleness.append(self.episodes - int(self._timestamps[row]))
+            staleness.append(self.episodes - int(self._timestamps[row]))  # before the draw
             episodes.append(self.begin_episode())
-            self.touch(row)
+            self.touch(row)  # the next draw finds it with staleness 0
         information = {
             "score": torch.from_numpy(self._scores[rows]),
             "staleness": torch.tensor(staleness, device="cpu"),
@@ -413,11 +395,9 @@ class LevelSampler(LevelTable, Sampler):
                 self.put(row, score, int(self._timestamps[row]))
 
     def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
         write_state(path, self.state_dict(), of=type(self).__name__)
 
     def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
         load_state(path, self.load_state_dict)
 
     def _empty(self) -> None:
@@ -488,9 +468,10 @@ class LevelWriter(TensorDictRoundRobinWriter):
             placed.append(self.sampler.place(level_id, score, episode, self.capacity)[0])
             newest[placed[n]] = n
         newest.pop(REFUSED, None)
-        if newest:
+        if newest:  # one write: of a row that was placed twice the later level
             rows, positions = torch.tensor(sorted(newest.items()), device="cpu").unbind(-1)
             self._storage.set(rows, stored[positions])
+        # A level placed first may have been evicted by a later one.
         index = [row if self.sampler.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
         return torch.tensor(index, dtype=torch.int64, device="cpu")
 
@@ -509,11 +490,9 @@ class LevelWriter(TensorDictRoundRobinWriter):
         self.sampler.set_stored_levels(state_dict)
 
     def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
         write_state(path, self.state_dict(), of=type(self).__name__)
 
     def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
         load_state(path, self.load_state_dict)
 
     def _empty(self, empty_write_count: bool = True) -> None:
@@ -532,8 +511,7 @@ def _column(data: TensorDictBase, key: str, *, is_whole: bool) -> list[Any]:
 
 
 def _check_fits(stored: TensorDictBase, given: TensorDictBase) -> None:
-    """Compares the columns of two rows, but for the buffer's own ``index``."""
-    before, now = (
+    before, now = (  # but for the buffer's own index
         {key: f"shape {list(leaf.shape)}, {leaf.dtype}" for key, leaf in row.items(True, True) if key != "index"}
         for row in (stored, given)
     )

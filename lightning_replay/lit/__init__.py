@@ -40,10 +40,7 @@ __all__ = [
 ]
 
 # imported at first use: `lightning-replay configs` needs neither Lightning nor TorchRL
-_MODULES = (
-    *("callbacks", "data", "level_data", "replay_data", "playing"),
-    "level_collection",
-)
+_MODULES = ("callbacks", "data", "level_data", "replay_data", "playing", "level_collection")
 
 
 def __getattr__(name: str) -> Any:

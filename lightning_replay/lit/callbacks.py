@@ -52,7 +52,7 @@ class _LogStats(L.Callback):
     _last: tuple[int, float]  # clock and time of the last record
 
     def _write(self, trainer: L.Trainer, clock: int, rate: str, stats: dict[str, float], outputs: Any) -> None:
-        """Adds the recent return, the scalars among a training step's outputs and the speed of a clock."""
+        # A tensor is read at a record alone: on a GPU the reading waits for the update.
         collection, now = source_of(trainer, self).collection, time.perf_counter()
         for name, value in dict(outputs or {}).items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -126,11 +126,10 @@ class LogLevelStats(_LogStats):
 
 
 def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """Returns the numbers of nested mappings by path, such as ``replay/tables/goal/fill``."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            numbers |= _numbers(value, f"{prefix}/{name}")
+            numbers |= _numbers(value, f"{prefix}/{name}")  # such as replay/tables/goal/fill
         elif isinstance(value, int | float) and not isinstance(value, bool):
             numbers[f"{prefix}/{name}"] = value
     return numbers

@@ -85,13 +85,14 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Saves the buffer, then the file that names it, then removes the buffers saved with it before."""
         state = checkpoint.get(type(self.datamodule).__qualname__)
         if state is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
             self.wrapped.save_checkpoint(checkpoint, path, storage_options)
             return
         file = _local(path)
         file.parent.mkdir(parents=True, exist_ok=True)
+        # The replay first, then the file that names it, then the replays saved with it before: killed at any time, the
+        # file finds its replay.
         with exclusive(file.parent) as is_alone:
             before = replays_beside(file)
             target = self._save_replay(file, state["updates"])
@@ -104,11 +105,11 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
                     shutil.rmtree(stale, ignore_errors=True)
 
     def _save_replay(self, file: Path, updates: int) -> Path:
-        """Saves, or links the files of a save of the same state; ``save_last=True`` makes two of each."""
+        # Of the same state as the newest save, its files are linked: save_last=True makes two checkpoints of each.
         stamp = self.datamodule.replay_stamp()
         before, newest = self._newest or (None, None)
         if newest is not None and before == stamp and newest.is_dir():
-            if newest in replays_beside(file):
+            if newest in replays_beside(file):  # the file itself is written again
                 return newest
             target = _new_replay(file, updates)
             try:
@@ -120,16 +121,15 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             except OSError:  # a file system without hard links
                 shutil.rmtree(target, ignore_errors=True)
         target = _new_replay(file, updates)
-        self.datamodule.replay.save(target, previous=newest)
+        self.datamodule.replay.save(target, previous=newest)  # links the files that have not changed
         self._newest = (stamp, target)
         return target
 
     def _abandoned(self, file: Path) -> list[Path]:
-        """Returns replays in the folder of ``file`` whose saves were killed before a checkpoint named them."""
         found = []
         for replay in file.parent.glob("*.replay"):
             owner = file.with_name(f"{_stem_of(replay)}{file.suffix}")
-            if not (replay / _UNFINISHED).exists():
+            if not (replay / _UNFINISHED).exists():  # a checkpoint named it when its save ended
                 continue
             try:
                 name = type(self.datamodule).__qualname__
@@ -140,14 +140,8 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         return found
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads the file and finds the replay beside it, before anything is restored.
-
-        Raises:
-            DamagedFileError: the replay is that of another checkpoint, or damaged.
-            FileNotFoundError: the replay is not there.
-        """
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
-        replay = self.datamodule.find_replay(checkpoint, _local(path))
+        replay = self.datamodule.find_replay(checkpoint, _local(path))  # raises before anything is restored
         if replay is not None and self._newest is None:
             self._newest = (None, replay)  # of another state, but rows that stay have the same files
         return checkpoint
@@ -159,11 +153,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
 
 
 def check_checkpoint(path: str | Path | None) -> None:
-    """Refuses a local file that is no checkpoint of Lightning; names such as ``"last"`` and addresses pass.
-
-    Raises:
-        ValueError: there is no such file, or it is something else.
-    """
+    # Addresses and Lightning's own words are left to Lightning.
     if path is None or "://" in str(path) or str(path) in ("best", "last", "hpc") or str(path).startswith("registry"):
         return
     accepted = "give a .ckpt file that a run has saved, or 'last'"
@@ -179,8 +169,8 @@ def check_checkpoint(path: str | Path | None) -> None:
 
 
 def _warn_of_unloadable(checkpoint: Mapping[str, Any]) -> None:
-    """Warns of entries with objects that torch does not load with ``weights_only``, Lightning's default."""
     parts: dict[str, Any] = {}
+    # Lightning loads with weights_only by default.
     for name, value in checkpoint.items():
         if name not in ("state_dict", "optimizer_states"):  # tensors, and large
             nested = isinstance(value, Mapping)
@@ -207,7 +197,6 @@ def _is_loadable(value: Any) -> bool:
 
 
 def replays_beside(file: Path) -> list[Path]:
-    """Returns the buffers saved with this checkpoint file."""
     return [path for path in file.parent.glob("*.replay") if _stem_of(path) == file.stem]
 
 
@@ -225,7 +214,7 @@ def saved_replay(file: Path, name: str | None, replay_id: str) -> Path:
     """
     candidates = [*([file.with_name(name)] if name else []), *replays_beside(file)]
     found = [candidate for candidate in candidates if candidate.is_dir()]
-    for candidate in found:
+    for candidate in found:  # the one it names, or one that was renamed together with the file
         if save_id(candidate) == replay_id:
             return candidate
     if found:
@@ -241,7 +230,7 @@ def saved_replay(file: Path, name: str | None, replay_id: str) -> Path:
 
 
 def _new_replay(file: Path, updates: int) -> Path:
-    """Creates the folder of a replay: not one that is there, which the checkpoint may name until it is overwritten."""
+    # Not one that is there: the checkpoint may name it until it is overwritten.
     target, number = file.with_name(f"{file.stem}.{updates}.replay"), 0
     while target.exists():
         number += 1
@@ -252,7 +241,6 @@ def _new_replay(file: Path, updates: int) -> Path:
 
 
 def _stem_of(replay: Path) -> str | None:
-    """Returns the stem of the checkpoint file that a replay was saved with."""
     match = re.fullmatch(r"(.+)\.\d+(?:-\d+)?\.replay", replay.name)
     return None if match is None else match[1]
 

@@ -34,67 +34,6 @@ SIGTERM_STATUS = 128 + signal.SIGTERM  # of a process, as shells and schedulers 
 _HINT = b"\nStopping after the training step in progress. A second signal does not wait for it.\n"
 
 
-class StopSignals:
-    """Defers the first SIGINT or SIGTERM to :meth:`raise_pending`; the second one interrupts at once.
-
-    Raises ``KeyboardInterrupt`` for SIGINT and Lightning's ``SIGTERMException`` for SIGTERM, after calling the former
-    handlers, Lightning's among them; a process that does not catch the latter exits with status 143. A SIGINT that the
-    program handles itself or ignores keeps its effect. Python runs handlers in the main thread only; in another thread
-    this class does nothing.
-    """
-
-    def __init__(self) -> None:
-        self._previous: dict[int, Any] = {}
-        self._pending: int | None = None
-        self._process = 0
-
-    def install(self) -> None:
-        self._pending = None
-        self._process = os.getpid()
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._receive)
-        if signal.getsignal(signal.SIGTERM) not in (None, signal.SIG_IGN):
-            self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
-
-    def remove(self) -> None:
-        """Restores the handlers, except those that were replaced since."""
-        while self._previous:
-            number, handler = self._previous.popitem()
-            if signal.getsignal(number) == self._receive:
-                signal.signal(number, handler)
-
-    @property
-    def is_pending(self) -> bool:
-        return self._pending is not None
-
-    def raise_pending(self) -> None:
-        """Raises the exception of the deferred signal, if there is one."""
-        if self._pending is not None:
-            self._raise(self._pending, None)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            # A forked environment. Ctrl-C reaches it too, but its parent needs it to finish the step.
-            if number == signal.SIGTERM:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
-        elif self._pending is None:
-            self._pending = number
-            os.write(2, _HINT)  # print may not be called in a handler: the step may be printing
-        else:
-            self._raise(number, frame)
-
-    def _raise(self, number: int, frame: FrameType | None) -> NoReturn:
-        previous = self._previous.get(number)
-        if callable(previous):
-            previous(number, frame)
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SIGTERMException(SIGTERM_STATUS)
-
-
 class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     """Keeps ``best.ckpt``, the best by a metric, and ``last.ckpt``, from which ``fit(ckpt_path="last")`` resumes.
 
@@ -192,19 +131,19 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._newest = str(resumed or self.last_model_path)
         self._seen = self._metric(trainer)  # of an untrained agent, or of one that was saved with its score
         self._is_saving = False
-        source.pause_hooks.append(self._pause)
+        source.pause_hooks.append(self._pause)  # called between training steps, where nothing is half done
         self._source = source
         self._signals.install()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Marks the update as finished; it is saved only after the LightningModule's own hook."""
+        # The update is finished, but saved only after the LightningModule's own hook, which follows.
         if self._source is not None:
             self._source.is_update_open = False
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Saves the best at the end of the run, before averages replace the weights that were scored."""
+        # At the end of the run the best is saved before averages replace the weights that were scored.
         if self._source is not None and (trainer.should_stop or self._source.is_finished):
             self._save_best(trainer)
 
@@ -216,17 +155,17 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._release()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Saves the finished updates and steps, and prints the file's name in one line."""
         source = self._source
         if source is None:  # before the training, such as while a checkpoint is restored, or after it
             return
         self._release()
         progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current  # declared without `processed`
+        # Whether training_step had ended: its update counts, and Lightning's counts are made to agree.
         is_learned = progress.ready == progress.processed == progress.completed + 1
         self._is_step_open = progress.ready > progress.processed
         if is_learned:
             source.is_update_open = False
-        source.drop_open_update()
+        source.drop_open_update()  # one that was not finished is made again after a resume
         reason = self._reason_against_saving(trainer, exception)
         if reason is None and source.clocks != self._saved:
             try:
@@ -237,7 +176,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._report(reason)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Restores the handlers of a run that ended without ``on_train_end`` and without an exception."""
+        # Also of a run that ended without on_train_end and without an exception.
         self._release()
         super().teardown(trainer, pl_module, stage)
 
@@ -273,7 +212,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             self._save_last(trainer, source)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
-        """Returns whether a checkpoint, or the end of the run by a signal, follows the update that was made last."""
+        # A signal ends the run after this update too.
         return self._source is not None and (self._signals.is_pending or self._is_save_due(source))
 
     def _is_save_due(self, source: EnvStepDataModule) -> bool:
@@ -286,7 +225,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._newest = self.last_model_path
 
     def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
-        self._is_saving = True
+        self._is_saving = True  # stays true where saving raises, see _reason_against_saving
         super()._save_checkpoint(trainer, filepath)
         self._is_saving = False
 
@@ -319,7 +258,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         rank_zero_info(f"\nSaved: {kept}" if reason is None else f"\nNothing was saved, because {reason}; {kept}")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Removes an unfinished training step from Lightning's counts, as from the data module's."""
+        # Lightning counts a step when it begins; an unfinished one is removed, as from the data module's clock.
         if self._is_step_open:
             progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
             for counts in (progress["total"], progress["current"]):
@@ -327,15 +266,11 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             progress["is_last_batch"] = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores which checkpoints are the best, also of another folder, where they still exist."""
+        # The best ones may be in another folder, or gone.
         best = {path: score for path, score in state_dict["best_k_models"].items() if os.path.exists(path)}
         super().load_state_dict(state_dict | {"dirpath": self.dirpath, "best_k_models": best})
 
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
-        """Returns the checkpoint for ``ckpt_path="last"``: the one of the most steps, of these the one written last.
-
-        Not by the times of the files alone, which a copied folder has in any order.
-        """
         found: set[str] = super()._find_last_checkpoints(trainer)
         if not found and self._has_own_folder and trainer.loggers:
             logger = trainer.loggers[0]
@@ -344,6 +279,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             found = {str(path) for path in runs.glob(names)}
         if len(found) < 2:
             return found
+        # By the clocks in the files: a copied folder has times in any order. Of equal ones the file written last.
         module = type(source_of(trainer, self)).__qualname__
         clocks = {path: _clocks_in(path, module) for path in found}
         chosen = max(found, key=lambda path: (clocks[path], os.path.getmtime(path)))
@@ -356,22 +292,80 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
 
 
 def _clocks_in(path: str, module: str) -> tuple[int, int]:
-    """Returns environment steps and updates in a checkpoint of a data module; -1 each if they cannot be read."""
     try:
         state = torch.load(path, map_location="meta", weights_only=True)[module]
         return int(state["collection"]["env_steps"]), int(state["updates"])
-    except Exception:  # torch raises errors of many kinds for damaged files and those of others
+    except Exception:  # torch raises errors of many kinds for damaged files and files of other programs
         return -1, -1
 
 
 def _interrupts_a_write(exception: BaseException) -> bool:
-    """Returns whether replay or levels may be inconsistent; after an ``Exception`` they are as they were."""
+    # An Exception leaves replay and levels as they were; a signal may come between two writes.
     if isinstance(exception, Exception) and not isinstance(exception, MemoryError):
         return False
     for frame, _ in walk_tb(exception.__traceback__):
         owner, name = frame.f_locals.get("self"), frame.f_code.co_name
         if isinstance(owner, TrainingReplay | LevelSelector):
-            return name != "sample"
+            return name != "sample"  # a draw writes nothing
         if isinstance(owner, Collection) and name == "_store":
             return True
     return False
+
+
+class StopSignals:
+    """Defers the first SIGINT or SIGTERM to :meth:`raise_pending`; the second one interrupts at once.
+
+    Raises ``KeyboardInterrupt`` for SIGINT and Lightning's ``SIGTERMException`` for SIGTERM, after calling the former
+    handlers, Lightning's among them; a process that does not catch the latter exits with status 143. A SIGINT that the
+    program handles itself or ignores keeps its effect. Python runs handlers in the main thread only; in another thread
+    this class does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[int, Any] = {}
+        self._pending: int | None = None
+        self._process = 0
+
+    def install(self) -> None:
+        self._pending = None
+        self._process = os.getpid()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._receive)
+        if signal.getsignal(signal.SIGTERM) not in (None, signal.SIG_IGN):
+            self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
+
+    def remove(self) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            if signal.getsignal(number) == self._receive:  # else another handler was installed since
+                signal.signal(number, handler)
+
+    @property
+    def is_pending(self) -> bool:
+        return self._pending is not None
+
+    def raise_pending(self) -> None:
+        if self._pending is not None:
+            self._raise(self._pending, None)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A forked environment. Ctrl-C reaches it too, but its parent needs it to finish the step.
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+        elif self._pending is None:
+            self._pending = number
+            os.write(2, _HINT)  # print may not be called in a handler: the step may be printing
+        else:
+            self._raise(number, frame)
+
+    def _raise(self, number: int, frame: FrameType | None) -> NoReturn:
+        previous = self._previous.get(number)
+        if callable(previous):  # Lightning's, which marks the signal as received
+            previous(number, frame)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SIGTERMException(SIGTERM_STATUS)

@@ -24,73 +24,6 @@ _OTHER_WEIGHTS = (
 )
 _HOSTS = sys.stdlib_module_names | {"lightning", "lightning_replay", "torch", "fsspec", "jsonargparse"}
 _PARSERS = {"importlib", "jsonargparse", "yaml"}  # an option that is not YAML, or that names an unknown module
-
-
-def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, BaseException]:
-    """Returns a line on the wrong option or the missing extra, and the error that jsonargparse wrapped.
-
-    The line is ``None`` where the traceback is needed. A missing extra and an unknown environment are reported at any
-    time, other refusals before the run begins, or where none of the user's code took part. A ``ValueError`` of a class
-    that is built from the options is a refusal; other errors in the user's code, such as an import that fails in a
-    module of theirs, keep their tracebacks. The run begins, ``is_begun``, when all classes are instantiated.
-    """
-    from lightning_replay.envs.building import UnknownEnvironmentError
-
-    key, root = _option_and_cause(error)
-    sentence = key + " ".join(str(root).split()).rstrip(".")
-    is_lightnings = isinstance(root, ModuleNotFoundError) and _origin(root) == "lightning"  # wandb, for its logger
-    if is_lightnings or isinstance(root, MissingExtraError | UnknownEnvironmentError):
-        return sentence, root
-    if is_begun and any(frame.f_code.co_name == "restore_model" for frame, _ in walk_tb(root.__traceback__)):
-        return _OTHER_WEIGHTS, root
-    if is_begun:
-        return (sentence if _is_refused_by_hosts(root) else None), root
-    return (sentence + SEE_HELP if _is_refusal(root) or isinstance(root, OSError) else None), root
-
-
-def _is_refused_by_hosts(root: BaseException) -> bool:
-    """Returns whether an error is of the system or of a part of ours, without code of the user's."""
-    names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in walk_tb(root.__traceback__)}
-    if not names <= _HOSTS:
-        return False
-    is_ours = isinstance(root, ValueError | TypeError | RuntimeError) and _origin(root) == "lightning_replay"
-    return is_ours or isinstance(root, OSError)
-
-
-def _is_refusal(root: BaseException) -> bool:
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
-    if isinstance(root, ArgumentError | ValueError | MisconfigurationException):
-        return True
-    origin = _origin(root)
-    is_option = origin in _PARSERS and not isinstance(root, SyntaxError)  # of a module, which importlib compiles
-    # AttributeError: a class path that a module of this library does not have
-    return is_option or (isinstance(root, TypeError | AttributeError) and origin == "lightning_replay")
-
-
-def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
-    """Returns the option, ``"data.levels: "``, and the error that a class or jsonargparse raised first.
-
-    jsonargparse wraps errors once for each level of nesting, ``Parser key "data": ...``.
-    """
-    keys: list[str] = []
-    while _origin(error) == "jsonargparse":
-        found = re.match(r'Parser key "([^"]+)":', str(error))
-        if found and keys[-1:] != [found[1]]:
-            keys.append(found[1])
-        following = error.__cause__ or error.__context__
-        if following is None:
-            break
-        error = following
-    return ".".join(keys) + ": " if keys else "", error
-
-
-def _origin(error: BaseException) -> str:
-    """Returns the package whose code raised the error; ``""`` for an error without a traceback."""
-    names = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
-    return names[-1].partition(".")[0] if names else ""
-
-
 _DESCRIPTION = """Trains an agent with a replay method; every choice is a class path in a YAML file.
 
   lightning-replay configs                                       lists the files that come with the library
@@ -105,7 +38,6 @@ The name of a recipe abbreviates its class path, lightning_replay.recipes.NAME; 
 numerical thread is used unless OMP_NUM_THREADS is set: networks this small gain nothing from more, and lose much where
 cores are shared.
 """
-
 _SUBCOMMANDS = ("fit", "validate", "test", "predict", "configs", "inspect")
 _REPLAY, _SCORE = "--data.replay", "--data.levels.score"  # init_args may be left out
 
@@ -149,10 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _add_current_folder() -> None:
-    """Puts the current folder behind the libraries on the path, unless ``PYTHONSAFEPATH`` or ``-P`` is given.
-
-    Not before them: a file there with the name of a library would be run in its place.
-    """
+    # Behind the libraries: a file with the name of one would be run in its place.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -183,11 +112,11 @@ def _run(arguments: Sequence[str]) -> None:
             parser.set_defaults({"data": {"class_path": "lightning_replay.lit.ReplayDataModule"}})
 
         def _parse_ckpt_path(self) -> None:
-            """Checks the file; Lightning would put its hyperparameters in the place of those asked for."""
+            # Lightning would put the hyperparameters of the file in the place of the ones that were given.
             check_checkpoint(self.config[self.config.subcommand].get("ckpt_path"))
 
         def before_fit(self) -> None:
-            """Refuses several processes before this object is sent to them, which is not possible."""
+            # Before Lightning sends this object to the other processes, which is not possible.
             if isinstance(self.datamodule, EnvStepDataModule):
                 self.datamodule.check_processes(self.trainer.world_size)
 
@@ -224,7 +153,6 @@ def _refuse(sentence: str) -> NoReturn:
 
 
 def _with_class_paths(arguments: Sequence[str]) -> list[str]:
-    """Replaces the name of a recipe or of a score by its class path; an unknown recipe is refused."""
     expanded: list[str] = []
     for argument in arguments:
         option, equals, value = argument.partition("=")
@@ -252,3 +180,63 @@ def _class_path(option: str, value: str) -> str:
         if inspect.isclass(kind) and not inspect.isabstract(kind):
             return f"lightning_replay.levels.scores.{value}"
     return value
+
+
+def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, BaseException]:
+    """Returns a line for the user, ``None`` where the traceback is needed, and the error that jsonargparse wrapped.
+
+    The run begins, ``is_begun``, when all classes are instantiated.
+    """
+    from lightning_replay.envs.building import UnknownEnvironmentError
+
+    key, root = _option_and_cause(error)
+    sentence = key + " ".join(str(root).split()).rstrip(".")
+    is_lightnings = isinstance(root, ModuleNotFoundError) and _origin(root) == "lightning"  # wandb, for its logger
+    # At any time: the traceback would lead into libraries, and not to the cause.
+    if is_lightnings or isinstance(root, MissingExtraError | UnknownEnvironmentError):
+        return sentence, root
+    if is_begun and any(frame.f_code.co_name == "restore_model" for frame, _ in walk_tb(root.__traceback__)):
+        return _OTHER_WEIGHTS, root
+    if is_begun:
+        return (sentence if _is_refused_by_hosts(root) else None), root
+    # Before the run a ValueError of a class that is built refuses an option; other errors of the user's code, such as
+    # an import that fails in a module of theirs, keep their tracebacks.
+    return (sentence + SEE_HELP if _is_refusal(root) or isinstance(root, OSError) else None), root
+
+
+def _is_refused_by_hosts(root: BaseException) -> bool:
+    # An error of the system, or of a part of ours, is one line only where none of the user's code took part.
+    names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in walk_tb(root.__traceback__)}
+    if not names <= _HOSTS:
+        return False
+    is_ours = isinstance(root, ValueError | TypeError | RuntimeError) and _origin(root) == "lightning_replay"
+    return is_ours or isinstance(root, OSError)
+
+
+def _is_refusal(root: BaseException) -> bool:
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    if isinstance(root, ArgumentError | ValueError | MisconfigurationException):
+        return True
+    origin = _origin(root)
+    is_option = origin in _PARSERS and not isinstance(root, SyntaxError)  # of a module, which importlib compiles
+    # AttributeError: a class path that a module of this library does not have
+    return is_option or (isinstance(root, TypeError | AttributeError) and origin == "lightning_replay")
+
+
+def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
+    keys: list[str] = []  # jsonargparse wraps an error once for each level of nesting: Parser key "data": ...
+    while _origin(error) == "jsonargparse":
+        found = re.match(r'Parser key "([^"]+)":', str(error))
+        if found and keys[-1:] != [found[1]]:
+            keys.append(found[1])
+        following = error.__cause__ or error.__context__
+        if following is None:
+            break
+        error = following
+    return ".".join(keys) + ": " if keys else "", error
+
+
+def _origin(error: BaseException) -> str:
+    names = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
+    return names[-1].partition(".")[0] if names else ""  # the package whose code raised it

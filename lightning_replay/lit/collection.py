@@ -42,6 +42,9 @@ __all__ = [
 ]
 
 
+_ROWS_PER_WRITE = 1_024
+
+
 @dataclass(frozen=True)
 class Episode:
     """A finished training episode: the environment step it ended at, its return and its length."""
@@ -70,7 +73,6 @@ class Collector(ABC):
 
     @property
     def recent_return(self) -> float:
-        """Mean return of the last ten episodes, NaN before the first."""
         recent = [episode.episode_return for episode in list(self.episodes)[-10:]]
         return float(np.mean(recent)) if recent else math.nan
 
@@ -113,7 +115,6 @@ class RunningEpisodes:
         self._began = [0] * self.num_envs  # the step before the first of each episode
 
     def count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
-        """Adds one step; returns environment, return and length of each episode that it ended."""
         self._return += reward
         self._steps += 1
         if not np.count_nonzero(done):
@@ -123,6 +124,289 @@ class RunningEpisodes:
         for i, _, _ in ended:
             self._began[i] = self._steps
         return ended
+
+
+class Rollout(RunningEpisodes):
+    """Environments in progress. Call :meth:`step` per action, :meth:`take_columns` before the replay is drawn from.
+
+    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`. Each also carries ``task``, that of the running
+    episode, where environments have tasks, and the columns that are read from infos.
+
+    Args:
+        environments: a vector that resets in the same step.
+        seed: of the first reset, and of random actions in ``action_space``.
+        first_trajectory: number of the first episode; the others count on from there.
+        assignment: of tasks to environments; ``None`` where there are none.
+        information: the columns that are read from infos.
+    """
+
+    environments: VectorSteps
+
+    def __init__(
+        self,
+        environments: VectorEnv[Any, Any, Any],
+        seed: int,
+        first_trajectory: int = 0,
+        assignment: TaskAssignment | None = None,
+        information: InformationColumns | None = None,
+    ) -> None:
+        if assignment is not None:
+            assignment.begin(environments)
+        super().__init__(VectorSteps(environments, first_trajectory=first_trajectory), seed)
+        self.action_space = deepcopy(self.action_space)  # for random actions: a space may be shared by environments
+        self.action_space.seed(seed)
+        self._assignment = assignment
+        self._information = information or InformationColumns()
+        self._pending: list[Columns] = []
+
+    @property
+    def pending_rows(self) -> int:
+        return len(self._pending) * self.num_envs
+
+    def step(self, action: Action, env_steps: int) -> list[Episode]:
+        actions = self.read_actions.actions
+        taken = action if actions is None else actions.for_environments(*action)
+        following, reward, _, _, infos = self.environments.step(taken)
+        row = self.environments.columns
+        done = row["next", "done"][:, 0]
+        if isinstance(action, tuple):  # stored as the agent gives it, with the parameters of all actions
+            row = {key: column for key, column in row.items() if key[0] != "action"}
+            row["action", "discrete"] = action[0].copy()
+            row["action", "parameters"] = action[1].astype(np.float32)
+        if self._assignment is not None:
+            row["task"] = self._assignment.running.copy()
+        if self._information.keys:
+            for key, column in self._information.read(infos, done).items():
+                row["next", key] = column[:, None]
+        self._pending.append(row)  # joined to columns only when they are stored
+        self.observation = following
+        ended = self.count_step(reward, done)
+        if not ended:
+            return []
+        if self._assignment is not None:
+            returns = [episode_return for _, episode_return, _ in ended]
+            self._assignment.finish(self.environments.env, np.flatnonzero(done), returns)
+        return [Episode(env_steps, episode_return, length) for _, episode_return, length in ended]
+
+    def take_columns(self, most: int) -> Columns:
+        steps = self._pending
+        self._pending = []
+        if len(steps) == 1 and most >= self.num_envs:
+            return steps[0]
+        return {key: np.concatenate([step[key] for step in steps])[:most] for key in steps[0]}
+
+
+class Collection(Collector):
+    """Clock and state of collecting. Environments are built at the first step after the start, :meth:`close` or a load.
+
+    Episodes that a close or a load interrupted are marked truncated in the replay, and their partial n-step transitions
+    flushed, only just before the next step: until then the buffer is unchanged.
+
+    Rows beyond ``env_steps``, of the last step of several environments, are dropped. The arguments are those of
+    :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of environments.
+    """
+
+    def __init__(
+        self,
+        replay: TrainingReplay,
+        environments: Callable[[], VectorEnv[Any, Any, Any]],
+        warmup_steps: int,
+        env_steps: int,
+        seed: int | None,
+        assignment: TaskAssignment | None = None,
+        info_keys: Sequence[str] = (),
+    ) -> None:
+        super().__init__(seed, kept_episodes=1_000)
+        self._replay = replay
+        self._environments = environments
+        self._steps_of_all = self._warmup_steps, self._last_step = warmup_steps, env_steps
+        self._assignment = assignment
+        self._information = InformationColumns(info_keys)
+        self._rollout: Rollout | None = None
+        self._next_trajectory = 0
+        self._is_interrupted = False
+        self._has_single_stream = False
+        self._stored_steps = 0
+        self._rank, self._world_size = 0, 1
+
+    def collect_share(self, replay: TrainingReplay, rank: int, world_size: int) -> None:
+        self._replay = replay
+        if self._assignment is not None:
+            self._assignment.replay = replay
+        self._rank, self._world_size = rank, world_size
+        self._warmup_steps, self._last_step = (-(-steps // world_size) for steps in self._steps_of_all)
+        self._begin_rank()
+
+    def _begin_rank(self) -> None:
+        if self._rank:  # the first process goes on as a run with one would
+            seeds = self._generator.integers(2**63, size=2)
+            self._generator = np.random.default_rng([self._rank, *seeds.tolist()])
+
+    def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
+        """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
+
+        If a step raises, earlier ones are stored and counted. The hooks are called with ``False`` about every 1,024
+        steps, so that a signal need not wait for a whole warm-up; they may :meth:`close` the environments.
+        """
+        if self.env_steps >= env_steps:
+            return
+        with acting(agent):  # once for all steps that are due, not for each
+            try:
+                while self.env_steps < env_steps:
+                    rollout = self._rollout or self._start(agent)
+                    if self.env_steps < self._warmup_steps:
+                        action = random_actions(rollout.action_space, rollout.num_envs)
+                    else:
+                        action = act_on(agent, rollout.observation, True, rollout.read_actions)
+                    self.env_steps += rollout.num_envs
+                    self.episodes.extend(rollout.step(action, self.env_steps))
+                    # One write for many steps of the warm-up; the last ones are written before the next draw.
+                    if self.env_steps < env_steps and rollout.pending_rows < _ROWS_PER_WRITE:
+                        continue
+                    self._store(rollout)
+                    if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
+                        self._information.check()
+                    for hook in pause_hooks if self.env_steps < env_steps else ():
+                        hook(False)
+            except BaseException:  # an environment, the agent or a signal: finished steps are kept
+                self._store_finished()
+                raise
+
+    def _start(self, agent: Any) -> Rollout:
+        acting_agent(agent)
+        if self._is_interrupted:
+            self._replay.end_episodes(range(self._next_trajectory))  # those that had ended stay as they are
+            self._is_interrupted = False
+        elif len(self._replay):  # rows of another run, or demonstrations, which these environments do not continue
+            self._replay.end_episodes()
+        seed = int(self._generator.integers(2**31))
+        rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
+        # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
+        is_filled = isinstance(self._replay, Replay) and len(self._replay) > 0
+        self._has_single_stream = rollout.num_envs == 1 and is_filled and not self._has_trajectory()
+        self._rollout = rollout
+        return rollout
+
+    def _has_trajectory(self) -> bool:
+        assert isinstance(self._replay, Replay)
+        storage: Any = self._replay.storage  # not the replay, whose transforms may refuse single rows
+        if isinstance(storage, PackedStorage):
+            return bool(storage.has_column("trajectory"))
+        return storage.get(slice(0, 1)).get("trajectory", None) is not None
+
+    def _store(self, rollout: Rollout) -> None:
+        excess = max(0, self.env_steps - self._last_step)  # of the last step of several environments
+        columns = rollout.take_columns(rollout.pending_rows - excess)
+        if self._has_single_stream:
+            del columns["trajectory"]
+        self._replay.extend_columns(columns)
+        if excess:  # these episodes cannot be continued
+            self.env_steps: int = self._last_step
+            self.close()
+        self._stored_steps = self.env_steps
+
+    def _store_finished(self) -> None:
+        self.env_steps = self._stored_steps  # not the step that raised
+        if self._rollout is not None and self._rollout.pending_rows:
+            self.env_steps += self._rollout.pending_rows
+            try:
+                self._store(self._rollout)
+            except (TypeError, ValueError):  # rows that the replay refuses are collected again
+                self.env_steps = self._stored_steps
+
+    def close(self) -> None:
+        if self._rollout is not None:
+            self._is_interrupted = True  # marked in the replay only before the next step
+            self._next_trajectory = self._rollout.environments.next_trajectory
+            self._rollout.environments.close()
+            self._rollout = None
+
+    def state_dict(self) -> dict[str, Any]:
+        rollout = self._rollout
+        return super().state_dict() | {
+            "processes": self._world_size,
+            "next_trajectory": self._next_trajectory if rollout is None else rollout.environments.next_trajectory,
+            "tasks": None if self._assignment is None else self._assignment.state_dict(),
+            "missing_information": self._information.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        steps_of_all = state["env_steps"] * state["processes"]
+        super().load_state_dict(state | {"env_steps": -(-steps_of_all // self._world_size)})
+        self._stored_steps = self.env_steps
+        # The state is that of the first of several processes; the others may have begun more episodes in these steps.
+        self._next_trajectory = state["next_trajectory"] + (state["env_steps"] if self._rank else 0)
+        self._begin_rank()
+        self._is_interrupted = True
+        if self._assignment is not None and state["tasks"] is not None:
+            self._assignment.load_state_dict(state["tasks"])
+        self._information.load_state_dict(state["missing_information"])
+
+
+class TaskAssignment:
+    """Sets each environment's task ahead of the reset that begins it; environments reset when an episode ends.
+
+    Args:
+        replay: a buffer with tasks, as :func:`lightning_replay.recipes.parallel_curriculum` builds it.
+        progress: makes progress signals from the returns of finished episodes; ``None`` sends none.
+    """
+
+    def __init__(self, replay: TrainingReplay, progress: ReturnProgress | None) -> None:
+        self.replay = replay
+        self._progress = progress
+        self._next: list[int] = []
+        self.running: np.ndarray = np.zeros(0, dtype=np.int64)
+
+    def begin(self, environments: VectorEnv[Any, Any, Any]) -> None:
+        # Before the first reset, which begins episodes of these tasks; as many environments as before keep theirs.
+        count = environments.num_envs
+        self._assign(environments, self._next if len(self._next) == count else self.replay.actor_tasks(count))
+        self.running = np.array(self._next, dtype=np.int64)
+
+    def finish(self, environments: VectorEnv[Any, Any, Any], ended: np.ndarray, returns: Sequence[float]) -> None:
+        # The environments of these episodes already play the next, of the tasks that were set before.
+        names = self.replay.tasks
+        for task, episode_return in zip(self.running[ended], returns, strict=True):
+            signal = None if self._progress is None else self._progress.episode(int(task), episode_return)
+            if signal is not None:
+                self.replay.progress(names[task], signal)
+        self.running[ended] = np.array(self._next)[ended]
+        tasks = list(self.replay.actor_tasks(environments.num_envs))
+        if tasks != self._next:
+            self._assign(environments, tasks)
+
+    def _assign(self, environments: VectorEnv[Any, Any, Any], tasks: Sequence[int]) -> None:
+        self._next = [int(task) for task in tasks]
+        names = [self.replay.tasks[task] for task in self._next]
+        environments.set_attr("task", names)  # type: ignore[attr-defined]  # both of Gymnasium's vectors have it
+
+    def state_dict(self) -> dict[str, Any]:
+        progress = None if self._progress is None else self._progress.state_dict()
+        return {"next": [self.replay.tasks[task] for task in self._next], "progress": progress}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next = [self.replay.tasks.index(name) for name in state["next"]]
+        if self._progress is not None and state["progress"] is not None:
+            self._progress.load_state_dict(state["progress"])
+
+
+def check_tasks(environment: gymnasium.Env[Any, Any], tasks: Sequence[str]) -> None:
+    if not (environment.has_wrapper_attr("TASKS") and environment.has_wrapper_attr("task")):
+        raise ValueError(
+            f"the replay has the tasks {list(tasks)}, but {environment} has no TASKS and no task to set. Give the "
+            "environment both (lightning_replay.envs.building.TaskChoice), or use a replay without tasks."
+        )
+    known = list(environment.get_wrapper_attr("TASKS"))
+    unknown = [task for task in tasks if task not in known]
+    if unknown:
+        raise ValueError(f"the replay has the tasks {unknown}, which {environment} does not have; it has {known}.")
+    try:
+        environment.set_wrapper_attr("task", tasks[0])
+    except AttributeError as error:
+        raise ValueError(
+            f"the task of {environment} cannot be set ({error}); collecting for a replay with tasks sets it before "
+            "each reset. Make it an attribute, or give its property a setter."
+        ) from error
 
 
 class InformationColumns:
@@ -181,13 +465,11 @@ class InformationColumns:
 
 
 def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
-    """Returns which of the environments ``where`` gave the key, bool ``[N]``; Gymnasium's mask is ``_key``."""
-    given = infos.get(f"_{key}")
+    given = infos.get(f"_{key}")  # Gymnasium's mask of the environments that gave the key
     return np.zeros_like(where) if given is None else given & where
 
 
 def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
-    """Returns one number for each environment that has the key."""
     taken: np.ndarray | dict[str, Any] = values if isinstance(values, dict) else values[has_key]
     if isinstance(taken, np.ndarray) and taken.dtype == object:  # holds other values than numbers
         with suppress(TypeError, ValueError):
@@ -199,302 +481,6 @@ def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
             "Leave it out, or put a number into the info by a wrapper."
         )
     return taken
-
-
-class TaskAssignment:
-    """Sets each environment's task ahead of the reset that begins it; environments reset when an episode ends.
-
-    Args:
-        replay: a buffer with tasks, as :func:`lightning_replay.recipes.parallel_curriculum` builds it.
-        progress: makes progress signals from the returns of finished episodes; ``None`` sends none.
-    """
-
-    def __init__(self, replay: TrainingReplay, progress: ReturnProgress | None) -> None:
-        self.replay = replay
-        self._progress = progress
-        self._next: list[int] = []
-        self.running: np.ndarray = np.zeros(0, dtype=np.int64)
-
-    def begin(self, environments: VectorEnv[Any, Any, Any]) -> None:
-        """Sets the tasks of new environments before their first reset; as many as before keep their tasks."""
-        count = environments.num_envs
-        self._assign(environments, self._next if len(self._next) == count else self.replay.actor_tasks(count))
-        self.running = np.array(self._next, dtype=np.int64)
-
-    def finish(self, environments: VectorEnv[Any, Any, Any], ended: np.ndarray, returns: Sequence[float]) -> None:
-        """Reports episodes that ended, whose environments already play the next, and updates the assignment."""
-        names = self.replay.tasks
-        for task, episode_return in zip(self.running[ended], returns, strict=True):
-            signal = None if self._progress is None else self._progress.episode(int(task), episode_return)
-            if signal is not None:
-                self.replay.progress(names[task], signal)
-        self.running[ended] = np.array(self._next)[ended]
-        tasks = list(self.replay.actor_tasks(environments.num_envs))
-        if tasks != self._next:
-            self._assign(environments, tasks)
-
-    def _assign(self, environments: VectorEnv[Any, Any, Any], tasks: Sequence[int]) -> None:
-        self._next = [int(task) for task in tasks]
-        names = [self.replay.tasks[task] for task in self._next]
-        environments.set_attr("task", names)  # type: ignore[attr-defined]  # both of Gymnasium's vectors have it
-
-    def state_dict(self) -> dict[str, Any]:
-        """The task of each environment's next episode, and the progress so far."""
-        progress = None if self._progress is None else self._progress.state_dict()
-        return {"next": [self.replay.tasks[task] for task in self._next], "progress": progress}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict` before environments are begun."""
-        self._next = [self.replay.tasks.index(name) for name in state["next"]]
-        if self._progress is not None and state["progress"] is not None:
-            self._progress.load_state_dict(state["progress"])
-
-
-def check_tasks(environment: gymnasium.Env[Any, Any], tasks: Sequence[str]) -> None:
-    """Refuses an environment that cannot play these tasks.
-
-    Raises:
-        ValueError: it has no ``TASKS``, lacks one of the names, or its ``task`` cannot be set.
-    """
-    if not (environment.has_wrapper_attr("TASKS") and environment.has_wrapper_attr("task")):
-        raise ValueError(
-            f"the replay has the tasks {list(tasks)}, but {environment} has no TASKS and no task to set. Give the "
-            "environment both (lightning_replay.envs.building.TaskChoice), or use a replay without tasks."
-        )
-    known = list(environment.get_wrapper_attr("TASKS"))
-    unknown = [task for task in tasks if task not in known]
-    if unknown:
-        raise ValueError(f"the replay has the tasks {unknown}, which {environment} does not have; it has {known}.")
-    try:
-        environment.set_wrapper_attr("task", tasks[0])
-    except AttributeError as error:
-        raise ValueError(
-            f"the task of {environment} cannot be set ({error}); collecting for a replay with tasks sets it before "
-            "each reset. Make it an attribute, or give its property a setter."
-        ) from error
-
-
-_ROWS_PER_WRITE = 1_024
-
-
-class Rollout(RunningEpisodes):
-    """Environments in progress. Call :meth:`step` per action, :meth:`take_columns` before the replay is drawn from.
-
-    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`. Each also carries ``task``, that of the running
-    episode, where environments have tasks, and the columns that are read from infos.
-
-    Args:
-        environments: a vector that resets in the same step.
-        seed: of the first reset, and of random actions in ``action_space``.
-        first_trajectory: number of the first episode; the others count on from there.
-        assignment: of tasks to environments; ``None`` where there are none.
-        information: the columns that are read from infos.
-    """
-
-    environments: VectorSteps
-
-    def __init__(
-        self,
-        environments: VectorEnv[Any, Any, Any],
-        seed: int,
-        first_trajectory: int = 0,
-        assignment: TaskAssignment | None = None,
-        information: InformationColumns | None = None,
-    ) -> None:
-        if assignment is not None:
-            assignment.begin(environments)
-        super().__init__(VectorSteps(environments, first_trajectory=first_trajectory), seed)
-        self.action_space = deepcopy(self.action_space)  # for random actions: a space may be shared by environments
-        self.action_space.seed(seed)
-        self._assignment = assignment
-        self._information = information or InformationColumns()
-        self._pending: list[Columns] = []
-
-    @property
-    def pending_rows(self) -> int:
-        return len(self._pending) * self.num_envs
-
-    def step(self, action: Action, env_steps: int) -> list[Episode]:
-        """Applies one action per environment; returns the episodes this ended."""
-        actions = self.read_actions.actions
-        taken = action if actions is None else actions.for_environments(*action)
-        following, reward, _, _, infos = self.environments.step(taken)
-        row = self.environments.columns
-        done = row["next", "done"][:, 0]
-        if isinstance(action, tuple):  # stored as the agent gives it, with the parameters of all actions
-            row = {key: column for key, column in row.items() if key[0] != "action"}
-            row["action", "discrete"] = action[0].copy()
-            row["action", "parameters"] = action[1].astype(np.float32)
-        if self._assignment is not None:
-            row["task"] = self._assignment.running.copy()
-        if self._information.keys:
-            for key, column in self._information.read(infos, done).items():
-                row["next", key] = column[:, None]
-        self._pending.append(row)
-        self.observation = following
-        ended = self.count_step(reward, done)
-        if not ended:
-            return []
-        if self._assignment is not None:
-            returns = [episode_return for _, episode_return, _ in ended]
-            self._assignment.finish(self.environments.env, np.flatnonzero(done), returns)
-        return [Episode(env_steps, episode_return, length) for _, episode_return, length in ended]
-
-    def take_columns(self, most: int) -> Columns:
-        """Returns the steps since the last call, the first ``most`` at most, as columns ``[N, ...]``, oldest first."""
-        steps = self._pending
-        self._pending = []
-        if len(steps) == 1 and most >= self.num_envs:
-            return steps[0]
-        return {key: np.concatenate([step[key] for step in steps])[:most] for key in steps[0]}
-
-
-class Collection(Collector):
-    """Clock and state of collecting. Environments are built at the first step after the start, :meth:`close` or a load.
-
-    Episodes that a close or a load interrupted are marked truncated in the replay, and their partial n-step transitions
-    flushed, only just before the next step: until then the buffer is unchanged.
-
-    Rows beyond ``env_steps``, of the last step of several environments, are dropped. The arguments are those of
-    :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of environments.
-    """
-
-    def __init__(
-        self,
-        replay: TrainingReplay,
-        environments: Callable[[], VectorEnv[Any, Any, Any]],
-        warmup_steps: int,
-        env_steps: int,
-        seed: int | None,
-        assignment: TaskAssignment | None = None,
-        info_keys: Sequence[str] = (),
-    ) -> None:
-        super().__init__(seed, kept_episodes=1_000)
-        self._replay = replay
-        self._environments = environments
-        self._steps_of_all = self._warmup_steps, self._last_step = warmup_steps, env_steps
-        self._assignment = assignment
-        self._information = InformationColumns(info_keys)
-        self._rollout: Rollout | None = None
-        self._next_trajectory = 0
-        self._is_interrupted = False
-        self._has_single_stream = False
-        self._stored_steps = 0
-        self._rank, self._world_size = 0, 1
-
-    def collect_share(self, replay: TrainingReplay, rank: int, world_size: int) -> None:
-        """Collects one of ``world_size`` equal shares of the steps from now on, into the replay of this process."""
-        self._replay = replay
-        if self._assignment is not None:
-            self._assignment.replay = replay
-        self._rank, self._world_size = rank, world_size
-        self._warmup_steps, self._last_step = (-(-steps // world_size) for steps in self._steps_of_all)
-        self._begin_rank()
-
-    def _begin_rank(self) -> None:
-        if self._rank:
-            seeds = self._generator.integers(2**63, size=2)
-            self._generator = np.random.default_rng([self._rank, *seeds.tolist()])
-
-    def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
-        """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
-
-        If a step raises, earlier ones are stored and counted. The hooks are called with ``False`` about every 1,024
-        steps, so that a signal need not wait for a whole warm-up; they may :meth:`close` the environments.
-        """
-        if self.env_steps >= env_steps:
-            return
-        with acting(agent):
-            try:
-                while self.env_steps < env_steps:
-                    rollout = self._rollout or self._start(agent)
-                    if self.env_steps < self._warmup_steps:
-                        action = random_actions(rollout.action_space, rollout.num_envs)
-                    else:
-                        action = act_on(agent, rollout.observation, True, rollout.read_actions)
-                    self.env_steps += rollout.num_envs
-                    self.episodes.extend(rollout.step(action, self.env_steps))
-                    if self.env_steps < env_steps and rollout.pending_rows < _ROWS_PER_WRITE:
-                        continue
-                    self._store(rollout)
-                    if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
-                        self._information.check()
-                    for hook in pause_hooks if self.env_steps < env_steps else ():
-                        hook(False)
-            except BaseException:
-                self._store_finished()
-                raise
-
-    def _start(self, agent: Any) -> Rollout:
-        acting_agent(agent)
-        if self._is_interrupted:
-            self._replay.end_episodes(range(self._next_trajectory))  # those that had ended stay as they are
-            self._is_interrupted = False
-        elif len(self._replay):  # rows of another run, or demonstrations, which these environments do not continue
-            self._replay.end_episodes()
-        seed = int(self._generator.integers(2**31))
-        rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
-        # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
-        is_filled = isinstance(self._replay, Replay) and len(self._replay) > 0
-        self._has_single_stream = rollout.num_envs == 1 and is_filled and not self._has_trajectory()
-        self._rollout = rollout
-        return rollout
-
-    def _has_trajectory(self) -> bool:
-        assert isinstance(self._replay, Replay)
-        storage: Any = self._replay.storage  # not the replay, whose transforms may refuse single rows
-        if isinstance(storage, PackedStorage):
-            return bool(storage.has_column("trajectory"))
-        return storage.get(slice(0, 1)).get("trajectory", None) is not None
-
-    def _store(self, rollout: Rollout) -> None:
-        excess = max(0, self.env_steps - self._last_step)
-        columns = rollout.take_columns(rollout.pending_rows - excess)
-        if self._has_single_stream:
-            del columns["trajectory"]
-        self._replay.extend_columns(columns)
-        if excess:
-            self.env_steps: int = self._last_step
-            self.close()
-        self._stored_steps = self.env_steps
-
-    def _store_finished(self) -> None:
-        """Counts the steps that were finished before an exception, and stores those that are pending."""
-        self.env_steps = self._stored_steps
-        if self._rollout is not None and self._rollout.pending_rows:
-            self.env_steps += self._rollout.pending_rows
-            try:
-                self._store(self._rollout)
-            except (TypeError, ValueError):  # rows that the replay refuses are collected again
-                self.env_steps = self._stored_steps
-
-    def close(self) -> None:
-        if self._rollout is not None:
-            self._is_interrupted = True
-            self._next_trajectory = self._rollout.environments.next_trajectory
-            self._rollout.environments.close()
-            self._rollout = None
-
-    def state_dict(self) -> dict[str, Any]:
-        rollout = self._rollout
-        return super().state_dict() | {
-            "processes": self._world_size,
-            "next_trajectory": self._next_trajectory if rollout is None else rollout.environments.next_trajectory,
-            "tasks": None if self._assignment is None else self._assignment.state_dict(),
-            "missing_information": self._information.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        steps_of_all = state["env_steps"] * state["processes"]
-        super().load_state_dict(state | {"env_steps": -(-steps_of_all // self._world_size)})
-        self._stored_steps = self.env_steps
-        # The state is that of the first of several processes; the others may have begun more episodes in these steps.
-        self._next_trajectory = state["next_trajectory"] + (state["env_steps"] if self._rank else 0)
-        self._begin_rank()
-        self._is_interrupted = True
-        if self._assignment is not None and state["tasks"] is not None:
-            self._assignment.load_state_dict(state["tasks"])
-        self._information.load_state_dict(state["missing_information"])
 
 
 class Pace:
@@ -514,9 +500,8 @@ class Pace:
 
     def __init__(self, env_steps: int, warmup_steps: int, updates_per_env_step: float) -> None:
         self.env_steps: int = checked_count("env_steps", env_steps)
-        self.warmup_steps: int = checked_count(
-            "warmup_steps", warmup_steps
-        )  # one row must be stored before the first draw
+        # At least 1: a row must be stored before the first draw.
+        self.warmup_steps: int = checked_count("warmup_steps", warmup_steps)
         if env_steps <= warmup_steps:
             raise ValueError(
                 f"env_steps is {env_steps} and warmup_steps {warmup_steps}; env_steps counts the warm-up too and must "
@@ -532,12 +517,10 @@ class Pace:
         return self.updates_due(self.env_steps)
 
     def updates_due(self, steps: int) -> int:
-        """Updates to be done by the time ``steps`` environment steps are stored."""
         return self._first_update + max(0, steps - self._first_step) * self._numerator // self._denominator
 
     def steps_for(self, update: int) -> int:
-        """Environment steps to be stored before update number ``update``, counted from 1; all before the last."""
-        if update >= self.total_updates:
+        if update >= self.total_updates:  # all steps before the last update
             return self.env_steps
         further = update - self._first_update
         return self._first_step - (-further * self._denominator // self._numerator)  # rounded up
@@ -578,9 +561,7 @@ class RolloutPace:
         self.rollout_length: int = checked_count("rollout_length", rollout_length)
 
     def length_after(self, steps: int) -> int:
-        """Steps of each environment in the rollout after ``steps`` environment steps of all; 0 at the end."""
         return min(self.rollout_length, -(-max(0, self.env_steps - steps) // self.num_envs))
 
     def updates_after(self, steps: int) -> int:
-        """Rollouts to come after ``steps`` environment steps."""
         return -(-max(0, self.env_steps - steps) // (self.num_envs * self.rollout_length))

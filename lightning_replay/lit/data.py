@@ -79,9 +79,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @property
     @abstractmethod
-    def _source(self) -> str:
-        """Description of the replay or the levels, for :meth:`__repr__`."""
-
+    def _source(self) -> str: ...
     def __repr__(self) -> str:
         updates = self.updates_done + self.remaining_updates
         return (
@@ -95,7 +93,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return make_environment(self.env, self.evaluation_env_kwargs)
 
     def _make_probe(self) -> gymnasium.Env[Any, Any]:
-        """Builds the environment whose spaces are read, after a check that it can be used."""
         return self.make_environment()
 
     @abstractmethod
@@ -111,16 +108,13 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return EvaluationStream(self._agent, self.evaluation_episodes, self._evaluate)
 
     def drop_open_update(self) -> None:
-        """Removes an update that failed from the count, so that it is due again."""
-        if self.is_update_open:
+        if self.is_update_open:  # the update failed, and is due again
             self.updates_done -= 1
             self.is_update_open = False
 
     @property
     @abstractmethod
-    def remaining_updates(self) -> int:
-        """Updates until the end of the run."""
-
+    def remaining_updates(self) -> int: ...
     @property
     def env_steps_done(self) -> int:
         return self.collection.env_steps
@@ -131,7 +125,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @property
     def is_finished(self) -> bool:
-        """Whether all environment steps are collected and all updates drawn."""
         return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
 
     def setup(self, stage: str) -> None:
@@ -161,11 +154,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
     def _log_by_env_steps(self, loggers: Sequence[Logger]) -> None:
-        """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for other callbacks.
-
-        Lightning logs against the number of batches, so that one file would have losses and returns in two units on one
-        axis. ``{step}`` in the file names of ``ModelCheckpoint`` still counts optimizer steps, ``trainer.global_step``.
-        """
+        # Lightning logs against the number of batches: losses and returns would be in two units on one axis.
         self._own_loggers.close()
         for logger in loggers:
             # The loggers themselves stay: callbacks test their types, and trainer.log_dir is their folder.
@@ -191,7 +180,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @staticmethod
     def _check_precision(precision: str) -> None:
-        """Refuses weights of other dtypes than float32, in which observations and rows come."""
         if precision not in _PRECISIONS:
             raise ValueError(
                 f"precision is {precision}, in which weights are not float32; observations and replayed rows are. Use "
@@ -202,11 +190,9 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return CheckedCheckpointIO(plugin)
 
     def _limit_validation(self, is_fitting: bool) -> None:
-        """Disables Lightning's own validation in ``fit``, where it would count epochs, not environment steps.
-
-        The options of its interval are reset too, as callbacks wait for validation where these differ from the default.
-        """
         assert self.trainer is not None
+        # In fit Lightning's own validation would count epochs. Its interval is reset too: callbacks wait for validation
+        # where it differs from the default.
         vars(self.trainer).update(self._validation)
         self._validation = {}
         if is_fitting:
@@ -215,19 +201,16 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             vars(self.trainer).update(options)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Returns the batch: :meth:`draw` has moved it, and moving a TensorDict to where it is costs 50 µs."""
-        return batch
+        return batch  # draw has moved it; moving a TensorDict to where it is costs 50 µs
 
     def _updates_of_epoch(self, option: str, given: int | None, default: int) -> int:
-        """Returns the most updates of an epoch: all of the run, where evaluations end the epochs."""
         if not self.is_evaluated:
             return default if given is None else given
         if given is not None:
             rank_zero_info(f"{option}={given} has no effect: the evaluations of the callback Evaluate end the epochs.")
-        return max(1, self.updates_done + self.remaining_updates)
+        return max(1, self.updates_done + self.remaining_updates)  # all of the run
 
     def start_epoch(self) -> None:
-        """Warns if the run is finished, or if schedulers were not stepped; the stream calls it first."""
         if self.trainer is not None and self.trainer.current_epoch == 1:
             idle = idle_schedulers(self.trainer)
             if idle:
@@ -250,7 +233,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @property
     def _is_fitting(self) -> bool:
-        """Whether a checkpoint that is loaded is resumed; other stages need the weights alone."""
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
 
     def state_dict(self) -> dict[str, Any]:
@@ -268,8 +250,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
 
     def on_exception(self, exception: BaseException) -> None:
-        """Restores the loggers; Lightning calls no ``teardown`` after an error."""
-        self._own_loggers.close()
+        self._own_loggers.close()  # Lightning calls no teardown after an error
 
     def teardown(self, stage: str) -> None:
         self._own_loggers.close()
@@ -282,7 +263,6 @@ class ActsAtUpdates:
     """A callback that is not called for every update: a training step of several ends where it acts."""
 
     def is_due(self, source: EnvStepDataModule) -> bool:
-        """Returns whether the callback has something to do after the update that was made last."""
         return False
 
 
@@ -310,9 +290,10 @@ class UpdateStream:
     def __iter__(self) -> Iterator[TensorDictBase | UpdateBatches]:
         source, several = self._source, self._updates_per_step
         source.start_epoch()
+        # A resumed epoch ends where it would have ended without a break.
         end = (source.updates_done // self._updates + 1) * self._updates
         while source.updates_done < end:
-            for hook in source.pause_hooks:
+            for hook in source.pause_hooks:  # the last update is learned from: checkpoints are written here
                 hook(True)
             before, remaining = source.updates_done, source.remaining_updates
             if source.trainer is not None and (remaining == 0 or (remaining <= several and not self._ends_early)):
@@ -330,7 +311,6 @@ class UpdateStream:
                 )
 
     def _is_over(self) -> bool:
-        """Returns whether a training step ends with the update that was made last."""
         source, trainer = self._source, self._source.trainer
         if not self._ends_early or trainer is None:
             return False

@@ -140,7 +140,7 @@ class Evaluate(L.Callback, ActsAtUpdates):
             source_of(trainer, self).is_evaluated = True  # each evaluation ends an epoch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Evaluates the untrained agent, or publishes the last evaluation again after a resume."""
+        # After a resume the last evaluation is published again; else the untrained agent is evaluated.
         if self.history and self.history[-1][0] <= source_of(trainer, self).env_steps_done > 0:
             self._publish(trainer)
         else:
@@ -150,8 +150,7 @@ class Evaluate(L.Callback, ActsAtUpdates):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Removes the score of the weights that this step changes."""
-        if self._is_current:
+        if self._is_current:  # this step changes the weights that the score is of
             self._is_current = False
             for name in self._metrics():
                 trainer.callback_metrics.pop(name, None)
@@ -170,7 +169,7 @@ class Evaluate(L.Callback, ActsAtUpdates):
             self._evaluate_epoch(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Evaluates after the agent's own hook, or if the epoch ended for another reason, such as ``max_steps``."""
+        # After the agent's own hook, or where the epoch ended for another reason, such as max_steps.
         if not self._is_current:
             self._evaluate_epoch(trainer, pl_module)
 
@@ -220,7 +219,6 @@ class Evaluate(L.Callback, ActsAtUpdates):
 
 
 def _end_epoch(trainer: L.Trainer) -> None:
-    """Makes the present training step the last one of its epoch."""
     trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
 
 
@@ -230,8 +228,7 @@ def _averaging(trainer: L.Trainer) -> list[WeightAveraging]:
 
 @contextmanager
 def _averaged_weights(trainer: L.Trainer, agent: L.LightningModule) -> Iterator[None]:
-    """Gives the agent its averaged weights, as Lightning's own validation does."""
-    for averaging in _averaging(trainer):
+    for averaging in _averaging(trainer):  # as Lightning's own validation does
         averaging.on_validation_epoch_start(trainer, agent)
     try:
         yield

@@ -59,6 +59,7 @@ class ReturnNormalization:
         if len(self._returns) != len(reward):
             self._returns = np.zeros(len(reward))
         self._returns = self.discount * self._returns + reward
+        # Moments of this step's returns are merged into those so far, without cancellation (Chan et al. 1979).
         mean, count = self._returns.mean(), len(reward)
         together, shift = self._count + count, mean - self._mean
         self._squares += ((self._returns - mean) ** 2).sum() + shift**2 * self._count * count / together
@@ -68,11 +69,10 @@ class ReturnNormalization:
         return np.clip(reward / self.scale, -self.clip, self.clip).astype(np.float32)
 
     def restart(self) -> None:
-        """Clears the running sums; all environments begin new episodes."""
         self._returns = np.zeros(0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments of the returns; the running sums belong to episodes that are not resumed."""
+        # Not the running sums, which belong to episodes that are not resumed.
         return {"count": self._count, "mean": float(self._mean), "squares": float(self._squares)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -121,7 +121,6 @@ class LevelCollection(Collector):
 
     @property
     def played_levels(self) -> list[int]:
-        """Distinct levels played so far, at most the 10,000 played last."""
         return list(self._played)
 
     def collect(self, agent: L.LightningModule, length: int) -> TensorDictBase:
@@ -141,6 +140,7 @@ class LevelCollection(Collector):
             running = self._running or self._begin()
             for step in range(length):
                 row, action = act_with_value_on(policy, running.observation, running.read_actions)
+                # Where an episode ends, this step also chooses the next level and begins it.
                 following, reward, terminated, truncated, infos = running.environments.step(action)
                 done, level_id = terminated | truncated, infos["step_level_id"]
                 trained = reward if self._normalization is None else self._normalization(reward, done)
@@ -175,24 +175,21 @@ class LevelCollection(Collector):
         return running
 
     def _start_episodes(self, running: RunningEpisodes, began: Iterable[int]) -> None:
-        """Records the levels of episodes that begin, and whether they are trained on or only scored."""
         environments: Any = running.environments
         actors, level_ids = environments.actors, environments.level_ids.tolist()
         for i in began:
             self._is_trained[i] = self._levels.trains_on(actors[i], level_ids[i])
-            self._played.pop(level_ids[i], None)
+            self._played.pop(level_ids[i], None)  # to the end: the one played longest ago is first
             self._played[level_ids[i]] = None
         while len(self._played) > _PLAYED_LEVELS:
             del self._played[next(iter(self._played))]
 
     def close(self) -> None:
-        """Closes the environments; their episodes are abandoned when the next ones begin."""
         if self._running is not None:
-            self._running.environments.close()
+            self._running.environments.close()  # its episodes are abandoned when the next ones begin
             self._running = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Clock, generator, moments of the returns, and the levels played as int64 ``[L]``."""
         return super().state_dict() | {
             "normalization": None if self._normalization is None else self._normalization.state_dict(),
             "played": torch.tensor(self.played_levels, dtype=torch.int64),
@@ -206,7 +203,6 @@ class LevelCollection(Collector):
 
 
 def _joined(recorded: list[dict[str, Tensor]], played: list[tuple[np.ndarray, ...]]) -> TensorDict:
-    """Returns the rollout ``[N, T]`` of T steps: columns that the agent recorded, and those of the environments."""
     reward, terminated, truncated, done, level_id, is_trained = (  # joined in a fifth of the time of np.stack
         torch.from_numpy(np.concatenate(column).reshape(len(played), -1).T.copy())
         for column in zip(*played, strict=True)

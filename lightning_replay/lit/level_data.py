@@ -167,6 +167,7 @@ class LevelDataModule(EnvStepDataModule):
         self._steps_before = collection.env_steps
         try:
             rollout = collection.collect(agent, self.pace.length_after(self._steps_before))
+            # Scored before the update, with the values predicted during collection.
             update_rollout(self.levels, rollout, rollout["level_id"])
             if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
                 self.levels.flush()
@@ -178,8 +179,7 @@ class LevelDataModule(EnvStepDataModule):
         return rollout.to(agent.device)
 
     def drop_open_update(self) -> None:
-        """Removes a rollout whose update failed, and its steps, from the counts: it is collected again."""
-        if self.is_update_open:
+        if self.is_update_open:  # the rollout is collected again
             self.collection.env_steps = self._steps_before
         super().drop_open_update()
 
@@ -202,7 +202,6 @@ class LevelDataModule(EnvStepDataModule):
 
 
 def level_source_of(trainer: L.Trainer, callback: L.Callback) -> LevelDataModule:
-    """Returns the trainer's data module; raises ``TypeError`` if it plays no levels."""
     source = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(source, LevelDataModule):
         raise TypeError(

@@ -85,40 +85,34 @@ class InspectBuffer(L.Callback, ActsAtUpdates):
         self._last = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Removes the figures of another run."""
         source = source_of(trainer, self)
         if isinstance(source, ReplayDataModule):
             accepted = "a Replay in this process, whose rows can be read; leave InspectBuffer out"
             check_kind("replay", source.replay, Replay, accepted)
         if any(steps[-1] > source.env_steps_done for steps, _ in self.history.values()):
-            self.history.clear()
+            self.history.clear()  # of another run
         self._last = source.updates_done
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Looks when due."""
         source = source_of(trainer, self)
         if self.is_due(source):
             self._look(trainer, pl_module, source)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Looks once more."""
         source = source_of(trainer, self)
         if source.updates_done > self._last or not self.history:
             self._look(trainer, pl_module, source)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
-        """Returns whether a look follows the update that was made last."""
         every = self.every_n_updates or (_ROLLOUTS if isinstance(source, LevelDataModule) else _UPDATES)
         return source.updates_done // every > self._last // every
 
     def state_dict(self) -> dict[str, Any]:
-        """The figures so far."""
         return {"history": {name: [list(steps), list(values)] for name, (steps, values) in self.history.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the figures."""
         self.history = {name: (list(steps), list(values)) for name, (steps, values) in state_dict["history"].items()}
 
     def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, source: EnvStepDataModule) -> None:
@@ -148,7 +142,6 @@ class InspectBuffer(L.Callback, ActsAtUpdates):
 
 
 def _histograms(contents: ReplayContents | LevelContents) -> dict[str, np.ndarray]:
-    """Returns the values of histograms by name."""
     if isinstance(contents, LevelContents):
         return {"score": contents.score} if len(contents) else {}
     found = {} if contents.ages is None else {"age": contents.ages}
@@ -160,7 +153,6 @@ def _histograms(contents: ReplayContents | LevelContents) -> dict[str, np.ndarra
 def _log_pictures(
     logger: Logger, prefix: str, pictures: dict[str, np.ndarray], histograms: dict[str, np.ndarray], step: int
 ) -> None:
-    """Records pictures, and histograms where the logger has them; other loggers take numbers alone."""
     if isinstance(logger, WandbLogger):
         for name, picture in pictures.items():
             logger.log_image(f"{prefix}/{name}", [picture], step)
@@ -190,8 +182,7 @@ class Picture(L.Callback):
         self.path = path
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Imports matplotlib, so that it is missing before the training and not after it."""
-        import_matplotlib(self._content)
+        import_matplotlib(self._content)  # a missing one is reported before the training, not after it
 
     def _file(self, trainer: L.Trainer) -> Path:
         return Path(self.path) if self.path else Path(trainer.log_dir or ".") / self._file_name
@@ -240,7 +231,6 @@ class LearningCurve(Picture, ActsAtUpdates):
         draw_learning_curves(curves, self._file(trainer), f"Learning curve of {type(pl_module).__name__}{on}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The training episodes so far: steps and returns, float64 ``[E, 2]``."""
         return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -321,7 +311,6 @@ class LevelCurriculum(Picture):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records when due, and at the end."""
         source = level_source_of(trainer, self)
         if (source.updates_done % self.every_n_rollouts and not source.is_finished) or len(source.levels) == 0:
             return

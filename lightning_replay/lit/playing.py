@@ -58,7 +58,7 @@ Action = np.ndarray | tuple[np.ndarray, np.ndarray]
 
 @contextmanager
 def acting(agent: Any) -> Iterator[None]:
-    """Sets evaluation mode and disables gradients, the opposite of Lightning's training loop."""
+    # Evaluation mode and no gradients, the opposite of Lightning's training loop.
     switched = [module for module in agent.modules() if module.training]
     _set_mode(switched, False)
     try:
@@ -78,9 +78,8 @@ def _set_mode(modules: Iterable[nn.Module], training: bool) -> None:
 
 
 def as_input(observation: np.ndarray) -> Tensor:
-    """Converts observations to a tensor on the CPU; floats become float32, other dtypes stay."""
     tensor = torch.as_tensor(observation)
-    return tensor.float() if tensor.is_floating_point() else tensor
+    return tensor.float() if tensor.is_floating_point() else tensor  # images stay uint8
 
 
 class ActionReader:
@@ -141,7 +140,6 @@ class ActionReader:
 
 
 def _bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
-    """Returns the least and the largest actions of a space of discrete ones."""
     if isinstance(space, Discrete):
         return int(space.start), int(space.start) + int(space.n) - 1
     if isinstance(space, MultiDiscrete):
@@ -214,7 +212,6 @@ def _one_each(values: Any, count: int, source: str) -> Tensor:
 
 
 def as_array(returned: Any) -> np.ndarray | None:
-    """Converts what an agent returned to an array; ``None`` where that is impossible."""
     if isinstance(returned, Tensor):
         tensor = returned.detach() if returned.requires_grad else returned
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()

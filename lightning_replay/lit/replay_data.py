@@ -204,9 +204,8 @@ class ReplayDataModule(EnvStepDataModule):
         self._has_drawn = False
 
     def _join_processes(self, world_size: int) -> None:
-        """Takes this process's share of a replay that several fill and draw from; refuses several with another."""
         self.check_processes(world_size)
-        if not self.replay.is_shared:
+        if not self.replay.is_shared:  # in one process
             return
         assert self.trainer is not None
         if self.pace.env_steps % world_size:
@@ -220,13 +219,12 @@ class ReplayDataModule(EnvStepDataModule):
         self._draw_apart(rank)
 
     def check_processes(self, world_size: int) -> None:
-        """Refuses several processes with a replay that is not shared by them."""
         if not self.replay.is_shared:
             super().check_processes(world_size)
 
     @staticmethod
     def _check_is_one(strategy: Strategy, name: str) -> None:
-        """Refuses processes of which each has built a replay of its own; the draws of one would wait for the others."""
+        # With replays of their own, the draws of each process would wait for the others without an end.
         of_first = strategy.broadcast(name)
         if not strategy.reduce_boolean_decision(of_first == name):
             raise ValueError(
@@ -236,6 +234,7 @@ class ReplayDataModule(EnvStepDataModule):
 
     def _draw_apart(self, rank: int) -> None:
         if rank:
+            # All processes have the seed of the first; each is to explore on its own.
             torch.manual_seed(int(torch.randint(2**31, ())) + rank)
 
     @property
@@ -262,10 +261,10 @@ class ReplayDataModule(EnvStepDataModule):
         return UpdateStream(self, math.ceil(updates / several), several)
 
     def _joins_updates(self) -> bool:
-        """Returns whether nothing but the speed changes where a training step has several updates."""
         trainer = self.trainer
         if trainer is None or not takes_update_batches(self._agent) or self._updates_per_env_step < _JOINED_RATIO:
             return False
+        # Nothing but the speed may change: no limit counts batches, no hook moves them, no callback looks at each.
         limits = (trainer.limit_train_batches != 1.0, trainer.overfit_batches, trainer.fast_dev_run)  # type: ignore[attr-defined]
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
         own = ActsAtUpdates | UpdatePriorities
@@ -300,10 +299,11 @@ class ReplayDataModule(EnvStepDataModule):
                 "replay.update_priority(batch, td_error) after each update."
             )
         self.is_update_open: bool = False
+        # The steps due before this update are stored first, then the schedules are set to both clocks.
         self._collect_until(self.pace.steps_for(self.updates_done + 1))
         replay.advance(env_steps=self.env_steps_done, updates=self.updates_done)
         batch = replay.sample()
-        self.updates_done += 1
+        self.updates_done += 1  # open until the agent has learned from the batch, see drop_open_update
         self.is_update_open = self._has_drawn = True
         return batch if batch.get("index").device == agent.device else batch.to(agent.device)
 
@@ -336,7 +336,7 @@ class ReplayDataModule(EnvStepDataModule):
             return
         assert self._saved_replay is not None
         assert self.trainer is not None
-        if self.trainer.is_global_zero:
+        if self.trainer.is_global_zero:  # a shared replay is loaded once for all processes
             self.replay.load(self._saved_replay)
         self.trainer.strategy.barrier()
         super().load_state_dict(state)

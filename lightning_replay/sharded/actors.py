@@ -23,97 +23,13 @@ if TYPE_CHECKING:
     from lightning_replay.parts import GroupTotals, PartDraw
 
 
-Counts = Counter[tuple[str, str]]
-
-
-@dataclass
-class ShardReport:
-    """Contents of a shard in few numbers."""
-
-    totals: dict[str, GroupTotals] = field(default_factory=dict)  # of each module, by which draws are divided
-    rows: dict[str, int] = field(default_factory=dict)  # stored by each module
-    env_steps_stored: int = 0
-    counts: Counts = field(default_factory=Counter)  # sums over the life of the shard, by module
-    fragments_lost: int = 0  # rows or fragments of episodes whose sender was lost before they could be fetched
-    #: Progress signals of a curriculum since the last report, by module; each with its task.
-    signals: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
-
-    @property
-    def num_rows(self) -> int:
-        return sum(self.rows.values())
-
-
-@dataclass
-class Losses:
-    """Rows, TD errors and counts that went with lost shards."""
-
-    rows: int = 0  # that they held, and steps that they had been sent
-    td_errors: int = 0  # of their rows, also those that they had been sent
-    counts: Counts = field(default_factory=Counter)  # of their last reports
-
-    def state(self) -> dict[str, Any]:
-        counts = [[*key, amount] for key, amount in self.counts.items()]
-        return {"counts": counts, "rows": self.rows, "td_errors": self.td_errors}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.rows, self.td_errors = state["rows"], state["td_errors"]
-        self.counts = Counter({(name, module_id): amount for name, module_id, amount in state["counts"]})
-
-
-class Answer(NamedTuple):
-    """The answer of a shard: the result of a method, and what the shard holds afterwards."""
-
-    value: Any
-    report: ShardReport
-
-
-class RemotePart(NamedTuple):
-    """Rows that a shard has drawn: their identities, and a reference to the rows themselves."""
-
-    reference: ray.ObjectRef[Any]  # of the rows, in a form of the actors' own
-    slot: np.ndarray  # int64 [n] or [n, 2], where the rows are stored
-    generation: np.ndarray
-    reply: PartDraw  # how likely they were
-    mean_n_step: float = 1.0  # steps per row
-    module_id: str | None = None  # where there are several agents
-    stats: Mapping[str, Any] | None = None  # of the module's replay in this shard, in some of the answers
-
-
 logger: logging.Logger = logging.getLogger(__name__)
-
+Counts = Counter[tuple[str, str]]
 _MOST_FAILED_STARTS = 3  # in a row, of one shard
 #: Seconds that a start may take: of a process that imports RLlib, on a machine that may be starting many.
 START_TIMEOUT_S = 600.0
 _HUNG_AFTER = 4  # times shard_timeout_s without an answer, a shard is started again
 _LOOK_S = 1.0  # between looks at what has become of shards that are waited for
-
-
-class ShardLostError(RuntimeError):
-    """A shard was lost while a call of every shard waited for its answer."""
-
-
-class _Call(NamedTuple):
-    """A call that was not answered yet."""
-
-    answer: ray.ObjectRef[Any]
-    limit_s: float  # that its answer may take beyond that of others
-    steps: int
-    td_errors: int
-    then: Callable[[Any], None]
-    failed: Callable[[Exception], object] | None
-
-
-class CallOfAll(NamedTuple):
-    """A call of every shard, see :meth:`ShardActors.send_all`."""
-
-    method: str
-    arguments: Callable[[int], tuple[Any, ...]]
-    limit_s: float
-    answers: dict[int, ray.ObjectRef[Any]]  # by shard
-    is_late: list[bool]  # whether each shard was late already
-    epochs: np.ndarray  # of the shards that were sent it, int64 [S]
-    values: dict[int, Any]  # what was answered so far, by shard
-    errors: dict[int, Exception]
 
 
 class ShardActors:
@@ -190,21 +106,19 @@ class ShardActors:
 
     @property
     def counts(self) -> Counts:
-        """Sums over the life of all shards, lost ones included."""
-        total: Counts = Counter(self.lost.counts)
+        total: Counts = Counter(self.lost.counts)  # a shard that is started again counts from 0
         for report in self.reports:
             total.update(report.counts)
         return total
 
     def start(self, nodes: Sequence[str] = ()) -> None:
-        """Starts the actors and waits for them; on nodes of these ids, if there are any, as far as there is room."""
-        self._nodes = nodes
+        self._nodes = nodes  # ids; preferred as far as there is room
         self.handles = [None] * len(self)
         for shard in range(len(self)):
             self._start(shard)
         try:
             have_started = self.wait_for_starts()
-        except BaseException:
+        except BaseException:  # actors that nothing refers to any more would keep their CPUs
             self.stop()
             raise
         if not have_started:
@@ -236,7 +150,7 @@ class ShardActors:
             self.settle({})
 
     def start_lost(self) -> None:
-        """Starts shards again that were lost since they last answered, and waits for all."""
+        # A call finds out which shards were lost since they last answered.
         for shard in range(len(self)):
             self.send(shard, "report")
         self.settle()
@@ -246,7 +160,6 @@ class ShardActors:
             raise TimeoutError(self.unanswered(missing))
 
     def unanswered(self, shards: Iterable[int]) -> str:
-        """Returns since when shards have not answered, and what to do, for an error."""
         now = time.monotonic()
         listed = [
             f"shard {shard} has not {'started' if self._starting[shard] else 'answered'} for "
@@ -280,7 +193,7 @@ class ShardActors:
             failed: called with the error that the method has raised, which that :meth:`settle` raises otherwise.
         """
         answer = getattr(self.handles[shard], method).remote(*arguments)
-        if not self._pending[shard]:
+        if not self._pending[shard]:  # else the shard is at work on an earlier call, which has its own time
             self._since[shard] = time.monotonic()
         self._pending[shard].append(_Call(answer, limit_s, steps, td_errors, then, failed))
         return answer
@@ -302,6 +215,7 @@ class ShardActors:
         if waited:
             limit_s = max(0.0, min(self.options.shard_timeout_s, self._time_left()))
             ready.update(self._wait(waited, num_returns=len(waited), timeout=limit_s)[0])
+        # Answers that were not waited for, such as those of late shards, are taken if they have come.
         others = [call.answer for calls in self._pending for call in calls if call.answer not in ready]
         if others:
             ready.update(self._wait(others, num_returns=len(others), timeout=0)[0])
@@ -311,7 +225,7 @@ class ShardActors:
         if rest and not errors and self._time_left() <= 0:
             raise TimeoutError(self.unanswered(rest))
         for shard, answers in rest.items():
-            if self.alive[shard]:
+            if self.alive[shard]:  # late from now on, until it has given this answer
                 self._late_with[shard] = answers[-1]
                 logger.warning(
                     "shard %d has not answered for %g s (shard_timeout_s); draws go on without its %d rows until it "
@@ -386,6 +300,7 @@ class ShardActors:
             if self.epochs[shard] != staged.epochs[shard]:  # it was lost after it had answered
                 stage(shard)
             self._send_of_all(sent, shard)
+            # Late until it has answered: nothing is drawn from a shard that does not use the save yet.
             self._late_with[shard] = sent.answers[shard]
 
         def wait() -> None:
@@ -424,11 +339,11 @@ class ShardActors:
         )
 
     def _start(self, shard: int) -> None:
-        self.epochs[shard] += 1
+        self.epochs[shard] += 1  # identities of rows that were drawn before are none of this process
         self.handles[shard] = self.new_actor(shard)
-        self._pending[shard].clear()
+        self._pending[shard].clear()  # what was sent is lost with the process, and was counted
         self._starting[shard], self._late_with[shard] = True, None
-        self.send(shard, "report")
+        self.send(shard, "report")  # its answer shows that the actor was built
 
     def new_actor(self, shard: int) -> Any:
         actor: Any = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self.kind)
@@ -465,11 +380,11 @@ class ShardActors:
             except (RayActorError, ObjectLostError) as error:  # an answer that was on the lost node
                 self._restart(shard, error)
                 return errors
-            except Exception as error:
+            except Exception as error:  # of the method: the shard itself goes on
                 (errors.append if call.failed is None else call.failed)(error)
                 answer = None
             pending.popleft()
-            self._since[shard] = time.monotonic()
+            self._since[shard] = time.monotonic()  # of the next call, which begins now
             if self._late_with[shard] == call.answer:
                 self._late_with[shard] = None
             if answer is not None:
@@ -496,6 +411,7 @@ class ShardActors:
 
     def _restart(self, shard: int, error: Exception) -> None:
         lost, report, self.reports[shard] = self.lost, self.reports[shard], ShardReport()
+        # What it held by its last report, and what it was sent since.
         rows = report.num_rows + sum(call.steps for call in self._pending[shard])
         lost.rows += rows
         lost.td_errors += sum(call.td_errors for call in self._pending[shard])
@@ -507,7 +423,7 @@ class ShardActors:
                 f"lost: restore a checkpoint once the cause is removed. The last error was: {error}"
             ) from error
         logger.warning("shard %d was lost with %d rows, and is started again: %s", shard, rows, error)
-        ray.kill(self.handles[shard])
+        ray.kill(self.handles[shard])  # one that hangs would keep its CPUs
         self._start(shard)
 
 
@@ -515,3 +431,84 @@ def joined_errors(errors: Sequence[Exception]) -> Exception:
     for other in errors[1:]:
         errors[0].add_note(f"Another shard has raised: {other}")
     return errors[0]
+
+
+class ShardLostError(RuntimeError):
+    """A shard was lost while a call of every shard waited for its answer."""
+
+
+class CallOfAll(NamedTuple):
+    """A call of every shard, see :meth:`ShardActors.send_all`."""
+
+    method: str
+    arguments: Callable[[int], tuple[Any, ...]]
+    limit_s: float
+    answers: dict[int, ray.ObjectRef[Any]]  # by shard
+    is_late: list[bool]  # whether each shard was late already
+    epochs: np.ndarray  # of the shards that were sent it, int64 [S]
+    values: dict[int, Any]  # what was answered so far, by shard
+    errors: dict[int, Exception]
+
+
+class _Call(NamedTuple):
+    """A call that was not answered yet."""
+
+    answer: ray.ObjectRef[Any]
+    limit_s: float  # that its answer may take beyond that of others
+    steps: int
+    td_errors: int
+    then: Callable[[Any], None]
+    failed: Callable[[Exception], object] | None
+
+
+class Answer(NamedTuple):
+    """The answer of a shard: the result of a method, and what the shard holds afterwards."""
+
+    value: Any
+    report: ShardReport
+
+
+@dataclass
+class ShardReport:
+    """Contents of a shard in few numbers."""
+
+    totals: dict[str, GroupTotals] = field(default_factory=dict)  # of each module, by which draws are divided
+    rows: dict[str, int] = field(default_factory=dict)  # stored by each module
+    env_steps_stored: int = 0
+    counts: Counts = field(default_factory=Counter)  # sums over the life of the shard, by module
+    fragments_lost: int = 0  # rows or fragments of episodes whose sender was lost before they could be fetched
+    #: Progress signals of a curriculum since the last report, by module; each with its task.
+    signals: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows.values())
+
+
+class RemotePart(NamedTuple):
+    """Rows that a shard has drawn: their identities, and a reference to the rows themselves."""
+
+    reference: ray.ObjectRef[Any]  # of the rows, in a form of the actors' own
+    slot: np.ndarray  # int64 [n] or [n, 2], where the rows are stored
+    generation: np.ndarray
+    reply: PartDraw  # how likely they were
+    mean_n_step: float = 1.0  # steps per row
+    module_id: str | None = None  # where there are several agents
+    stats: Mapping[str, Any] | None = None  # of the module's replay in this shard, in some of the answers
+
+
+@dataclass
+class Losses:
+    """Rows, TD errors and counts that went with lost shards."""
+
+    rows: int = 0  # that they held, and steps that they had been sent
+    td_errors: int = 0  # of their rows, also those that they had been sent
+    counts: Counts = field(default_factory=Counter)  # of their last reports
+
+    def state(self) -> dict[str, Any]:
+        counts = [[*key, amount] for key, amount in self.counts.items()]
+        return {"counts": counts, "rows": self.rows, "td_errors": self.td_errors}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.rows, self.td_errors = state["rows"], state["td_errors"]
+        self.counts = Counter({(name, module_id): amount for name, module_id, amount in state["counts"]})

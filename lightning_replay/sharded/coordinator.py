@@ -25,53 +25,9 @@ from lightning_replay.sharded.rows import NUM_KEYS, Layout, RowIds, check_layout
 from lightning_replay.sharded.saves import NAMES, SavedReplay, earlier_shards, first_state, stage_shards, write_shards
 from lightning_replay.sharded.shard import MODULE, ReplayShard
 
-
-def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
-    """Returns what the shards hold and what was lost, after everything sent has been answered.
-
-    * ``num_shards``, ``num_rows`` and ``bytes`` stored;
-    * of each shard ``rows``, ``mass`` (what its rows are drawn in proportion to), ``alive`` and ``epochs`` (how often
-      it was started; of a ``ShardedReplay`` saves that were loaded count as well);
-    * ``draws_in_flight``, which the shards have made ahead;
-    * ``rows_lost`` with shards, and steps that these had been sent;
-    * ``td_errors_dropped`` because their shard was lost, ``late_updates_dropped`` because their row had left;
-    * ``fragments_lost`` with EnvRunners before a shard had fetched them.
-
-    Shards that are late or are being started are left out of ``bytes`` and ``late_updates_dropped``.
-    """
-    answers: list[dict[str, dict[str, Any]]] = []
-    for shard in range(len(shards.handles)):
-        shards.send(shard, "stats", then=answers.append)
-    shards.settle()
-    replays = [stats for answer in answers for stats in answer.values()]
-    rows = [report.num_rows for report in shards.reports]
-    return {
-        "num_shards": len(shards),
-        "num_rows": sum(rows),
-        "rows": rows,
-        "mass": [float(sum(total.mass.sum() for total in report.totals.values())) for report in shards.reports],
-        "alive": shards.alive,
-        "epochs": shards.epochs.tolist(),
-        "draws_in_flight": draws.num_in_flight,
-        "rows_lost": shards.lost.rows,
-        "td_errors_dropped": shards.lost.td_errors,
-        "late_updates_dropped": sum(one["late_updates_dropped"] for one in replays),
-        "fragments_lost": sum(report.fragments_lost for report in shards.reports),
-        "bytes": sum(one["nbytes"] for one in replays),
-    }
-
-
 _UNSETTLED = 32  # inserts at most whose answers have not been read
 _REMEDY_FOR_RATIO = "Insert and draw in several processes, or in turn; or raise error_buffer or wait_timeout_s"
 _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes from 0
-
-
-class NotYet(NamedTuple):
-    """The answer to a call that has to wait and is to be repeated."""
-
-    # For the error if that takes too long.
-    reason: str
-    remedy: str
 
 
 class Coordinator:
@@ -133,9 +89,8 @@ class Coordinator:
         self._has_started = True
 
     def key_for(self, options: ReplayOptions) -> int:
-        """Returns the key of the replay, which its batches carry; refuses other options than it was built with."""
         options.check_same(self.options)
-        return self._key
+        return self._key  # which batches carry, so that feedback of another replay is refused
 
     def new_writer(self) -> int:
         # For a process that numbers trajectories; no other has it.
@@ -151,10 +106,7 @@ class Coordinator:
         return _FIRST_RANK + rank
 
     def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout) -> list[Any] | NotYet:
-        """Passes references to rows on to their shards; returns references of their answers.
-
-        Each part is the shard, the reference (in a list, so that Ray does not fetch it), and the number of rows.
-        """
+        # Answers are read now and then only: an insert waits for no shard. A late one is looked at each time.
         self._unsettled += 1
         if self._unsettled > _UNSETTLED or any(self.shards.is_late(shard) for shard, _, _ in parts):
             self.shards.settle({})
@@ -165,20 +117,19 @@ class Coordinator:
         if not self._limiter.may_insert(self._num_inserted, pending=0):
             return NotYet(self._limiter.reached("inserted"), _REMEDY_FOR_RATIO)
         answers = []
-        for shard, reference, rows in parts:
+        for shard, reference, rows in parts:  # the reference in a list, or Ray would fetch the rows to this process
             self._limiter.insert(rows, size=self._num_inserted)
             self._num_inserted += rows
             answers.append(self.shards.send(shard, "extend", reference, self.draws.largest(shard), steps=rows))
         return answers
 
     def look_at(self, shard: int) -> str:
-        """Waits for a shard until the caller waits no longer, or the shard is late; returns what it has not done."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError):  # the caller waits no longer
             self._settle()
         return self.shards.unanswered([shard])
 
     def refused(self) -> None:
-        """Accepts other columns again after a shard has refused the first rows."""
+        # Other columns are accepted again after a shard has refused the first rows.
         self._settle()
         if not sum(self.shards.rows.values()):
             self._layout = None
@@ -201,15 +152,15 @@ class Coordinator:
             return DrawnRows.of(self._drawn(count, {}))
 
     def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        """Returns a rank's rows of the next batch, which is drawn once every rank has requested it."""
         with self._alone(self._draw_lock):
-            if (share := self._shares.pop(rank, None)) is not None:
+            if (share := self._shares.pop(rank, None)) is not None:  # another rank has drawn it meanwhile
                 return share
             if world_size != self._world_size:
                 raise ValueError(
                     f"rank {rank} shares draws with {world_size} ranks, and {self._world_size} entered since; call "
                     "for_rank in every rank before the first of them draws"
                 )
+            # The last rank to request the batch draws it, with the TD errors that the others gave before.
             self._requests.add(rank)
             if missing := sorted(set(range(world_size)) - self._requests):
                 return NotYet(
@@ -264,9 +215,8 @@ class Coordinator:
         return {**stats_of(self.shards, self.draws), **counts, "rate_limiter": limits}
 
     def save(self, folder: Folder, previous: Path | None) -> None:
-        """Saves every shard and what decides the next draws, as they are when it begins."""
         with self._alone(self._save_lock):
-            self._settle().start_lost()
+            self._settle().start_lost()  # a save without a shard's rows would be no save
             earlier = earlier_shards(previous, len(self.shards), lambda folder: SavedReplay.read(folder).shards)
             fields = {"recipe": self.options.recipe, "capacities": self.options.capacities}
             self.shards.last_save = write_shards(self.shards, folder, NAMES, self._state, fields, earlier)
@@ -279,6 +229,7 @@ class Coordinator:
             self.shards.start_lost()
             is_of_shards = saved.recipe is not None
             staged, folders = stage_shards(self.shards, folder, saved.data, saved.shards, is_of_shards)
+            # Every shard has read its part: from here on all use the save, or are started again with it.
             wait = self.shards.take_over(staged)
             self.shards.epochs += 1  # TD errors of rows that were drawn before belong to none of these
             self._restore(saved.state or first_state(staged))
@@ -299,7 +250,7 @@ class Coordinator:
         self._limiter.load_state_dict(state["limiter"])
         self.shards.lost.load(state["losses"])
         num_writers, self._num_draws, self._num_inserted = state["counts"]
-        self._num_writers = max(self._num_writers, num_writers)
+        self._num_writers = max(self._num_writers, num_writers)  # numbers given since are in use
         self._layout, self._clocks = state["layout"], {}
         self._requests.clear()
         self._shares.clear()
@@ -314,10 +265,9 @@ class Coordinator:
         return float(self._call.deadline - time.monotonic())
 
     def _wait(self, references: list[Any], *, num_returns: int = 1, timeout: float) -> Any:
-        # Other calls run meanwhile.
         if timeout <= 0:
             return ray.wait(references, num_returns=num_returns, timeout=0)
-        self._lock.release()
+        self._lock.release()  # while it waits, other calls run
         try:
             return ray.wait(references, num_returns=num_returns, timeout=timeout)
         finally:
@@ -326,7 +276,7 @@ class Coordinator:
     @contextmanager
     def _alone(self, lock: threading.Lock) -> Iterator[None]:
         if not lock.acquire(blocking=False):
-            self._lock.release()
+            self._lock.release()  # or its owner could not go on
             try:
                 is_alone = lock.acquire(timeout=max(self._time_left(), 0.0))
             finally:
@@ -347,6 +297,7 @@ class Coordinator:
 
     def _drawn(self, batch_size: int, clocks: Mapping[str, int]) -> RemoteBatch:
         self._clocks |= clocks
+        # Rows may be on their way, or in late shards, which the draw waits for.
         if not self.shards.rows and not self._settle().rows and all(self.shards.alive):
             raise RuntimeError("the sharded replay is empty; call extend before sample")
         batch = self.draws.draw(batch_size, lambda module, size: None, self._clocks_of)[MODULE]
@@ -356,3 +307,46 @@ class Coordinator:
     def _clocks_of(self, draws_before: int) -> dict[str, int]:
         env_steps = self._clocks.get("env_steps", self._num_inserted)
         return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}
+
+
+class NotYet(NamedTuple):
+    """The answer to a call that has to wait and is to be repeated."""
+
+    # For the error if that takes too long.
+    reason: str
+    remedy: str
+
+
+def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
+    """Returns what the shards hold and what was lost, after everything sent has been answered.
+
+    * ``num_shards``, ``num_rows`` and ``bytes`` stored;
+    * of each shard ``rows``, ``mass`` (what its rows are drawn in proportion to), ``alive`` and ``epochs`` (how often
+      it was started; of a ``ShardedReplay`` saves that were loaded count as well);
+    * ``draws_in_flight``, which the shards have made ahead;
+    * ``rows_lost`` with shards, and steps that these had been sent;
+    * ``td_errors_dropped`` because their shard was lost, ``late_updates_dropped`` because their row had left;
+    * ``fragments_lost`` with EnvRunners before a shard had fetched them.
+
+    Shards that are late or are being started are left out of ``bytes`` and ``late_updates_dropped``.
+    """
+    answers: list[dict[str, dict[str, Any]]] = []
+    for shard in range(len(shards.handles)):
+        shards.send(shard, "stats", then=answers.append)
+    shards.settle()
+    replays = [stats for answer in answers for stats in answer.values()]
+    rows = [report.num_rows for report in shards.reports]
+    return {
+        "num_shards": len(shards),
+        "num_rows": sum(rows),
+        "rows": rows,
+        "mass": [float(sum(total.mass.sum() for total in report.totals.values())) for report in shards.reports],
+        "alive": shards.alive,
+        "epochs": shards.epochs.tolist(),
+        "draws_in_flight": draws.num_in_flight,
+        "rows_lost": shards.lost.rows,
+        "td_errors_dropped": shards.lost.td_errors,
+        "late_updates_dropped": sum(one["late_updates_dropped"] for one in replays),
+        "fragments_lost": sum(report.fragments_lost for report in shards.reports),
+        "bytes": sum(one["nbytes"] for one in replays),
+    }

@@ -24,37 +24,6 @@ if TYPE_CHECKING:
 _MOST_EMPTY_DRAWS = 10  # in a row, in which every shard that was sent a part was lost
 
 
-class RemoteBatch(NamedTuple):
-    """A batch whose rows are in the object store."""
-
-    parts: list[RemotePart]  # of each shard that was sent a part and has answered, in order
-    ids: RowIds  # of the rows, those of one part after those of the other
-    columns: dict[str, np.ndarray]  # [B] each, which depend on all shards, such as priority_weight
-
-    def __len__(self) -> int:
-        return len(self.ids.shard)
-
-    @property
-    def blocks(self) -> list[Block]:
-        return [Block(part.reference, 0, len(part.slot)) for part in self.parts]
-
-    @property
-    def weights(self) -> np.ndarray:
-        """Importance weights, float32 ``[B]``; 1 where the sampler makes none."""
-        return self.columns.get("priority_weight", np.ones(len(self), dtype=np.float32))
-
-
-class _InFlight(NamedTuple):
-    """A draw that was sent to the shards."""
-
-    request: tuple[Any, ...]
-    divisions: dict[str, Division]  # by module
-    epochs: np.ndarray  # of the shards when it was sent, int64 [S]
-    answers: dict[int, ray.ObjectRef[Any]]  # by shard
-    parts: dict[int, dict[str, RemotePart]]  # those that have come, by shard
-    errors: list[Exception]  # that shards have raised
-
-
 class DividedDraws:
     """Divides draws over the shards of an algorithm, one draw for each of its modules, and returns TD errors to rows.
 
@@ -105,11 +74,11 @@ class DividedDraws:
                 self._wait_for_rows()
                 self._send(prepare, clocks(0), batch_size, *request)
             oldest = self._in_flight.popleft()
-            self._actors.settle(oldest.answers)
+            self._actors.settle(oldest.answers)  # no longer than shard_timeout_s: a late shard gives no rows
             if oldest.errors:
                 raise joined_errors(oldest.errors)
             drawn = self._weighed(oldest, clocks(0))
-            if drawn:
+            if drawn:  # else all shards that were asked are lost: divide a draw over those that are left
                 self._send_ahead(prepare, clocks, batch_size, *request)
                 return drawn
         raise RuntimeError(f"every shard that was to draw rows was lost or late, {_MOST_EMPTY_DRAWS} times in a row")
@@ -125,6 +94,7 @@ class DividedDraws:
             prepare(name, batch_size)
             divider = self.divider(name)
             divider.advance(**clocks)
+            # How many rows each shard draws, by the masses that it reported last.
             divisions[name] = divider.divide(batch_size, actors.totals(name))
         draw = _InFlight(request, divisions, actors.epochs.copy(), {}, {}, [])
         for shard in range(len(actors)):
@@ -189,6 +159,7 @@ class DividedDraws:
         :meth:`~lightning_replay.sharded.actors.ShardActors.send`.
         """
         check_td_errors(td_errors, len(ids.shard))
+        # A slot of a shard that was started again holds another row, whatever its generation.
         current = ids.current(self._actors.epochs)
         self._actors.lost.td_errors += int(np.count_nonzero(~current))
         ids, td_errors = ids.take(current), td_errors[current]
@@ -205,11 +176,8 @@ class DividedDraws:
             for name, total in report.totals.items():
                 largest[name] = max(largest.get(name, -1.0), total.largest_priority)
         own = self._actors.reports[shard].totals
-        return {
-            name: priority
-            for name, priority in largest.items()
-            if priority > (own[name].largest_priority if name in own else 0.0)
-        }
+        known = {name: own[name].largest_priority if name in own else 0.0 for name in largest}
+        return {name: priority for name, priority in largest.items() if priority > known[name]}
 
     def state_dict(self) -> Mapping[str, Any]:
         return {name: divider.state_dict() for name, divider in self.dividers.items()}
@@ -229,8 +197,34 @@ def check_td_errors(td_errors: np.ndarray, count: int) -> None:
         )
 
 
-if TYPE_CHECKING:
-    pass
+class _InFlight(NamedTuple):
+    """A draw that was sent to the shards."""
+
+    request: tuple[Any, ...]
+    divisions: dict[str, Division]  # by module
+    epochs: np.ndarray  # of the shards when it was sent, int64 [S]
+    answers: dict[int, ray.ObjectRef[Any]]  # by shard
+    parts: dict[int, dict[str, RemotePart]]  # those that have come, by shard
+    errors: list[Exception]  # that shards have raised
+
+
+class RemoteBatch(NamedTuple):
+    """A batch whose rows are in the object store."""
+
+    parts: list[RemotePart]  # of each shard that was sent a part and has answered, in order
+    ids: RowIds  # of the rows, those of one part after those of the other
+    columns: dict[str, np.ndarray]  # [B] each, which depend on all shards, such as priority_weight
+
+    def __len__(self) -> int:
+        return len(self.ids.shard)
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [Block(part.reference, 0, len(part.slot)) for part in self.parts]
+
+    @property
+    def weights(self) -> np.ndarray:  # float32 [B]; 1 where the sampler makes none
+        return self.columns.get("priority_weight", np.ones(len(self), dtype=np.float32))
 
 
 class DrawnRows(NamedTuple):
@@ -265,10 +259,9 @@ class FetchedRows:
         return self._count
 
     def fetch(self, drawn: DrawnRows) -> None:
-        """Adds the rows of a draw, except those that were lost with their shard."""
-        is_here = np.ones(len(drawn), dtype=bool)
+        is_here = np.ones(len(drawn), dtype=bool)  # not of rows that were lost with their shard
         found: list[Columns | None] = fetched([block.reference for block in drawn.blocks], self._timeout_s)
-        first = 0
+        first = 0  # place of the block in the draw
         for (_, start, stop), columns in zip(drawn.blocks, found, strict=True):
             if columns is None:
                 is_here[first : first + stop - start] = False

@@ -46,8 +46,7 @@ class Folder:
         return cls.at(os.path.abspath(path) if is_local else str(path), filesystem)
 
     @property
-    def local(self) -> Path | None:
-        """The same as a path of this process; ``None`` on another file system."""
+    def local(self) -> Path | None:  # None on another file system
         return Path(self.path) if isinstance(self.filesystem, fs.LocalFileSystem) else None
 
     def __truediv__(self, name: str) -> Folder:
@@ -74,7 +73,7 @@ class Folder:
             return
         with tempfile.TemporaryDirectory() as scratch:
             yield Path(scratch)
-            for lock in list(Path(scratch).rglob(LOCK_FILE)):
+            for lock in list(Path(scratch).rglob(LOCK_FILE)):  # of this process; another file system locks nothing
                 lock.unlink()
             self._upload(Path(scratch))
 
@@ -102,7 +101,7 @@ class Folder:
                 raise type(error)(str(error).replace(str(copy), str(self))) from error
 
     def _upload(self, source: Path) -> None:
-        parts = sorted(source.iterdir(), key=Path.is_file)
+        parts = sorted(source.iterdir(), key=Path.is_file)  # folders of data before the manifest that names them
         self.filesystem.create_dir(self.path)
         for part in parts:
             target = self / part.name
@@ -110,6 +109,7 @@ class Folder:
                 self.filesystem.create_dir(target.path)  # copy_files makes folders inside it alone
             fs.copy_files(str(part), target.path, destination_filesystem=self.filesystem)
         kept = {part.name for part in parts}
+        # Last: until here the save before is whole.
         for info in self._entries():
             if info.type == fs.FileType.Directory and info.base_name not in kept:
                 self.filesystem.delete_dir(info.path)

@@ -62,7 +62,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[ShardOptions, dict[str, A
 
 
 def check_room(options: ShardOptions) -> None:
-    """Refuses shards that no node has room for, because Ray would wait for one for ever."""
+    # Ray would wait for a shard that no node has room for without an end.
     needed = options.num_cpus_per_shard
     if needed == 0:
         return
@@ -78,7 +78,6 @@ def check_room(options: ShardOptions) -> None:
 
 
 def placement_of(shard: int, nodes: Sequence[str]) -> dict[str, Any]:
-    """Returns options of the actor of a shard: where Ray places it, on these nodes as far as there is room."""
     group = ray.util.get_current_placement_group()
     if group is not None:  # as of a trial of Tune: a shard has one of its bundles, which reserve CPUs and no memory
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}

@@ -70,8 +70,7 @@ class RateLimiter:
             )
 
     @property
-    def balance(self) -> float:
-        """Rows still to be drawn; negative where draws are ahead, 0 where the ratio is free."""
+    def balance(self) -> float:  # rows still to be drawn; 0 where the ratio is free
         return self._balance
 
     def may_sample(self, size: int) -> bool:
@@ -84,30 +83,24 @@ class RateLimiter:
         """Returns whether ``insert_size`` further rows may be requested; ``pending`` ones have not arrived."""
         if self.samples_per_insert is None or size + pending < self.min_size_to_sample:
             return True
+        # Rows that call for draws: not those that fill the buffer up to its first draw.
         owed = pending + self.insert_size - max(0, self.min_size_to_sample - size)
         return self._balance + self.samples_per_insert * owed <= self.error_buffer
 
     def insert(self, num_rows: int, size: int) -> None:
-        """Counts rows that arrived; ``size`` were held before."""
-        filled = min(num_rows, max(0, self.min_size_to_sample - size))
+        filled = min(num_rows, max(0, self.min_size_to_sample - size))  # owed no draws, also after a loss
         self._inserted += num_rows
         self._filled += filled
         if self.samples_per_insert is not None:
             self._balance += self.samples_per_insert * (num_rows - filled)
 
     def sample(self) -> None:
-        """Counts one draw."""
         self._sampled += self.batch_size
         if self.samples_per_insert is not None:
             self._balance -= self.batch_size
 
     def stats(self) -> dict[str, float]:
-        """Returns the counts since the start, and the ratio reached.
-
-        ``samples_per_insert`` leaves out the rows that filled the buffer before it was drawn from; it is 0 before the
-        first draw.
-        """
-        counted = self._inserted - self._filled
+        counted = self._inserted - self._filled  # not the rows that filled the buffer before it was drawn from
         return {
             "num_rows_inserted_lifetime": self._inserted,
             "num_rows_sampled_lifetime": self._sampled,
@@ -123,7 +116,6 @@ class RateLimiter:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the counts."""
         return {
             "inserted": self._inserted,
             "sampled": self._sampled,
@@ -132,6 +124,5 @@ class RateLimiter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; the options stay."""
         self._inserted, self._sampled, self._filled = state["inserted"], state["sampled"], state["filled"]
         self._balance = state["balance"] if self.samples_per_insert is not None else 0.0

@@ -44,179 +44,6 @@ NAMESPACE = "lightning_replay"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 _THREADS = 32  # of the coordinator: callers that wait at once
 _GRACE_S = 5.0  # for the coordinator's own error, which names the shard, after the time that a call may take
-
-
-class Connection:
-    """Calls methods of a coordinator, from any process of the cluster and any that can reach it.
-
-    The coordinator ends with the process that started it. Connections that are sent to another process find it by
-    name; if Ray is not running there, it is connected to the cluster first.
-
-    Attributes:
-        wait_timeout_s: seconds after which :meth:`call` raises an error.
-        is_owner: whether this process has started the coordinator.
-    """
-
-    def __init__(self, name: str, wait_timeout_s: float, actor: Any = None) -> None:
-        self._name = name
-        self.wait_timeout_s: float = wait_timeout_s
-        self._caller = uuid.uuid4().hex
-        self._actor = actor
-        self._address: str = ray.get_runtime_context().gcs_address
-        self._process = os.getpid()
-        self._has_stopped = False
-        self.is_owner = False
-
-    @classmethod
-    def start(cls, name: str, wait_timeout_s: float, *arguments: Any) -> Connection:
-        """Starts a coordinator and its shards, on the node of this process as far as there is room.
-
-        Where another process has just started one of that name, it is a connection to that one.
-        """
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Coordinator)
-        actor = actor.options(name=name, namespace=NAMESPACE, scheduling_strategy=here, max_concurrency=_THREADS)
-        try:
-            handle = actor.remote(*arguments)
-        except ActorAlreadyExistsError:
-            return cls(name, wait_timeout_s)
-        connection = cls(name, wait_timeout_s, handle)
-        try:
-            connection.call("start", timeout_s=2 * START_TIMEOUT_S)
-        except BaseException:
-            ray.kill(handle)
-            raise
-        connection.is_owner = True
-        return connection
-
-    @classmethod
-    def find(cls, name: str, wait_timeout_s: float) -> Connection | None:
-        try:
-            return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
-        except ValueError:
-            return None
-
-    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Calls a method until its result is another than :class:`~lightning_replay.sharded.coordinator.NotYet`.
-
-        Raises:
-            TimeoutError: it has taken longer than ``timeout_s``; it names the shards that have not answered.
-            RuntimeError: the replay was stopped, or its process was lost.
-            Exception: what the method has raised.
-        """
-        limit_s = self.wait_timeout_s if timeout_s is None else timeout_s
-        deadline, pause = time.monotonic() + limit_s, _FIRST_PAUSE_S
-        while isinstance(result := self._call(method, arguments, deadline - time.monotonic()), NotYet):
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{result.reason}, and this has not changed for {limit_s:g} s (wait_timeout_s). {result.remedy}"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-        return result
-
-    def _call(self, method: str, arguments: tuple[Any, ...], left_s: float) -> Any:
-        left_s = max(left_s, 0.0)
-        answer = self._handle().call.remote(self._caller, method, left_s, arguments)
-        try:
-            return ray.get(answer, timeout=left_s + _GRACE_S)
-        except GetTimeoutError:
-            raise TimeoutError(
-                f"the coordinator of this sharded replay has not answered for {left_s + _GRACE_S:.3g} s: its process "
-                "hangs, or its node cannot be reached. Build another replay and load a save into it if that lasts"
-            ) from None
-        except RayTaskError as error:
-            cause: Exception = error
-            while isinstance(cause, RayTaskError):  # of a shard's error there are two
-                cause = cause.cause
-            raise cause from None
-        except RayActorError as error:
-            raise RuntimeError(self._stopped()) from error
-
-    def stop(self) -> None:
-        if self._has_stopped:
-            return
-        try:
-            with suppress(TimeoutError):  # the shards end with the coordinator
-                self.call("stop")
-            ray.kill(self._handle())
-        except RuntimeError:  # another process has ended them
-            pass
-        self._has_stopped = True
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_actor": None, "_process": None, "_caller": uuid.uuid4().hex, "is_owner": False}
-
-    def _handle(self) -> Any:
-        if self._has_stopped:
-            raise RuntimeError(self._stopped())
-        if self._process is not None and self._process != os.getpid():
-            raise RuntimeError(
-                "this process was forked from one that uses Ray, which Ray does not support. Start processes by "
-                'spawning them, with Lightning strategy="ddp_spawn" or "ddp"'
-            )
-        if self._actor is None:
-            if not ray.is_initialized():
-                ray.init(address=self._address, log_to_driver=False)
-            try:
-                self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
-            except ValueError as error:
-                raise RuntimeError(self._stopped()) from error
-            self._process = os.getpid()
-        return self._actor
-
-    def _stopped(self) -> str:
-        return (
-            "this sharded replay has stopped: stop() was called, or the process that built it has ended. Build another "
-            "one, and load a save into it"
-        )
-
-
-def checked_feedback(
-    index: Tensor | TensorDictBase,
-    td_error: Tensor | None,
-    generation: Tensor | None,
-    signals: dict[str, Any],
-    key: int,
-    writer: WriterHooks,
-) -> tuple[RowIds, np.ndarray, dict[str, np.ndarray]]:
-    """Returns the arguments of :meth:`ShardedReplay.update_priority
-    <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
-    if isinstance(index, TensorDictBase):
-        batch, index, generation = index, index.get("index", None), index.get("generation", generation)
-        if index is None:
-            raise TypeError(
-                f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the batch "
-                "that sample() returned"
-            )
-    index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
-    if generation is None:
-        raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
-    td_error = td_error_of(td_error, signals)
-    for name in set(signals) - set(SIGNALS):
-        raise TypeError(f"update_priority got the signal {name!r}; the signals are {', '.join(SIGNALS)}")
-    if td_error is None:
-        raise TypeError("update_priority got no td_error; give one for each row of the batch")
-    errors = real_numbers("td_error", td_error, "No priority was changed").detach().cpu().float().reshape(-1).numpy()
-    check_td_errors(errors, len(index))
-    given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
-    for name, value in given.items():
-        if len(value) != len(index):
-            raise ValueError(f"{name} has {len(value)} rows and the batch {len(index)}. No priority was changed")
-    if writer.needs_feedback:  # an error in the shard would come too late
-        writer.read_feedback(len(index), torch.from_numpy(errors), signals)
-    numbers = row_generations(generation).cpu().numpy()
-    if len(numbers) != len(index):
-        raise ValueError(f"generation has {len(numbers)} rows and index {len(index)}; give those of one batch")
-    ids, is_own = row_ids_of(index.cpu().numpy(), numbers, key)
-    if not is_own.all():
-        raise ValueError(
-            f"{np.count_nonzero(~is_own)} of {len(index)} rows were not drawn from this sharded replay; give it the "
-            "batches that its own sample() returned. No priority was changed"
-        )
-    return ids, errors, given
-
-
 _MOST_REDRAWS = 10  # in a row, in which shards that drew were lost
 _LOOK_S = 1.0  # after which a process that waits for its rows to be stored looks at what their shard does
 
@@ -447,6 +274,7 @@ class ShardedReplay(TrainingReplay):
             return torch.zeros(0, dtype=torch.int64, device="cpu")
         columns = columns_of(rows)
         self._check(columns)
+        # The rows of a call that timed out are on their way: given again, they are waited for and not sent twice.
         before, self._unanswered = self._unanswered, None
         sent = before if before is not None and before.digest == _digest(columns) else self._send(columns)
         deadline = time.monotonic() + self.wait_timeout_s
@@ -457,10 +285,10 @@ class ShardedReplay(TrainingReplay):
             self._router, self._unanswered = sent.router, sent._replace(digest=_digest(columns))
             raise
         errors = [slots for slots in stored.values() if isinstance(slots, Exception)]
-        if len(errors) < len(stored):
+        if len(errors) < len(stored):  # some were stored, so that later rows of their episodes follow them
             self._router = sent.router
         if errors:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError):  # without rows other columns are accepted again
                 self._connection.call("refused")
             raise errors[0]
         ids = RowIds.joined([RowIds.of_shard(shard, 0, slots, slots) for shard, slots in stored.items()])
@@ -470,15 +298,15 @@ class ShardedReplay(TrainingReplay):
         if self._router is None:
             self._router = RowRouter(self._options.shards.num_shards, self._connection.call("new_writer"))
         routed, router = self._router.route(columns)
+        # Rows go from here to the shards through the object store; the coordinator gets their references.
         parts = [(shard, [ray.put(own)], len(next(iter(own.values())))) for shard, own in routed.items()]
         answers = self._connection.call("extend", parts, layout_of(next(iter(routed.values()))))
         return _Sent(dict(zip(routed, answers, strict=True)), parts, router, b"")
 
     def _answer(self, shard: int, answer: ray.ObjectRef[Any], deadline: float) -> Any:
-        """Returns the slots of rows that a shard has stored, or the error with which it has refused them."""
         while True:
             try:
-                return ray.get(answer, timeout=_LOOK_S).value
+                return ray.get(answer, timeout=_LOOK_S).value  # slots, or the error of rows that were refused
             except GetTimeoutError:
                 left_s = deadline - time.monotonic()
                 found = self._connection.call("look_at", shard, timeout_s=max(left_s, 0.0))
@@ -515,11 +343,12 @@ class ShardedReplay(TrainingReplay):
                     f"that the replay was built for, here {own} rows. Leave it out"
                 )
             own = batch_size
+        # The coordinator answers with identities and references; the rows are fetched from here.
         method, *arguments = ("draw", own) if self._rank is None else ("draw_share", *self._rank)
         drawn: DrawnRows = self._connection.call(method, *arguments, self._clocks)
         fetched = FetchedRows(self._key, min(self._options.shards.shard_timeout_s, self.wait_timeout_s))
         fetched.fetch(drawn)
-        for _ in range(_MOST_REDRAWS):
+        for _ in range(_MOST_REDRAWS):  # in place of rows that were lost with their shard meanwhile
             if len(fetched) == own:
                 break
             left_s = max(deadline - time.monotonic(), 0.0)
@@ -555,7 +384,7 @@ class ShardedReplay(TrainingReplay):
         writer = declared_writer(self._template.writer)
         feedback = checked_feedback(index, td_error, generation, signals, self._key, writer)
         self._draws_since_update = 0
-        if self.takes_feedback:
+        if self.takes_feedback:  # else it was only checked
             self._connection.call("update", *feedback)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
@@ -648,6 +477,7 @@ class ShardedReplay(TrainingReplay):
         """
         timeout_s = self._options.shards.save_timeout_s
         self._connection.call("load", Folder.of_user(path, filesystem), timeout_s=timeout_s)
+        # Episodes that ran here are none of the save's; new ones get a number of a writer that it lacks.
         self._unanswered = None
         self._draws_since_update = 0
         if self._rank is None:
@@ -693,3 +523,176 @@ def _digest(columns: Columns) -> bytes:
     for key in sorted(columns):
         found.update(np.ascontiguousarray(columns[key]).tobytes())
     return found.digest()
+
+
+def checked_feedback(
+    index: Tensor | TensorDictBase,
+    td_error: Tensor | None,
+    generation: Tensor | None,
+    signals: dict[str, Any],
+    key: int,
+    writer: WriterHooks,
+) -> tuple[RowIds, np.ndarray, dict[str, np.ndarray]]:
+    """Returns the arguments of :meth:`ShardedReplay.update_priority
+    <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
+    # Everything is refused here that can be: an error in a shard comes with a later call.
+    if isinstance(index, TensorDictBase):
+        batch, index, generation = index, index.get("index", None), index.get("generation", generation)
+        if index is None:
+            raise TypeError(
+                f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the batch "
+                "that sample() returned"
+            )
+    index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
+    if generation is None:
+        raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
+    td_error = td_error_of(td_error, signals)
+    for name in set(signals) - set(SIGNALS):
+        raise TypeError(f"update_priority got the signal {name!r}; the signals are {', '.join(SIGNALS)}")
+    if td_error is None:
+        raise TypeError("update_priority got no td_error; give one for each row of the batch")
+    errors = real_numbers("td_error", td_error, "No priority was changed").detach().cpu().float().reshape(-1).numpy()
+    check_td_errors(errors, len(index))
+    given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
+    for name, value in given.items():
+        if len(value) != len(index):
+            raise ValueError(f"{name} has {len(value)} rows and the batch {len(index)}. No priority was changed")
+    if writer.needs_feedback:
+        writer.read_feedback(len(index), torch.from_numpy(errors), signals)
+    numbers = row_generations(generation).cpu().numpy()
+    if len(numbers) != len(index):
+        raise ValueError(f"generation has {len(numbers)} rows and index {len(index)}; give those of one batch")
+    ids, is_own = row_ids_of(index.cpu().numpy(), numbers, key)
+    if not is_own.all():
+        raise ValueError(
+            f"{np.count_nonzero(~is_own)} of {len(index)} rows were not drawn from this sharded replay; give it the "
+            "batches that its own sample() returned. No priority was changed"
+        )
+    return ids, errors, given
+
+
+class Connection:
+    """Calls methods of a coordinator, from any process of the cluster and any that can reach it.
+
+    The coordinator ends with the process that started it. Connections that are sent to another process find it by
+    name; if Ray is not running there, it is connected to the cluster first.
+
+    Attributes:
+        wait_timeout_s: seconds after which :meth:`call` raises an error.
+        is_owner: whether this process has started the coordinator.
+    """
+
+    def __init__(self, name: str, wait_timeout_s: float, actor: Any = None) -> None:
+        self._name = name
+        self.wait_timeout_s: float = wait_timeout_s
+        self._caller = uuid.uuid4().hex
+        self._actor = actor
+        self._address: str = ray.get_runtime_context().gcs_address
+        self._process = os.getpid()
+        self._has_stopped = False
+        self.is_owner = False
+
+    @classmethod
+    def start(cls, name: str, wait_timeout_s: float, *arguments: Any) -> Connection:
+        """Starts a coordinator and its shards, on the node of this process as far as there is room.
+
+        Where another process has just started one of that name, it is a connection to that one.
+        """
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Coordinator)
+        actor = actor.options(name=name, namespace=NAMESPACE, scheduling_strategy=here, max_concurrency=_THREADS)
+        try:
+            handle = actor.remote(*arguments)
+        except ActorAlreadyExistsError:
+            return cls(name, wait_timeout_s)
+        connection = cls(name, wait_timeout_s, handle)
+        try:
+            connection.call("start", timeout_s=2 * START_TIMEOUT_S)
+        except BaseException:
+            ray.kill(handle)
+            raise
+        connection.is_owner = True
+        return connection
+
+    @classmethod
+    def find(cls, name: str, wait_timeout_s: float) -> Connection | None:
+        try:
+            return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
+        except ValueError:
+            return None
+
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """Calls a method until its result is another than :class:`~lightning_replay.sharded.coordinator.NotYet`.
+
+        Raises:
+            TimeoutError: it has taken longer than ``timeout_s``; it names the shards that have not answered.
+            RuntimeError: the replay was stopped, or its process was lost.
+            Exception: what the method has raised.
+        """
+        limit_s = self.wait_timeout_s if timeout_s is None else timeout_s
+        deadline, pause = time.monotonic() + limit_s, _FIRST_PAUSE_S
+        while isinstance(result := self._call(method, arguments, deadline - time.monotonic()), NotYet):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{result.reason}, and this has not changed for {limit_s:g} s (wait_timeout_s). {result.remedy}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        return result
+
+    def _call(self, method: str, arguments: tuple[Any, ...], left_s: float) -> Any:
+        left_s = max(left_s, 0.0)
+        answer = self._handle().call.remote(self._caller, method, left_s, arguments)
+        try:
+            return ray.get(answer, timeout=left_s + _GRACE_S)
+        except GetTimeoutError:
+            raise TimeoutError(
+                f"the coordinator of this sharded replay has not answered for {left_s + _GRACE_S:.3g} s: its process "
+                "hangs, or its node cannot be reached. Build another replay and load a save into it if that lasts"
+            ) from None
+        except RayTaskError as error:
+            cause: Exception = error
+            while isinstance(cause, RayTaskError):  # of a shard's error there are two
+                cause = cause.cause
+            raise cause from None
+        except RayActorError as error:
+            raise RuntimeError(self._stopped()) from error
+
+    def stop(self) -> None:
+        if self._has_stopped:
+            return
+        try:
+            with suppress(TimeoutError):  # the shards end with the coordinator
+                self.call("stop")
+            ray.kill(self._handle())
+        except RuntimeError:  # another process has ended them
+            pass
+        self._has_stopped = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process is another caller: errors of feedback go to the one that gave it.
+        return {**vars(self), "_actor": None, "_process": None, "_caller": uuid.uuid4().hex, "is_owner": False}
+
+    def _handle(self) -> Any:
+        if self._has_stopped:
+            raise RuntimeError(self._stopped())
+        if self._process is not None and self._process != os.getpid():
+            raise RuntimeError(
+                "this process was forked from one that uses Ray, which Ray does not support. Start processes by "
+                'spawning them, with Lightning strategy="ddp_spawn" or "ddp"'
+            )
+        if self._actor is None:  # this object was sent here, and finds the coordinator by name
+            if not ray.is_initialized():
+                ray.init(address=self._address, log_to_driver=False)
+            try:
+                self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
+            except ValueError as error:
+                raise RuntimeError(self._stopped()) from error
+            self._process = os.getpid()
+        return self._actor
+
+    def _stopped(self) -> str:
+        return (
+            "this sharded replay has stopped: stop() was called, or the process that built it has ended. Build another "
+            "one, and load a save into it"
+        )

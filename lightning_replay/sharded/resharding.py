@@ -18,7 +18,7 @@ _ROWS_AT_ONCE = 4096
 
 
 class ReshardedRows:
-    """The rows of saved replays that one of several new shards gets.
+    """One new shard's rows of saved replays, which are dealt out to several.
 
     Each episode goes to the shard with the fewest rows so far. Call :meth:`add` with every saved replay, in the same
     order for every shard, then :meth:`store`. Rows keep their priorities and their order within an episode; of rows of
@@ -49,6 +49,7 @@ class ReshardedRows:
         if not len(slots):
             return
         episode, given = episodes_of(replay, slots)
+        # Every shard deals out all episodes in the same order, and keeps its own.
         kept = torch.from_numpy(np.flatnonzero(assigned(episode, self._loads) == self._number))
         names = self._named(episode, given)[kept.numpy()]
         rows = replay.storage.get(slots[kept]).exclude("index", "generation")
@@ -63,8 +64,7 @@ class ReshardedRows:
             self._largest = max(self._largest, replay.group_totals().largest_priority)
 
     @property
-    def next_trajectory(self) -> int:
-        """A number above those of all episodes, of other shards too."""
+    def next_trajectory(self) -> int:  # above those of all episodes, of other shards too
         return max(self._names, default=-1) + 1
 
     def store(self, replay: Replay) -> TensorDictBase | None:
@@ -74,12 +74,14 @@ class ReshardedRows:
         """
         if not self._rows:
             return None
+        # By place in their replays, so that the oldest rows of all come first.
         order = torch.from_numpy(np.argsort(np.concatenate(self._places), kind="stable"))
         rows = torch.cat(self._rows)[order]
         # Without any feedback so far, new rows get the same priority as these.
         priority = torch.cat(self._priorities)[order] if self._largest >= 0 else None
         at_once = min(_ROWS_AT_ONCE, replay.capacity if replay.tables is None else int(replay.tables.capacity.min()))
         for start in range(0, len(rows), at_once):
+            # No more than fit at once: the slots of all are known, and get their priorities.
             replay.extend(rows[start : start + at_once], update_priority=False)
             if priority is not None:
                 slots, stored = replay.last_insertion
@@ -132,6 +134,7 @@ def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:
     given = np.zeros(count, dtype=np.int64) if trajectory is None else trajectory.reshape(-1).cpu().long().numpy()
     ended = np.zeros(count, dtype=bool) if done is None else done.reshape(count, -1).any(1).cpu().numpy()
     order = np.argsort(given, kind="stable")
+    # An episode begins with another trajectory, after an end, and where rows between have left.
     begins = (given[order][1:] != given[order][:-1]) | ended[order][:-1]
     successor = replay.successors(slots)
     if successor is not None:

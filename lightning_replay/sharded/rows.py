@@ -17,6 +17,141 @@ from lightning_replay.episodes.links import TRAJECTORY_KEYS
 
 #: A batch carries the number of starts of a shard modulo this.
 NUM_EPOCHS = 1 << 11
+_SLOT_BITS = 40
+_GENERATION_BITS, _EPOCH_BITS, _KEY_BITS = 32, NUM_EPOCHS.bit_length() - 1, 20  # 63 together
+#: Keys of replays are below it.
+NUM_KEYS = 1 << _KEY_BITS
+_LEAST_S = 0.1  # for each of several objects, where some of them could not be fetched in time
+Columns = dict[tuple[str, ...], np.ndarray]
+#: Names, dtypes and shapes of columns, in one order, as they are saved.
+Layout = list[list[Any]]
+_BITS = 40  # of a number that a trajectory has in one process
+_KEYS = tuple((key,) if isinstance(key, str) else key for key in TRAJECTORY_KEYS)
+_DONE = ("next", "done")
+
+
+class Router:
+    """Chooses a shard for each new episode: that which has got the fewest steps from here.
+
+    All fragments of an episode go to the same shard, so that links, histories and returns stay inside it. Where several
+    have got as many steps, the first one from ``first`` on is taken: those that start together begin with different
+    shards.
+
+    At most ``remembered`` running episodes are; the one continued longest ago, whose end never came, is removed first.
+
+    Example:
+        >>> router = Router(num_shards=2)
+        >>> fragments = [("a", 5, False), ("b", 3, True), ("a", 1, True), ("c", 1, True)]
+        >>> [router.shard_of(name, steps, ended=ended) for name, steps, ended in fragments]
+        [0, 1, 0, 1]
+    """
+
+    def __init__(self, num_shards: int, first: int = 0, remembered: int = 4096) -> None:
+        self._remembered = remembered
+        self.num_steps: list[int] = [0] * num_shards
+        self._order = [(first + number) % num_shards for number in range(num_shards)]
+        self._running: dict[Hashable, int] = {}
+
+    def copied(self) -> Self:
+        copied = copy.copy(self)
+        copied.num_steps, copied._running = [*self.num_steps], dict(self._running)
+        return copied
+
+    def shard_of(self, episode_id: Hashable, num_steps: int, *, ended: bool) -> int:
+        """Returns the shard of a fragment of so many steps, which may be the last one of its episode."""
+        shard = self._running.pop(episode_id, None)
+        if shard is None:
+            shard = min(self._order, key=self.num_steps.__getitem__)
+        if not ended:
+            self._running[episode_id] = shard  # behind the others: the one continued longest ago is first
+            if len(self._running) > self._remembered:
+                del self._running[next(iter(self._running))]
+        self.num_steps[shard] += num_steps
+        return shard
+
+
+class RowRouter(Router):
+    """Deals rows out to shards, whole trajectories to one, and numbers their trajectories.
+
+    Trajectories are those of the column ``trajectory``, or of ``("collector", "traj_ids")`` of TorchRL's collectors.
+    Several processes may give the same numbers, so that each adds its own to them. Rows without such a column are one
+    environment in order: they get ``trajectory``, a number for each of its episodes. ``writer`` is the number of this
+    process.
+    """
+
+    def __init__(self, num_shards: int, writer: int) -> None:
+        super().__init__(num_shards, first=writer)
+        self.writer = writer
+        self._next_trajectory = 0
+
+    def route(self, columns: Mapping[tuple[str, ...], np.ndarray]) -> tuple[dict[int, Columns], RowRouter]:
+        """Returns the rows of each shard that gets some, and the router for further rows once these are stored."""
+        after, columns = self.copied(), dict(columns)  # this router stays, in case the rows are refused
+        count = len(next(iter(columns.values())))
+        done = columns.get(_DONE)
+        ended: np.ndarray = np.zeros(count, dtype=bool)
+        if done is not None:
+            ended = np.any(done.reshape(count, -1), axis=1)
+        key = next((key for key in _KEYS if key in columns), None)
+        if key is None:  # one environment in order: each end begins the next trajectory
+            key, given = _KEYS[0], self._next_trajectory + np.cumsum(ended) - ended
+            columns[key] = of_writer(given, self.writer)
+            after._next_trajectory = int(given[-1]) + int(ended[-1])
+        else:
+            given = columns[key]
+            columns[key] = of_writer(given, self.writer)
+            given = given.reshape(count)
+        shard = np.empty(count, dtype=np.int64)
+        for trajectory in dict.fromkeys(given.tolist()):
+            own = np.flatnonzero(given == trajectory)
+            shard[own] = after.shard_of(trajectory, len(own), ended=bool(ended[own[-1]]))
+        numbers = np.unique(shard).tolist()
+        if len(numbers) == 1:  # without copying the columns
+            return {numbers[0]: columns}, after
+        return {number: {key: column[shard == number] for key, column in columns.items()} for number in numbers}, after
+
+    def ended(self, trajectories: np.ndarray | None) -> np.ndarray | None:
+        self._next_trajectory += 1  # rows without a trajectory go on in another one
+        return None if trajectories is None else of_writer(trajectories, self.writer)
+
+
+def is_of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
+    return trajectories >> _BITS == writer
+
+
+def of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
+    # The first writer's numbers stay as they are: a replay that one process fills equals one without shards.
+    if writer and len(trajectories) and (trajectories.min() < 0 or trajectories.max() >> _BITS):
+        raise ValueError(
+            f"trajectories have the numbers {trajectories.min()} to {trajectories.max()}; where several processes fill "
+            f"a sharded replay they must be from 0 to 2**{_BITS} - 1. Number the episodes of each process from 0. "
+            "Nothing was stored"
+        )
+    return trajectories.astype(np.int64) + (writer << _BITS)
+
+
+def columns_of(rows: TensorDictBase) -> Columns:
+    return {
+        (key,) if isinstance(key, str) else key: value.detach().cpu().numpy()
+        for key, value in rows.items(include_nested=True, leaves_only=True)
+    }
+
+
+def layout_of(columns: Columns) -> Layout:
+    return sorted([[*key], str(column.dtype), [*column.shape[1:]]] for key, column in columns.items())
+
+
+def check_layout(layout: Layout, stored: Layout | None) -> Layout:
+    """Returns the layout of rows; refuses another than that of the stored ones, and names the columns that differ."""
+    if stored is not None and layout != stored:
+        ours, given = ({".".join(key): [kind, *shape] for key, kind, shape in one} for one in (stored, layout))
+        other = sorted(name for name in {*ours, *given} if ours.get(name) != given.get(name))
+        found = "; ".join(f"{name}: stored {ours.get(name)}, given {given.get(name)}" for name in other)
+        raise ValueError(
+            f"rows have other columns than those stored, by dtype and shape: {found}. Give all rows the same columns. "
+            "Nothing was stored"
+        )
+    return layout
 
 
 class RowIds(NamedTuple):
@@ -52,20 +187,12 @@ class RowIds(NamedTuple):
     def take(self, places: np.ndarray) -> RowIds:
         return RowIds(*(column[places] for column in self))
 
-    def current(self, epochs: np.ndarray) -> np.ndarray:
-        """Returns whether each row's shard is still in the epoch in which it was drawn, bool ``[n]``."""
+    def current(self, epochs: np.ndarray) -> np.ndarray:  # whether the shard is the one that drew, bool [n]
         return (epochs[self.shard] - self.epoch) % NUM_EPOCHS == 0
 
     def by_shard(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields each shard that has rows here, and their places, int64, in order."""
         for shard in np.unique(self.shard).tolist():
             yield shard, np.flatnonzero(self.shard == shard)
-
-
-_SLOT_BITS = 40
-_GENERATION_BITS, _EPOCH_BITS, _KEY_BITS = 32, NUM_EPOCHS.bit_length() - 1, 20  # 63 together
-#: Keys of replays are below it.
-NUM_KEYS = 1 << _KEY_BITS
 
 
 def numbers_of(ids: RowIds, key: int) -> tuple[np.ndarray, np.ndarray]:
@@ -98,9 +225,6 @@ def _with_head(head: np.ndarray, tail: np.ndarray, bits: int) -> np.ndarray:
 
 def _head(numbers: np.ndarray, bits: int) -> np.ndarray:
     return numbers.reshape(len(numbers), -1)[:, 0] >> bits
-
-
-_LEAST_S = 0.1  # for each of several objects, where some of them could not be fetched in time
 
 
 class Block(NamedTuple):
@@ -139,138 +263,3 @@ def _fetched_alone(reference: ray.ObjectRef[Any], deadline: float) -> Any:
         return ray.get(reference, timeout=max(deadline - time.monotonic(), _LEAST_S))
     except RayError:
         return None
-
-
-class Router:
-    """Chooses a shard for each new episode: that which has got the fewest steps from here.
-
-    All fragments of an episode go to the same shard, so that links, histories and returns stay inside it. Where several
-    have got as many steps, the first one from ``first`` on is taken: those that start together begin with different
-    shards.
-
-    At most ``remembered`` running episodes are; the one continued longest ago, whose end never came, is removed first.
-
-    Example:
-        >>> router = Router(num_shards=2)
-        >>> fragments = [("a", 5, False), ("b", 3, True), ("a", 1, True), ("c", 1, True)]
-        >>> [router.shard_of(name, steps, ended=ended) for name, steps, ended in fragments]
-        [0, 1, 0, 1]
-    """
-
-    def __init__(self, num_shards: int, first: int = 0, remembered: int = 4096) -> None:
-        self._remembered = remembered
-        self.num_steps: list[int] = [0] * num_shards
-        self._order = [(first + number) % num_shards for number in range(num_shards)]
-        self._running: dict[Hashable, int] = {}
-
-    def copied(self) -> Self:
-        copied = copy.copy(self)
-        copied.num_steps, copied._running = [*self.num_steps], dict(self._running)
-        return copied
-
-    def shard_of(self, episode_id: Hashable, num_steps: int, *, ended: bool) -> int:
-        """Returns the shard of a fragment of so many steps, which may be the last one of its episode."""
-        shard = self._running.pop(episode_id, None)
-        if shard is None:
-            shard = min(self._order, key=self.num_steps.__getitem__)
-        if not ended:
-            self._running[episode_id] = shard
-            if len(self._running) > self._remembered:
-                del self._running[next(iter(self._running))]
-        self.num_steps[shard] += num_steps
-        return shard
-
-
-Columns = dict[tuple[str, ...], np.ndarray]
-#: Names, dtypes and shapes of columns, in one order, as they are saved.
-Layout = list[list[Any]]
-
-_BITS = 40  # of a number that a trajectory has in one process
-_KEYS = tuple((key,) if isinstance(key, str) else key for key in TRAJECTORY_KEYS)
-_DONE = ("next", "done")
-
-
-def columns_of(rows: TensorDictBase) -> Columns:
-    """Returns the leaves of rows ``[N]`` as arrays ``[N, ...]`` on the CPU."""
-    return {
-        (key,) if isinstance(key, str) else key: value.detach().cpu().numpy()
-        for key, value in rows.items(include_nested=True, leaves_only=True)
-    }
-
-
-def layout_of(columns: Columns) -> Layout:
-    return sorted([[*key], str(column.dtype), [*column.shape[1:]]] for key, column in columns.items())
-
-
-def check_layout(layout: Layout, stored: Layout | None) -> Layout:
-    """Returns the layout of rows; refuses another than that of the stored ones, and names the columns that differ."""
-    if stored is not None and layout != stored:
-        ours, given = ({".".join(key): [kind, *shape] for key, kind, shape in one} for one in (stored, layout))
-        other = sorted(name for name in {*ours, *given} if ours.get(name) != given.get(name))
-        found = "; ".join(f"{name}: stored {ours.get(name)}, given {given.get(name)}" for name in other)
-        raise ValueError(
-            f"rows have other columns than those stored, by dtype and shape: {found}. Give all rows the same columns. "
-            "Nothing was stored"
-        )
-    return layout
-
-
-def is_of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
-    return trajectories >> _BITS == writer
-
-
-def of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
-    """Returns the stored numbers of the trajectories of a writer: the first one's are their own."""
-    if writer and len(trajectories) and (trajectories.min() < 0 or trajectories.max() >> _BITS):
-        raise ValueError(
-            f"trajectories have the numbers {trajectories.min()} to {trajectories.max()}; where several processes fill "
-            f"a sharded replay they must be from 0 to 2**{_BITS} - 1. Number the episodes of each process from 0. "
-            "Nothing was stored"
-        )
-    return trajectories.astype(np.int64) + (writer << _BITS)
-
-
-class RowRouter(Router):
-    """Deals rows out to shards, whole trajectories to one, and numbers their trajectories.
-
-    Trajectories are those of the column ``trajectory``, or of ``("collector", "traj_ids")`` of TorchRL's collectors.
-    Several processes may give the same numbers, so that each adds its own to them. Rows without such a column are one
-    environment in order: they get ``trajectory``, a number for each of its episodes. ``writer`` is the number of this
-    process.
-    """
-
-    def __init__(self, num_shards: int, writer: int) -> None:
-        super().__init__(num_shards, first=writer)
-        self.writer = writer
-        self._next_trajectory = 0
-
-    def route(self, columns: Mapping[tuple[str, ...], np.ndarray]) -> tuple[dict[int, Columns], RowRouter]:
-        """Returns the rows of each shard that gets some, and the router for further rows once these are stored."""
-        after, columns = self.copied(), dict(columns)
-        count = len(next(iter(columns.values())))
-        done = columns.get(_DONE)
-        ended: np.ndarray = np.zeros(count, dtype=bool)
-        if done is not None:
-            ended = np.any(done.reshape(count, -1), axis=1)
-        key = next((key for key in _KEYS if key in columns), None)
-        if key is None:
-            key, given = _KEYS[0], self._next_trajectory + np.cumsum(ended) - ended
-            columns[key] = of_writer(given, self.writer)
-            after._next_trajectory = int(given[-1]) + int(ended[-1])
-        else:
-            given = columns[key]
-            columns[key] = of_writer(given, self.writer)
-            given = given.reshape(count)
-        shard = np.empty(count, dtype=np.int64)
-        for trajectory in dict.fromkeys(given.tolist()):
-            own = np.flatnonzero(given == trajectory)
-            shard[own] = after.shard_of(trajectory, len(own), ended=bool(ended[own[-1]]))
-        numbers = np.unique(shard).tolist()
-        if len(numbers) == 1:
-            return {numbers[0]: columns}, after
-        return {number: {key: column[shard == number] for key, column in columns.items()} for number in numbers}, after
-
-    def ended(self, trajectories: np.ndarray | None) -> np.ndarray | None:
-        """Returns the stored numbers of trajectories that break off; ``None`` for all of this process."""
-        self._next_trajectory += 1
-        return None if trajectories is None else of_writer(trajectories, self.writer)

@@ -23,8 +23,142 @@ from lightning_replay.sharded.actors import CallOfAll, Losses, ShardActors, Shar
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.rows import Layout
 
+logger: logging.Logger = logging.getLogger(__name__)
 PIECE_BYTES = 64 << 20  # in memory at once, of each shard
 _PIECE_TIMEOUT_S = 300.0
+_FORMAT = "lightning-replay-shards"
+_DATA = "shards"
+
+
+class FileNames(NamedTuple):
+    """Names in a save of shards."""
+
+    manifest: str  # of all
+    of_shard: str  # the manifest in the folder of each shard
+    state: str  # the folder of what is saved beside the shards
+
+
+NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, "draws")
+
+
+def write_shards(
+    shards: ShardActors,
+    folder: Folder,
+    names: FileNames,
+    state: Callable[[], Mapping[str, Any]],
+    fields: Mapping[str, Any],
+    earlier: Sequence[Folder | None],
+    *arguments: Any,
+) -> list[Folder]:
+    """Lets every shard write into a folder of its own, then writes the state and the manifest.
+
+    After an error, or when this process is killed, ``folder`` holds the save before; what the next save finds of this
+    one it removes.
+
+    Args:
+        shards, folder, names: what to write, and where to.
+        state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
+        fields: of the manifest, beside those of every save.
+        earlier: the folder of each shard in a save whose unchanged files are linked.
+        arguments: further ones of the shards' ``save``.
+
+    Returns:
+        The shards' folders.
+
+    Raises:
+        RuntimeError: a shard was lost meanwhile.
+        TimeoutError: a shard has not finished within ``save_timeout_s``; it is named.
+        ValueError: this process does not find what shards have written.
+    """
+    count = len(shards)
+    # The manifest is written on leaving: before, the folder holds the save that was there.
+    with folder.to_write() as local, replaced_save(local, names.manifest, folder=_DATA) as save:
+        data, own = folder / save.data.name, names_of_shards(save.data.name, count)
+        seen = folders_of_shards(shards, folder, save.data.name)
+        parts = [one / name for one, name in zip(seen, own, strict=True)]
+        try:
+            limit_s = shards.options.save_timeout_s
+            sent = shards.send_all("save", lambda shard: (parts[shard], earlier[shard], *arguments), limit_s=limit_s)
+            # Other processes may fill it and draw from it until all have written: each shard saves what it has now.
+            saved_beside = state()
+            sizes = shards.values_of(sent)
+            _check_written(folder, [f"{name}/{names.of_shard}" for name in own])
+        except BaseException as error:
+            data.remove()  # all shards have finished, or are named by the error
+            if isinstance(error, ShardLostError | TimeoutError):
+                kind = RuntimeError if isinstance(error, ShardLostError) else TimeoutError
+                raise kind(
+                    f"{error}; this was while the shards saved into {folder}. No checkpoint was made, and the replay "
+                    "saved there before is unchanged. Save again, or raise save_timeout_s"
+                ) from error
+            raise
+        write_state(save.data / names.state, saved_beside)
+        total = sum(size for size, _ in sizes)
+        save.manifest |= {"format": _FORMAT, "version": SHARDS_VERSION, "num_shards": count, "bytes": total, **fields}
+    logger.info("%d shards saved: %s bytes, %s of them written", count, f"{total:,}", f"{sum(n for _, n in sizes):,}")
+    return parts
+
+
+def _check_written(folder: Folder, files: list[str]) -> None:
+    # Refuses file systems of which each node, or each process, has one of its own.
+    infos = folder.filesystem.get_file_info([(folder / file).path for file in files])
+    unseen = [shard for shard, info in enumerate(infos) if not info.is_file]
+    if unseen:
+        raise ValueError(
+            f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint was "
+            "made. Give a path, a URI or a file system that is the same from every node"
+        )
+
+
+def earlier_shards(previous: Path | None, count: int, read: Callable[[Folder], Sequence[str]]) -> list[Folder | None]:
+    """Returns the folders of an earlier save by shard, ``None`` where there is none of as many shards.
+
+    ``read`` returns the names of the shards' folders in a save.
+    """
+    if previous is not None:
+        folder = Folder.at(previous)
+        try:
+            names = read(folder)
+        except (DamagedFileError, OSError, ValueError):
+            return [None] * count
+        if len(names) == count:
+            return [folder / name for name in names]
+    return [None] * count
+
+
+def stage_shards(
+    shards: ShardActors, folder: Folder, data: str, names: Sequence[str], *fields: Any
+) -> tuple[CallOfAll, list[Folder] | None]:
+    """Lets every shard read a save without using it yet; of other shards than there are, episodes are dealt out anew.
+
+    Args:
+        shards, folder: which read, and the save.
+        data: the folder of its data in it.
+        names: of the shards' folders in it; a single one without a name is ``folder`` itself.
+        fields: further arguments of the shards' ``stage``.
+
+    Returns:
+        The answered call; and the folder of each shard, ``None`` where the save is of another number.
+    """
+    seen = folders_of_shards(shards, folder, data)
+    parts = [[one / name if name else one for name in names] for one in seen]
+    sent = shards.send_all("stage", lambda shard: (parts[shard], *fields), limit_s=shards.options.save_timeout_s)
+    shards.values_of(sent)
+    return sent, [part[shard] for shard, part in enumerate(parts)] if len(names) == len(parts) else None
+
+
+def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Folder]:
+    """Returns a save's folder as each shard reaches it: itself, or where a shard does not see it, by an actor here."""
+    if folder.local is None:
+        return [folder] * len(shards)
+    # By a name found nowhere else: another node may have a folder at the same path.
+    sees = shards.call("sees", lambda shard: ((folder / data).path,))
+    if all(sees):
+        return [folder] * len(shards)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    server = ray.remote(num_cpus=0)(FolderServer).options(scheduling_strategy=here).remote()
+    served = ServedFolder(fs.LocalFileSystem(), folder.path, server)
+    return [folder if seen else served for seen in sees]
 
 
 class FolderServer:
@@ -87,155 +221,8 @@ def _answer(reference: ray.ObjectRef[Any]) -> Any:
     return ray.get(reference, timeout=_PIECE_TIMEOUT_S)  # as the server's process may hang
 
 
-def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Folder]:
-    """Returns a folder of a save as each shard reaches it; ``data`` is one in it whose name is found nowhere else.
-
-    It is the folder itself, except where it is local and a shard on another node does not see it: that shard's files
-    pass through an actor on this node.
-    """
-    if folder.local is None:
-        return [folder] * len(shards)
-    sees = shards.call("sees", lambda shard: ((folder / data).path,))
-    if all(sees):
-        return [folder] * len(shards)
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    server = ray.remote(num_cpus=0)(FolderServer).options(scheduling_strategy=here).remote()
-    served = ServedFolder(fs.LocalFileSystem(), folder.path, server)
-    return [folder if seen else served for seen in sees]
-
-
-logger: logging.Logger = logging.getLogger(__name__)
-
-_FORMAT = "lightning-replay-shards"
-_DATA = "shards"
-
-
-class FileNames(NamedTuple):
-    """Names in a save of shards."""
-
-    manifest: str  # of all
-    of_shard: str  # the manifest in the folder of each shard
-    state: str  # the folder of what is saved beside the shards
-
-
-def write_shards(
-    shards: ShardActors,
-    folder: Folder,
-    names: FileNames,
-    state: Callable[[], Mapping[str, Any]],
-    fields: Mapping[str, Any],
-    earlier: Sequence[Folder | None],
-    *arguments: Any,
-) -> list[Folder]:
-    """Lets every shard write into a folder of its own, then writes the state and the manifest.
-
-    After an error, or when this process is killed, ``folder`` holds the save before; what the next save finds of this
-    one it removes.
-
-    Args:
-        shards, folder, names: what to write, and where to.
-        state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
-        fields: of the manifest, beside those of every save.
-        earlier: the folder of each shard in a save whose unchanged files are linked.
-        arguments: further ones of the shards' ``save``.
-
-    Returns:
-        The shards' folders.
-
-    Raises:
-        RuntimeError: a shard was lost meanwhile.
-        TimeoutError: a shard has not finished within ``save_timeout_s``; it is named.
-        ValueError: this process does not find what shards have written.
-    """
-    count = len(shards)
-    with folder.to_write() as local, replaced_save(local, names.manifest, folder=_DATA) as save:
-        data, own = folder / save.data.name, names_of_shards(save.data.name, count)
-        seen = folders_of_shards(shards, folder, save.data.name)
-        parts = [one / name for one, name in zip(seen, own, strict=True)]
-        try:
-            limit_s = shards.options.save_timeout_s
-            sent = shards.send_all("save", lambda shard: (parts[shard], earlier[shard], *arguments), limit_s=limit_s)
-            # Other processes may fill it and draw from it until all have written: each shard saves what it has now.
-            saved_beside = state()
-            sizes = shards.values_of(sent)
-            _check_written(folder, [f"{name}/{names.of_shard}" for name in own])
-        except BaseException as error:
-            data.remove()
-            if isinstance(error, ShardLostError | TimeoutError):
-                kind = RuntimeError if isinstance(error, ShardLostError) else TimeoutError
-                raise kind(
-                    f"{error}; this was while the shards saved into {folder}. No checkpoint was made, and the replay "
-                    "saved there before is unchanged. Save again, or raise save_timeout_s"
-                ) from error
-            raise
-        write_state(save.data / names.state, saved_beside)
-        total = sum(size for size, _ in sizes)
-        save.manifest |= {"format": _FORMAT, "version": SHARDS_VERSION, "num_shards": count, "bytes": total, **fields}
-    logger.info("%d shards saved: %s bytes, %s of them written", count, f"{total:,}", f"{sum(n for _, n in sizes):,}")
-    return parts
-
-
-def stage_shards(
-    shards: ShardActors, folder: Folder, data: str, names: Sequence[str], *fields: Any
-) -> tuple[CallOfAll, list[Folder] | None]:
-    """Lets every shard read a save without using it yet; of other shards than there are, episodes are dealt out anew.
-
-    Args:
-        shards, folder: which read, and the save.
-        data: the folder of its data in it.
-        names: of the shards' folders in it; a single one without a name is ``folder`` itself.
-        fields: further arguments of the shards' ``stage``.
-
-    Returns:
-        The answered call; and the folder of each shard, ``None`` where the save is of another number.
-    """
-    seen = folders_of_shards(shards, folder, data)
-    parts = [[one / name if name else one for name in names] for one in seen]
-    sent = shards.send_all("stage", lambda shard: (parts[shard], *fields), limit_s=shards.options.save_timeout_s)
-    shards.values_of(sent)
-    return sent, [part[shard] for shard, part in enumerate(parts)] if len(names) == len(parts) else None
-
-
 def names_of_shards(data: str, count: int) -> list[str]:
     return [f"{data}/shard-{shard}" for shard in range(count)]
-
-
-def read_shards_state(folder: Folder, data: str, names: FileNames) -> dict[str, Any]:
-    with (folder / data / names.state).to_read() as local:
-        try:
-            return read_state(local)
-        except FileNotFoundError as error:
-            raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
-
-
-def earlier_shards(previous: Path | None, count: int, read: Callable[[Folder], Sequence[str]]) -> list[Folder | None]:
-    """Returns the folders of an earlier save by shard, ``None`` where there is none of as many shards.
-
-    ``read`` returns the names of the shards' folders in a save.
-    """
-    if previous is not None:
-        folder = Folder.at(previous)
-        try:
-            names = read(folder)
-        except (DamagedFileError, OSError, ValueError):
-            return [None] * count
-        if len(names) == count:
-            return [folder / name for name in names]
-    return [None] * count
-
-
-def _check_written(folder: Folder, files: list[str]) -> None:
-    # Refuses file systems of which each node, or each process, has one of its own.
-    infos = folder.filesystem.get_file_info([(folder / file).path for file in files])
-    unseen = [shard for shard, info in enumerate(infos) if not info.is_file]
-    if unseen:
-        raise ValueError(
-            f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint was "
-            "made. Give a path, a URI or a file system that is the same from every node"
-        )
-
-
-NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, "draws")
 
 
 class SavedReplay(NamedTuple):
@@ -268,8 +255,7 @@ class SavedReplay(NamedTuple):
         return cls(data, shards, recipe, capacities, read_shards_state(folder, data, NAMES))
 
     def check(self, folder: Folder, recipe: str, capacities: Mapping[str, int]) -> None:
-        """Refuses a save of shards for a replay of another recipe or other capacities."""
-        if self.recipe is None:
+        if self.recipe is None:  # of a replay without shards: its rows are checked as they are stored
             return
         if self.recipe != recipe:
             raise ValueError(
@@ -283,8 +269,17 @@ class SavedReplay(NamedTuple):
             )
 
 
+def read_shards_state(folder: Folder, data: str, names: FileNames) -> dict[str, Any]:
+    with (folder / data / names.state).to_read() as local:
+        try:
+            return read_state(local)
+        except FileNotFoundError as error:
+            raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
+
+
 def first_state(staged: CallOfAll) -> dict[str, Any]:
-    """Returns a state for rows that were saved without one: one process has given them, and no draws are owed."""
+    """Returns a state for rows that were saved without one."""
+    # One process has given the rows, and no draws are owed for them.
     rows = sum(count for count, _ in staged.values.values())
     layout: Layout | None = next((one for _, one in staged.values.values() if one is not None), None)
     return {

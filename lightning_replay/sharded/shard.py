@@ -86,11 +86,12 @@ class ReplayShard:
         if columns is None:  # its sender was lost, or hangs, before it could be fetched
             self._not_fetched += 1
             return self._answer(np.zeros(0, dtype=np.int64))
+        # A new row gets the largest priority of all shards, as in one replay.
         for priority in largest.values():
             self.held.raise_largest_priority(priority)
         try:
             slots = self.held.extend_columns(columns).cpu().numpy()
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # for the process that sent the rows
             return self._answer(error)
         self._counts["rows_added", MODULE] += len(next(iter(columns.values())))
         return self._answer(slots)
@@ -116,21 +117,20 @@ class ReplayShard:
         td_errors: np.ndarray,
         signals: Mapping[str, np.ndarray] | None = None,
     ) -> Answer:
-        """Updates drawn rows with their TD errors; those that have left since are dropped and counted."""
+        # Rows that have left since, by their generation, are dropped and counted.
         given = {name: torch.tensor(values) for name, values in (signals or {}).items()}
         index, td_error = torch.tensor(slot), torch.tensor(td_errors)
         self.held.update_priority(index, td_error, generation=torch.tensor(generation), **given)
         return self._answer()
 
     def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> Answer:
-        """Ends running episodes: of a writer the given ones, or all of them; without a writer all."""
         if writer is None or not len(self.held):
             self.held.end_episodes()
             return self._answer()
         assert isinstance(self.held.storage, PackedStorage)
         running = [one for one in stored_trajectories(self.held.storage) if one is not None]
         own = np.array(running, dtype=np.int64)
-        own = own[is_of_writer(own, writer)]
+        own = own[is_of_writer(own, writer)]  # other processes' episodes go on
         self.held.end_episodes((own if trajectories is None else np.intersect1d(own, trajectories)).tolist())
         return self._answer()
 
@@ -172,6 +172,7 @@ class ReplayShard:
         if is_of_shards and len(folders) == self._num_shards:
             self._read(folders[self._number], staged)
         else:
+            # Of another number of shards: every shard reads all rows, one saved shard after the other.
             resharded = ReshardedRows(self._number, self._num_shards)
             for place, folder in enumerate(folders):
                 resharded.add(self._read(folder, self._build(place, len(folders))))
@@ -193,7 +194,7 @@ class ReplayShard:
         return recipes.by_name(self._recipe)(**own)
 
     def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:
-        self.held.advance(**clocks)
+        self.held.advance(**clocks)  # schedules follow the draws and rows of all shards
         batch, reply = self.held.sample_part(part)
         columns = columns_of(batch)
         slot, generation = columns.pop(("index",)), columns.pop(("generation",))
