@@ -25,7 +25,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.divided_draws import Divider
-from lightning_replay.feedback import real_numbers, row_generations, row_numbers, td_error_of
+from lightning_replay.feedback import index_of, real_numbers, row_generations, row_numbers, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_number
 from lightning_replay.parts import WriterHooks, declared_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
@@ -183,12 +183,7 @@ def checked_feedback(
     """Returns the arguments of :meth:`ShardedReplay.update_priority
     <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
     if isinstance(index, TensorDictBase):
-        batch, index, generation = index, index.get("index", None), index.get("generation", generation)
-        if index is None:
-            raise TypeError(
-                f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the batch "
-                "that sample() returned"
-            )
+        index, generation = index_of(index), index.get("generation", generation)
     index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")

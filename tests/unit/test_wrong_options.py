@@ -199,7 +199,7 @@ LARGE = 10**30
     ],
 )
 def test_more_than_an_index_can_say_is_refused(owner, options, name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} is {LARGE}; it must be .*at most {2**63 - 1}, the largest"):
+    with pytest.raises(ValueError, match=f"^{name} is {LARGE}; it must be .*at most {2**63 - 1}, "):
         owner(**options)
 
 
