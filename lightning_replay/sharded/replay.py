@@ -183,7 +183,8 @@ def checked_feedback(
     """Returns the arguments of :meth:`ShardedReplay.update_priority
     <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
     if isinstance(index, TensorDictBase):
-        index, generation = index_of(index), index.get("generation", generation)
+        generation = index.get("generation", generation)
+        index = index_of(index)
     index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
