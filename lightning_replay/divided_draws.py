@@ -134,11 +134,6 @@ class Divider(Seeded):
         Raises:
             ValueError: other replies than parts, or with another number of rows.
         """
-        if len(replies) != len(division.parts):
-            raise ValueError(
-                f"weigh got {len(replies)} replies and the draw was divided over {len(division.parts)} replays; give "
-                "one for each, None where there is none"
-            )
         answered = [(part, one) for part, one in zip(division.parts, replies, strict=True) if one is not None]
         for part, one in answered:
             if len(one.probability) != len(part):

@@ -31,7 +31,7 @@ def given_feedback(index: Any, td_error: Any, generation: Any) -> tuple[Tensor, 
     if isinstance(index, TensorDictBase):
         if generation is None:
             generation = index.get("generation", None)
-        index = _index_of(index)
+        index = index_of(index)
     index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
     if generation is not None:
         generation = row_generations(generation)
@@ -40,7 +40,7 @@ def given_feedback(index: Any, td_error: Any, generation: Any) -> tuple[Tensor, 
     return index, td_error, generation
 
 
-def _index_of(batch: TensorDictBase) -> Tensor:
+def index_of(batch: TensorDictBase) -> Tensor:
     index = batch.get("index", None)
     if index is None:
         raise TypeError(
@@ -78,7 +78,7 @@ def judged(
     if isinstance(index, TensorDictBase):
         if generation is None:
             generation = index.get("generation", None)
-        index = _index_of(index)
+        index = index_of(index)
     packed = storage if isinstance(storage, PackedStorage) else None
     # A batch as it was drawn, on the CPU, in one pass: a quarter of the time of what follows.
     if (

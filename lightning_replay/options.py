@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from types import UnionType
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
@@ -60,19 +59,13 @@ def check_option(
         raise ValueError(f"{name} is {value}; it must be {accepted}")
 
 
-def check_kind(name: str, value: Any, kind: type | UnionType, accepted: str) -> None:
+def check_kind(name: str, value: Any, kind: Any, accepted: str) -> None:
     """Refuses an object of another class than ``kind``, and a class in place of an object."""
     if isinstance(value, type) or not isinstance(value, kind):
         given = repr(value)
         if "\n" in given:  # of buffers and modules, whose repr is their whole content
             given = f"a {type(value).__name__}"
         raise TypeError(f"{name} is {given}; it must be {accepted}")
-
-
-def check_callable(name: str, value: Any, accepted: str) -> None:
-    """Refuses objects that cannot be called, and a class in place of an object."""
-    if isinstance(value, type) or not callable(value):
-        raise TypeError(f"{name} is {value!r}; it must be {accepted}")
 
 
 def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> int:

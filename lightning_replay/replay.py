@@ -31,7 +31,7 @@ from lightning_replay.episodes.running import (
 )
 from lightning_replay.feedback import Feedback, given_feedback, given_priority, judged, td_error_of
 from lightning_replay.options import (
-    check_callable,
+    check_kind,
     checked_count,
     checked_flag,
     checked_number,
@@ -168,7 +168,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if not isinstance(part, kind) and not (part is None and name != "storage"):
                 raise TypeError(f"{name} is {part!r}; it must be a {kind.__name__} of TorchRL or of this library")
         if transform is not None and not isinstance(transform, Transform):
-            check_callable("transform", transform, "a Transform of TorchRL or of this library, or a callable")
+            check_kind("transform", transform, Callable, "a Transform of TorchRL or of this library, or a callable")
         batch_size = given_batch_size(batch_size, storage.max_size)
         if storage.max_size < batch_size:
             raise ValueError(

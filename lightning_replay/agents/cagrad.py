@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_replay.options import BELOW_ONE, check_callable, checked_number
+from lightning_replay.options import BELOW_ONE, check_kind, checked_number
 from lightning_replay.schedules import Schedule, checked_schedule
 
 _ZERO = 1e-7  # share of the longest gradient below which a combination counts as zero
@@ -118,7 +118,7 @@ class ConflictAverseStep:
         self._schedule = checked_schedule("c", c, 0.0, BELOW_ONE)
         if self._schedule.clock == "env_steps":
             raise ValueError(f'c is {c!r}, a schedule of environment steps; give a schedule with clock="updates".')
-        check_callable("rescale", rescale, "a function of c, such as divided_by_one_plus")
+        check_kind("rescale", rescale, Callable, "a function of c, such as divided_by_one_plus")
         self._rescale = rescale
         self.updates: int = 0
 
@@ -150,8 +150,6 @@ class ConflictAverseStep:
     def backward_parts(self, losses: Tensor | Sequence[Tensor]) -> None:
         """Sets ``.grad`` from one loss for each part, ``[T]`` or T scalars."""
         losses = list(losses)
-        if not losses:
-            raise ValueError("losses is empty; give the loss of at least one part.")
         flat: list[Tensor] = []
         for part, loss in enumerate(losses, 1):
             gradients = torch.autograd.grad(

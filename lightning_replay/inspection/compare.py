@@ -197,7 +197,7 @@ def inspect_buffers(
         ValueError: no buffers, an empty one, ``max_points`` below 1, or as :func:`project`.
         KeyError: no such column.
     """
-    checked_choice("projection", projection, PROJECTIONS)
+    checked_choice("projection", projection, PROJECTIONS)  # before the buffers are read
     checked_count("max_points", max_points, of="rows")
     check_option("seed", seed, Integral, "a whole number")
     check_kind("buffers", buffers, Mapping, "buffers or paths by name, such as {'retention': replay}")

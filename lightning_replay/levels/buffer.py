@@ -22,7 +22,7 @@ from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.table import REFUSED, LevelTable
 from lightning_replay.options import (
     ABOVE_ZERO,
-    check_callable,
+    check_kind,
     check_option,
     checked_choice,
     checked_count,
@@ -128,9 +128,9 @@ class LevelBuffer(LevelSelector):
             if editor is not None or generate is not None:
                 raise ValueError("editor and generate make other levels than those given; leave levels out for them")
         if generate is not None:
-            check_callable("generate", generate, "a function from a torch.Generator to the id of a new level, or None")
+            check_kind("generate", generate, Callable, "a function from a torch.Generator to a level's id, or None")
         if editor is not None:
-            check_callable("editor", editor, "a function from a level's id and a torch.Generator to an id, or None")
+            check_kind("editor", editor, Callable, "a function from an id and a torch.Generator to an id, or None")
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
         self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score

@@ -23,10 +23,9 @@ def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
     if isinstance(levels, Iterable):
         ids = [checked_level_id(level) for level in levels]
     else:
-        check_option("levels", levels, Integral, "distinct whole numbers, or their number for 0, 1, 2, ...")
-        if levels > LARGEST_COUNT:
-            raise ValueError(f"levels is {levels}; it must be at most {LARGEST_COUNT}, the largest id of 64 bits")
-        ids = list(range(operator.index(levels)))  # their number for 0, 1, 2, ...
+        accepted = f"distinct whole numbers, or their number, at most {LARGEST_COUNT}, for 0, 1, 2, ..."
+        check_option("levels", levels, Integral, accepted, highest=LARGEST_COUNT)
+        ids = list(range(operator.index(levels)))
     if not ids:
         raise ValueError(f"levels is {levels!r}; give at least one level, or levels=None and a capacity")
     if len(set(ids)) < len(ids):

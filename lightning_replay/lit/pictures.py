@@ -38,7 +38,7 @@ from lightning_replay.lit.evaluation import Evaluate, GeneralizationGap
 from lightning_replay.lit.level_data import LevelDataModule, level_source_of
 from lightning_replay.lit.playing import make_environment
 from lightning_replay.lit.replay_data import ReplayDataModule
-from lightning_replay.options import check_callable, check_kind, checked_count
+from lightning_replay.options import check_kind, checked_count
 from lightning_replay.replay import Replay
 
 __all__ = [
@@ -297,7 +297,7 @@ class LevelCurriculum(Picture):
     ) -> None:
         super().__init__(path)
         if difficulty is not None:
-            check_callable("difficulty", difficulty, "a function from a level's id to a number, or None")
+            check_kind("difficulty", difficulty, Callable, "a function from a level's id to a number, or None")
         self.difficulty = difficulty
         self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
         self.history: list[tuple[int, dict[float, float]]] = []

@@ -17,7 +17,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.options import (
-    check_callable,
     check_kind,
     checked_count,
     checked_entries,
@@ -585,7 +584,7 @@ class TableShares(WithinTables):
         self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
         self.multinomial: bool = checked_flag("multinomial", multinomial)
         if correction is not None:
-            check_callable("correction", correction, "one of lightning_replay.samplers.tables, or None")
+            check_kind("correction", correction, Callable, "one of lightning_replay.samplers.tables, or None")
         self.correction = correction
         self.return_probabilities: bool = checked_flag("return_probabilities", return_probabilities)
         self._names: list[str] = []  # of the tables, in the order of the two arrays

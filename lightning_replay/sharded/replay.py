@@ -25,7 +25,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.divided_draws import Divider
-from lightning_replay.feedback import real_numbers, row_generations, row_numbers, td_error_of
+from lightning_replay.feedback import index_of, real_numbers, row_generations, row_numbers, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_number
 from lightning_replay.parts import WriterHooks, declared_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
@@ -537,12 +537,8 @@ def checked_feedback(
     <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
     # Everything is refused here that can be: an error in a shard comes with a later call.
     if isinstance(index, TensorDictBase):
-        batch, index, generation = index, index.get("index", None), index.get("generation", generation)
-        if index is None:
-            raise TypeError(
-                f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the batch "
-                "that sample() returned"
-            )
+        generation = index.get("generation", generation)
+        index = index_of(index)
     index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")

@@ -13,7 +13,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.options import (
-    check_callable,
+    check_kind,
     check_option,
     checked_bound,
     checked_entries,
@@ -127,7 +127,7 @@ class PotentialShaping(ReplayTransform):
         self, potential: Callable[[Tensor], Tensor], discount: float, observation_key: NestedKey = "observation"
     ) -> None:
         super().__init__()
-        check_callable("potential", potential, "a callable from observations [B, ...] to [B]")
+        check_kind("potential", potential, Callable, "a callable from observations [B, ...] to [B]")
         self.potential = potential
         self.discount: float = checked_share("discount", discount)
         self._path = checked_key("observation_key", observation_key)

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
-from lightning_replay.options import check_callable, check_kind, checked_flag
+from lightning_replay.options import check_kind, checked_flag
 from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.retention.eviction import Decisions, Factors, RetainedRows, first_surprise, read_factors
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS
@@ -235,7 +235,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 "rule", rule, RetentionRule, "a rule of lightning_replay.writers, such as SurpriseOnPolicyness()"
             )
         if initial_surprise is not None:
-            check_callable("initial_surprise", initial_surprise, "a function TensorDict [M] -> [M]")
+            check_kind("initial_surprise", initial_surprise, Callable, "a function TensorDict [M] -> [M]")
         self.rule: SurpriseOnPolicyness | RetentionRule = (
             SurpriseOnPolicyness() if rule is None else copy.copy(rule)
         )  # it may follow a schedule

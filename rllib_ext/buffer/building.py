@@ -146,8 +146,6 @@ def _table(value: Any, name: str) -> EventTable:
         if isinstance(arguments.get("events"), list | tuple):
             arguments["events"] = [_event(one, f"{name}.events[{i}]") for i, one in enumerate(arguments["events"])]
         value = kind(**arguments)
-    if not isinstance(value, EventTable):
-        raise TypeError(f"{name} is {value!r}; an EventTable or a dict of its arguments is accepted")
     return value
 
 

@@ -110,10 +110,8 @@ def test_bad_progress_is_refused_and_changes_nothing(task: str, value: float, me
     ("options", "message"),
     [
         ({"min_size": 7}, "min_size is 7 and a table holds 6 rows at most: it can never fill"),
-        ({"min_size": 0}, "min_size is 0"),
         ({"scheduler": OneTask("gaol")}, "'gaol'"),
         ({"batch_size": 19}, "capacity 18 is below batch_size 19"),
-        ({"priority_exponent": float("nan")}, "priority_exponent is nan"),
     ],
 )
 def test_bad_options_of_a_curriculum_are_refused(options, message: str) -> None:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from lightning_replay.options import (
     ABOVE_ZERO,
     BELOW_ONE,
-    check_callable,
     check_kind,
     checked_bound,
     checked_choice,
@@ -93,12 +94,12 @@ def test_ranges_in_words() -> None:
 
 def test_objects_and_functions() -> None:
     check_kind("path", None, str | None, "a path, or None")
-    check_callable("score", len, "a function")
+    check_kind("score", len, Callable, "a function")
     for value in (3, str):  # neither another object nor the class itself
         with pytest.raises(TypeError, match=r"^path is .*; it must be a path, or None$"):
             check_kind("path", value, str | None, "a path, or None")
         with pytest.raises(TypeError, match=r"^score is .*; it must be a function$"):
-            check_callable("score", value, "a function")
+            check_kind("score", value, Callable, "a function")
 
 
 def test_sequences_of_numbers() -> None:

@@ -446,8 +446,6 @@ def test_noisy_layers_begin_with_the_given_deviation():
     [
         ({"atoms": 1}, "atoms is 1; it must be a whole number from 2 on"),
         ({"value_low": 1.0, "value_high": 1.0}, "value_low is 1.0 and value_high 1.0.*ascending"),
-        ({"target_update_every": 0}, "target_update_every is 0"),
-        ({"gradient_norm": 0.0}, "gradient_norm is 0.0.*or None for no limit"),
         ({"kernel_sizes": (3, 3)}, r"kernel_sizes \[3, 3\].*one number for each convolution"),
         ({"kernel_sizes": (8,)}, r"kernel_sizes \[8\] .*leave nothing of images \[2, 6, 6\].*MinAtar"),
     ],

@@ -218,7 +218,6 @@ def test_saved_buffers_are_given_by_their_paths_and_nothing_is_changed(tmp_path:
     [
         ({"buffers": {}}, "no buffers; give at least one by name"),
         ({"buffers": {"kept": recipes.uniform(4, 1)}}, "buffer 'kept' is empty; store transitions with extend"),
-        ({"max_points": 0}, "max_points is 0; it must be a whole number of rows"),
     ],
 )
 def test_bad_options_are_refused(change, message: str) -> None:

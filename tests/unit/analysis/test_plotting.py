@@ -44,13 +44,6 @@ def test_one_seed_has_no_band_and_nan_leaves_a_gap() -> None:
     assert np.isnan(gap.get_ydata()).tolist() == [True, False] and gap.get_color() == "red"
 
 
-@pytest.mark.parametrize("curves", [np.zeros(3), np.zeros((2, 4)), np.zeros((0, 3))])
-def test_curves_of_another_shape_are_refused(curves: np.ndarray) -> None:
-    _, panels = make_figure("a test")
-    with pytest.raises(ValueError, match=r"x \[3\]; give \[seeds, P\] of at least one seed"):
-        draw_band(panels[0, 0], [1, 2, 3], curves, "wrong")
-
-
 def test_every_line_of_a_panel_looks_different() -> None:
     _, panels = make_figure("a test", rows=1, columns=2)
     assert panels.shape == (1, 2)

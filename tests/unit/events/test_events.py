@@ -303,13 +303,8 @@ def test_tables_that_are_refused(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": 3}, "name is 3; it must be a text"),
         ({"condition": None, "events": [PAID]}, r"events\[0\] of table 'goal' is reward_at_least.*must be an Event"),
         ({"condition": None, "events": Event(PAID)}, "events of table 'goal' is Event.*must be a sequence of Events"),
-        (
-            {"condition": "reward > 1"},
-            r"condition is 'reward > 1'; it must be a condition such as reward_at_least",
-        ),
         ({"condition": reward_at_least}, "condition is <class .*RewardAtLeast'>; it must be a condition"),
     ],
 )
@@ -328,22 +323,15 @@ def test_conditions_that_are_refused() -> None:
         ([0, 1], [1, 2, 3], "low has 2 components and high has 3"),
         (math.nan, 1.0, "low is nan; it must be a number, or None where there is no bound"),
         (0.0, ["1"], r"high\[0\] is '1'; it must be a number, or None where there is no bound"),
-        (0.0, "1", "high is '1'; it must be a number, None, or a list of these"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             key_in_region("observation", low=low, high=high)
     for key in ("", (), ("next", 3)):
         with pytest.raises((TypeError, ValueError), match="key is .*; it must be the name of a column"):
             key_in_region(key, low=0.0)
-    for make in (sustained, reestablished):
-        for count in (0, -1, 2.0, True):
-            with pytest.raises((TypeError, ValueError), match=f"steps is {count!r}; it must be a whole"):
-                make(PAID, steps=count)  # type: ignore[arg-type]
     for make in (every_of, any_of):
         with pytest.raises(ValueError, match="no condition was given"):
             make()
-    with pytest.raises(TypeError, match="condition is 3; it must be a condition"):
-        first_in_episode(3)  # type: ignore[arg-type]
 
 
 def test_columns_that_are_missing_or_do_not_fit() -> None:

@@ -103,9 +103,6 @@ def test_certain_policies_have_no_entropy():
         (lambda: scores.min_margin(torch.zeros(3, 1)), "two actions"),
         (lambda: scores.max_mc(torch.zeros(0), 1.0), "no step"),
         (lambda: scores.max_mc(torch.zeros(2, 2), 1.0), "of one episode"),
-        (lambda: scores.L1ValueLoss(discount=1.5), "discount is 1.5"),
-        (lambda: scores.SignedGae(gae_lambda=-0.1), "gae_lambda is -0.1"),
-        (lambda: scores.OneStepTdError(2.0), "discount is 2.0"),
         (
             lambda: scores.one_step_td_error(torch.zeros(2), torch.zeros(3), torch.zeros(2), torch.zeros(2)),
             "one value per step",

@@ -90,10 +90,3 @@ def test_loggers_that_take_pictures_get_them(tmp_path: Path) -> None:
     content = events.read_bytes()
     assert b"levels/score_by_level" in content and b"\x89PNG" in content and b"levels/score_histogram" in content
     assert "Heat map of levels" in (Path(board.log_dir) / "buffer.html").read_text()
-
-
-def test_wrong_options() -> None:
-    with pytest.raises(ValueError, match="every_n_updates is 0; it must be a whole number from 1 on"):
-        InspectBuffer(0)
-    with pytest.raises(TypeError, match="path is 3; it must be a path"):
-        InspectBuffer(path=3)  # type: ignore[arg-type]

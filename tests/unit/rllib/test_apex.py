@@ -80,8 +80,6 @@ def test_the_error_buffer_holds_a_batch_and_all_requests_in_flight() -> None:
     [
         ({"epsilon": [(0, 1.0), (100, 0.1)]}, "every environment of ApexDQN keeps its own epsilon"),
         ({"epsilon": 1.5}, "epsilon is 1.5"),
-        ({"epsilon_exponent": -1.0}, "epsilon_exponent is -1.0"),
-        ({"broadcast_interval": 0}, "broadcast_interval is 0"),
         ({"samples_per_insert": 0}, "samples_per_insert is 0"),
         ({"samples_per_insert": 1.0, "error_buffer": 5}, "error_buffer is 5; a draw takes 512 rows"),
         ({"training_intensity": 4.0}, r"samples_per_insert=4\.0"),

@@ -172,10 +172,6 @@ def test_weights_are_over_the_largest_of_the_tables_that_have_a_share() -> None:
     ("options", "message"),
     [
         ({"table_shares": {"default": 0.5, "goal": 0.6}}, r"sums to 1.1; .*sum to 1. Got \{'default': 0.5, 'goal'"),
-        (
-            {"table_shares": {"default": 1.5, "goal": -0.5}},
-            r"table_shares\['default'\] is 1.5; it must be a number in",
-        ),
         ({"table_shares": {"default": float("nan")}}, r"table_shares\['default'\] is nan"),
     ],
 )
@@ -304,5 +300,3 @@ def test_probabilities_are_given_where_they_are_asked_for_and_saved_as_an_option
     assert {"table_probability", "raw_weight"}.isdisjoint(prioritized().sample().keys())
     prioritized(return_probabilities=True).save(tmp_path)
     assert {"table_probability", "raw_weight"} <= set(load_replay(tmp_path, trust=["tests"]).sample().keys())
-    with pytest.raises(TypeError, match="return_probabilities is 1; it must be True or False"):
-        prioritized(return_probabilities=1)

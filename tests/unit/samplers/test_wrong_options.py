@@ -11,22 +11,11 @@ import torch
 from torchrl.data import LazyTensorStorage
 
 from lightning_replay.samplers import (
-    ContinuousTransitionSampler,
-    NeighborhoodMixupSampler,
     PrioritizedSampler,
     RandomPairSampler,
     TableShares,
-    UniformSampler,
 )
 from lightning_replay.schedules import Linear
-
-
-@pytest.mark.parametrize("sampler", [ContinuousTransitionSampler, NeighborhoodMixupSampler, RandomPairSampler])
-@pytest.mark.parametrize("first", ["prioritized", 3, PrioritizedSampler])
-def test_the_first_of_a_pair_is_drawn_by_a_sampler(sampler, first) -> None:
-    with pytest.raises(TypeError, match=r"^first is .*; it must be a sampler, such as PrioritizedSampler"):
-        sampler(first=first)
-    assert isinstance(sampler(first=None).first, UniformSampler)
 
 
 @pytest.mark.parametrize("sampler", [PrioritizedSampler(4, seed=0), TableShares({"default": 1.0}, seed=0)])

@@ -302,10 +302,8 @@ def test_options_that_name_unknown_tasks() -> None:
 
 
 def test_other_options_out_of_range() -> None:
-    with pytest.raises(ValueError, match=r"weight_sharing is 0.0.*use Exp3"):
-        Exp3S(weight_sharing=0.0)
-    for order in ([], ["near", "near"], "near"):
-        with pytest.raises((TypeError, ValueError), match="order is .*each once"):
+    for order in ([], ["near", "near"]):
+        with pytest.raises(ValueError, match="order is .*each once"):
             EasyToHard(order=order)
     with pytest.raises(ValueError, match="profit is nan"):
         started(Exp3()).update(0, math.nan, 0.5)

@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_replays")]  # Ray
         ({"wait_timeout_s": 0.0}, ValueError, "wait_timeout_s"),
         ({"batch_size": 101}, ValueError, "capacity 100 is below batch_size 101"),
         ({"recipe": 3}, TypeError, "recipe"),
-        ({"num_shard": 3}, TypeError, "no argument 'num_shard'. Did you mean 'num_shards'"),
         ({"nonsense": 3}, TypeError, "accepted are name, .*samples_per_insert, .*restart_shards, .*capacity, "),
     ],
 )

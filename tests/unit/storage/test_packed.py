@@ -109,15 +109,8 @@ def test_more_than_is_free_is_refused_before_anything_is_allocated() -> None:
 
 
 def test_bad_arguments_are_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="capacity is 0; it must be"):
-        PackedStorage(0)
-    for device in ("meta", "nowhere"):
-        with pytest.raises(ValueError, match=f"device is '{device}'.* it must be a device"):
-            PackedStorage(10, device=device)
-    with pytest.raises(TypeError, match="device is 3; it must be a device"):
-        PackedStorage(10, device=3)
-    with pytest.raises(TypeError, match="memmap is True; it must be a directory"):
-        PackedStorage(10, memmap=True)
+    with pytest.raises(ValueError, match="device is 'meta'.* it must be a device"):
+        PackedStorage(10, device="meta")
     with pytest.raises(ValueError, match="needs device"):
         PackedStorage(10, device="cuda", memmap=str(tmp_path))
     with pytest.raises(RuntimeError, match="call extend first"):

@@ -167,13 +167,7 @@ def test_coefficients_of_extreme_concentrations_are_numbers_in_the_unit_interval
         assert ((drawn >= 0) & (drawn <= 1)).all()
 
 
-def test_bad_options_and_batches_are_refused() -> None:
-    with pytest.raises(ValueError, match="mixup_concentration is 0"):
-        MixPairs(mixup_concentration=0)
-    with pytest.raises(ValueError, match="mixup_concentration is nan"):
-        MixStates(mixup_concentration=float("nan"))
-    with pytest.raises(ValueError, match=r"fraction is 1.5; it must be a number in \[0, 1\]"):
-        MixPairs(fraction=1.5)
+def test_bad_batches_are_refused() -> None:
     with pytest.raises(ValueError, match=r"batch of size \[64\]; it mixes pairs.*NeighborhoodMixupSampler"):
         MixPairs()(make_pairs()[:, 0])
     with pytest.raises(ValueError, match=r'no \("next", "terminated"\)'):

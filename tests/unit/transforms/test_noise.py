@@ -91,18 +91,6 @@ def test_keys_and_kind_are_options_of_the_recipe() -> None:
     assert (ratio != 1).all() and ratio.std() == pytest.approx(0.1, rel=0.4)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"kind": "multiplied"}, ValueError, "kind is 'multiplied'; it must be one of 'additive', 'multiplicative'"),
-        ({"keys": "action"}, TypeError, r"keys is 'action'; it must be a sequence of keys, as \['action'\]"),
-    ],
-)
-def test_bad_options_are_refused(options, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        GaussianNoise(**options)
-
-
 def test_entries_that_cannot_be_disturbed_are_refused_and_nothing_is_changed() -> None:
     steps = make_steps(2)
     steps["action"] = torch.zeros(2, dtype=torch.int64)

@@ -95,10 +95,6 @@ def test_a_terminal_state_may_have_any_potential_and_others_not() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="discount is 1.5"):
-        PotentialShaping(squared, 1.5)
-    with pytest.raises(TypeError, match="potential is 3; it must be a callable"):
-        PotentialShaping(3, 0.9)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"of 6 observations is a tensor \[6\];.*returned shape \[6, 1\]"):
         PotentialShaping(lambda observation: observation, 0.9)(make_batch())
     with pytest.raises(ValueError, match="returned float"):
@@ -119,8 +115,6 @@ def test_bad_potentials_are_refused() -> None:
     for goal, message in (([], "goal is"), ([math.nan], r"goal\[0\] is nan")):
         with pytest.raises(ValueError, match=message):
             ManhattanDistance(goal)
-    with pytest.raises(ValueError, match="scale is inf"):
-        ManhattanDistance([1.0], scale=math.inf)
     with pytest.raises(ValueError, match="low has 1 bounds and high 2"):
         OneAt([1.0], [1.0, 2.0])
     for low, message in ((3.0, "every low must be at most its high"), (math.nan, r"low\[0\] is nan")):

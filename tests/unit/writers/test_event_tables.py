@@ -268,9 +268,6 @@ def test_rows_that_a_condition_refuses_fix_no_columns() -> None:
         ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),
         ({"tables": [EventTable("default", bool, 3, capacity=9)]}, "'default'.*taken twice"),
         ({"tables": []}, "at least one EventTable"),
-        ({"capacity": 0, "tables": [goal_table()]}, "capacity is 0"),
-        ({"tables": [goal_table()], "correction": "lemma3"}, "correction is 'lemma3'.*'mixture'"),
-        ({"tables": [goal_table()], "max_trajectories": 0}, "max_trajectories is 0"),
         ({"tables": [goal_table()], "batch_size": 500}, "below batch_size 500"),
     ],
 )

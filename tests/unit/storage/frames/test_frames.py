@@ -340,9 +340,7 @@ def test_later_rows_of_other_frames_are_refused_and_nothing_is_lost(change) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"frame_stack": 0}, "frame_stack is 0; it must be a whole number of frames from 1 on"),
         ({"frame_stack": 4, "frame_capacity": 7}, "frame_capacity is 7.*up to 8 different"),
-        ({"frame_stack": 4, "frame_capacity": -1}, "frame_capacity is -1; it must be a whole number of frames"),
         ({"frame_capacity": 100}, "frame_capacity is 100 and frame_stack is not given"),
         ({"image_key": "observation"}, "image_key is 'observation' and frame_stack is not given"),
         ({"frame_stack": 4, "n_steps": 3, "capacity": 6}, r"capacity is 6, below frame_stack \+ n_steps = 4 \+ 3"),
