@@ -21,16 +21,226 @@ if TYPE_CHECKING:
     from lightning_replay.schedulers import ReturnProgress
     from lightning_replay.table_replay import CurriculumReplay
 
-
+logger: logging.Logger = logging.getLogger(__name__)
 Struct = Any  # an array, or dicts and tuples of arrays, all with the same first dimension
+Key = tuple[str, ...]
+TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
+_STATE = RLlibColumns.STATE_OUT
+_ROWS_BEFORE_WARNING = 1_000
 
 
-class Leaf(NamedTuple):
-    """One column: its key in the TensorDict, and dtype and shape that later rows must fit."""
+class EpisodeConverter:
+    """Turns the episodes of one ``add`` call into columns of transitions.
 
-    key: tuple[str, ...]
-    dtype: np.dtype
-    shape: tuple[int, ...]
+    The lookback buffer in front of a fragment belongs to the fragment before and is left out. Actions are those the
+    module computed, as in RLlib's own buffers, not the unsquashed ones the environment got. Rewards are float32,
+    everything else has the dtype of the first rows (:class:`Columns`). Of a recurrent module, its state after each step
+    and the number of the step in its episode are stored too.
+
+    Args:
+        information: which columns come from the infos; none by default.
+
+    Attributes:
+        columns: of what is stored, by name; empty before the first rows.
+        slices: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
+
+    Example:
+        >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
+        ...                              terminated=True, len_lookback_buffer=0)
+        >>> converter = EpisodeConverter()
+        >>> rows = converter.transitions(converter.flatten([episode]))
+        >>> rows["next", "observation"].tolist(), rows[("action",)].tolist(), rows["next", "terminated"].tolist()
+        ([[1.0, 1.0]], [1], [[True]])
+    """
+
+    def __init__(self, information: Information | None = None) -> None:
+        self.fragments: FragmentTracker = FragmentTracker()
+        self.information: Information = information or Information()
+        self.slices: list[EpisodeSlice] = []
+        self.columns: dict[str, Columns] = {}
+
+    def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
+        """Returns episodes as columns, and refuses those that do not fit the first ones; keeps nothing."""
+        structs = [(episode, _structs(episode)) for episode in episodes if len(episode) > 0]
+        if not structs:
+            return []
+        # Kept by transitions(): a fragment that is refused must not decide what fits.
+        columns = self.columns or {name: Columns(name, struct) for name, struct in structs[0][1].items()}
+        flat, information = [], self.information
+        for episode, given in structs:
+            if given.keys() != columns.keys():
+                here, before = ("state_out", "none") if _STATE in given else ("no state_out", "one with every step")
+                raise ValueError(
+                    f"episode {episode.id_} carries {here} among its extra model outputs, and the episodes before it "
+                    f"{before}. One buffer stores what one module played, either a recurrent one (use_lstm) or one "
+                    "without state"
+                )
+            arrays = {name: columns[name].flatten(struct) for name, struct in given.items()}
+            numbers = information.read(episode) if information.keys else []
+            tasks = None if information.tasks is None else information.read_tasks(episode)
+            flat.append(FlatEpisode(episode, columns, arrays, numbers, tasks))
+        return flat
+
+    def transitions(self, flat: Sequence[FlatEpisode]) -> dict[Key, np.ndarray] | None:
+        """Returns the new rows, in time order per trajectory; ``None`` if there are none.
+
+        Sampled keys, each as a tuple of names:
+            observation, action, ("next", "observation"): of the spaces, nested for Dict and Tuple spaces.
+            ("next", "reward"): float32 ``[n, 1]``; ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
+            trajectory: int64 ``[n]``.
+            ("next", key): float32 ``[n, 1]``, of each key of the infos.
+            task: int64 ``[n]``, of a curriculum.
+            state_out, step: of recurrent modules, the state after the step, nested as the module's, and int64 ``[n]``.
+        """
+        self.slices = []
+        if not flat:
+            return None
+        self.columns = flat[0].columns
+        parts: list[dict[Key, np.ndarray]] = []
+        trajectories, rewards, ends = [], [], []
+        for one in flat:
+            episode, length = one.episode, len(one.episode)
+            trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
+            if first == length:  # a fragment that was sent twice
+                continue
+            parts.append(self._columns_of(one, first))
+            trajectories.append(trajectory)
+            rewards.append(np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32))
+            ends.append((has_terminated(episode), episode.is_truncated))
+            if one.tasks is not None:
+                first_step, task = episode.t_started + first, int(one.tasks[-1])
+                self.slices.append(EpisodeSlice(trajectory, first_step, rewards[-1], any(ends[-1]), task))
+        if not parts:
+            return None
+        # Once for all episodes: arrays for each, which often has few new steps, take 5 % of an add.
+        lengths = [len(part) for part in rewards]
+        flags = np.zeros((3, sum(lengths), 1), dtype=bool)
+        flags[:2, np.cumsum(lengths) - 1, 0] = np.transpose(ends)
+        np.logical_or(flags[0], flags[1], out=flags[2])
+        rows: dict[Key, np.ndarray] = {
+            ("trajectory",): np.repeat(trajectories, lengths),
+            ("next", "reward"): np.concatenate(rewards)[:, None],
+            **{("next", name): flag for name, flag in zip(("terminated", "truncated", "done"), flags, strict=True)},
+        }
+        # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
+        return rows | {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+    def _columns_of(self, flat: FlatEpisode, first: int) -> dict[Key, np.ndarray]:
+        episode, length = flat.episode, len(flat.episode)
+        rows: dict[Key, np.ndarray] = {}
+        for key, column in zip(self.information.keys, flat.information, strict=True):
+            rows["next", key] = column[first:]
+        if flat.tasks is not None:
+            rows[(TASK,)] = flat.tasks[first:]
+        if _STATE in flat.arrays:
+            rows[("step",)] = np.arange(episode.t_started + first, episode.t_started + length)
+        for name, columns in flat.columns.items():
+            for leaf, array in zip(columns.leaves, flat.arrays[name], strict=True):
+                rows[leaf.key] = array[first:length]
+                if name == "observation":  # [n + 1, ...]: the next observation is the one behind
+                    rows["next", *leaf.key] = array[first + 1 :]
+        return rows
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "fragments": self.fragments.state(),
+            "columns": {name: columns.state() for name, columns in self.columns.items()},
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.fragments.load_state(state["fragments"])
+        self.columns = {name: Columns.from_state(part) for name, part in state["columns"].items()}
+
+
+class FlatEpisode(NamedTuple):
+    """An episode fragment whose columns fit what is stored.
+
+    Attributes:
+        columns: how ``observation``, ``action`` and, of a recurrent module, ``state_out`` nest.
+        arrays: their values by name, observations ``[n + 1, ...]``, the others ``[n, ...]``.
+        information, tasks: from the infos.
+    """
+
+    episode: SingleAgentEpisode
+    columns: dict[str, Columns]
+    arrays: dict[str, list[np.ndarray]]
+    information: list[np.ndarray]
+    tasks: np.ndarray | None
+
+
+def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Returns the nested values of an episode by column, lists of steps stacked, without the lookback buffer."""
+    steps = slice(0, len(episode))
+    structs = {
+        "observation": episode.get_observations(slice(0, len(episode) + 1)),
+        "action": episode.get_actions(steps),
+    }
+    if _STATE in episode.extra_model_outputs:
+        structs[_STATE] = episode.get_extra_model_outputs(_STATE, steps)
+    return {name: stack_structs(value) if isinstance(value, list) else value for name, value in structs.items()}
+
+
+class FragmentTracker:
+    """Joins the fragments in which EnvRunners send an episode, by ``id_`` and ``t_started``.
+
+    ::
+
+        fragment        t_started  rows   next step    result
+        first               0       3          -        rows 0 1 2, new trajectory
+        second              3       2          3        rows 3 4, same trajectory
+        second again        3       2          5        nothing new, 2 rows counted as duplicates
+        overlapping         4       3          5        rows 5 6, same trajectory, 1 duplicate
+        one was lost        9       2          7        rows 9 10, new trajectory, 1 gap
+
+    Finished episodes are remembered too, to recognize a fragment that is sent twice; the one continued longest ago is
+    removed first.
+
+    Example:
+        >>> fragments = FragmentTracker()
+        >>> fragments.place("a", 0, 3), fragments.place("a", 3, 2), fragments.place("a", 3, 2)
+        ((0, 0), (0, 0), (0, 2))
+    """
+
+    def __init__(self, remembered: int = 4096) -> None:
+        self.remembered = remembered
+        self.episodes: int = 0
+        self.steps: int = 0
+        self.gaps: int = 0
+        self.duplicates: int = 0
+        self._trajectories = 0
+        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # trajectory and next step, by episode
+
+    def place(self, episode_id: str, first_step: int, length: int) -> tuple[int, int]:
+        """Returns the trajectory of a fragment's rows and the first new row; ``length`` if none is new."""
+        known = self._known.pop(episode_id, None)
+        if known is None or first_step > known[1]:
+            # After a gap the rows are complete transitions; only the link to the fragment before is lost.
+            self.episodes += known is None
+            self.gaps += known is not None
+            known = self._trajectories, first_step
+            self._trajectories += 1
+        trajectory, next_step = known
+        first_row = min(next_step - first_step, length)
+        self.duplicates += first_row
+        self.steps += length - first_row
+        self._known[episode_id] = trajectory, max(next_step, first_step + length)
+        if len(self._known) > self.remembered:
+            self._known.popitem(last=False)
+        return trajectory, first_row
+
+    def forget_running(self) -> None:
+        """Removes every episode, so that further fragments begin new trajectories; the counts stay."""
+        self._known.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories],
+            "known": [[episode_id, *known] for episode_id, known in self._known.items()],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories = state["counts"]
+        self._known = OrderedDict((name, (trajectory, step)) for name, trajectory, step in state["known"])
 
 
 class Columns:
@@ -116,6 +326,14 @@ class Columns:
         return tuple(self._rebuild(part, arrays) for part in parts)
 
 
+class Leaf(NamedTuple):
+    """One column: its key in the TensorDict, and dtype and shape that later rows must fit."""
+
+    key: tuple[str, ...]
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
 def _fit(array: np.ndarray, leaf: Leaf) -> np.ndarray:
     if array.shape[1:] != leaf.shape:
         raise ValueError(
@@ -130,12 +348,6 @@ def _fit(array: np.ndarray, leaf: Leaf) -> np.ndarray:
             "Let every environment return the dtype of its space."
         )
     return array.astype(leaf.dtype)
-
-
-logger: logging.Logger = logging.getLogger(__name__)
-
-TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
-_ROWS_BEFORE_WARNING = 1_000
 
 
 class Information:
@@ -215,16 +427,6 @@ def _number(key: str, info: dict[str, Any], episode: SingleAgentEpisode) -> floa
     return float(value)
 
 
-class EpisodeSlice(NamedTuple):
-    """New rows of one trajectory; ``ended`` is whether the last one ended the episode, ``task`` that of the last."""
-
-    trajectory: int
-    first_step: int
-    rewards: np.ndarray
-    ended: bool
-    task: int
-
-
 class TaskProgress:
     """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
 
@@ -285,211 +487,11 @@ class TaskProgress:
             self._progress.load_state_dict(state["progress"])
 
 
-class FragmentTracker:
-    """Joins the fragments in which EnvRunners send an episode, by ``id_`` and ``t_started``.
+class EpisodeSlice(NamedTuple):
+    """New rows of one trajectory; ``ended`` is whether the last one ended the episode, ``task`` that of the last."""
 
-    ::
-
-        fragment        t_started  rows   next step    result
-        first               0       3          -        rows 0 1 2, new trajectory
-        second              3       2          3        rows 3 4, same trajectory
-        second again        3       2          5        nothing new, 2 rows counted as duplicates
-        overlapping         4       3          5        rows 5 6, same trajectory, 1 duplicate
-        one was lost        9       2          7        rows 9 10, new trajectory, 1 gap
-
-    Finished episodes are remembered too, to recognize a fragment that is sent twice; the one continued longest ago is
-    removed first.
-
-    Example:
-        >>> fragments = FragmentTracker()
-        >>> fragments.place("a", 0, 3), fragments.place("a", 3, 2), fragments.place("a", 3, 2)
-        ((0, 0), (0, 0), (0, 2))
-    """
-
-    def __init__(self, remembered: int = 4096) -> None:
-        self.remembered = remembered
-        self.episodes: int = 0
-        self.steps: int = 0
-        self.gaps: int = 0
-        self.duplicates: int = 0
-        self._trajectories = 0
-        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # trajectory and next step, by episode
-
-    def place(self, episode_id: str, first_step: int, length: int) -> tuple[int, int]:
-        """Returns the trajectory of a fragment's rows and the first new row; ``length`` if none is new."""
-        known = self._known.pop(episode_id, None)
-        if known is None or first_step > known[1]:
-            # After a gap the rows are complete transitions; only the link to the fragment before is lost.
-            self.episodes += known is None
-            self.gaps += known is not None
-            known = self._trajectories, first_step
-            self._trajectories += 1
-        trajectory, next_step = known
-        first_row = min(next_step - first_step, length)
-        self.duplicates += first_row
-        self.steps += length - first_row
-        self._known[episode_id] = trajectory, max(next_step, first_step + length)
-        if len(self._known) > self.remembered:
-            self._known.popitem(last=False)
-        return trajectory, first_row
-
-    def forget_running(self) -> None:
-        """Removes every episode, so that further fragments begin new trajectories; the counts stay."""
-        self._known.clear()
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories],
-            "known": [[episode_id, *known] for episode_id, known in self._known.items()],
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories = state["counts"]
-        self._known = OrderedDict((name, (trajectory, step)) for name, trajectory, step in state["known"])
-
-
-_STATE = RLlibColumns.STATE_OUT
-Key = tuple[str, ...]
-
-
-class FlatEpisode(NamedTuple):
-    """An episode fragment whose columns fit what is stored.
-
-    Attributes:
-        columns: how ``observation``, ``action`` and, of a recurrent module, ``state_out`` nest.
-        arrays: their values by name, observations ``[n + 1, ...]``, the others ``[n, ...]``.
-        information, tasks: from the infos.
-    """
-
-    episode: SingleAgentEpisode
-    columns: dict[str, Columns]
-    arrays: dict[str, list[np.ndarray]]
-    information: list[np.ndarray]
-    tasks: np.ndarray | None
-
-
-class EpisodeConverter:
-    """Turns the episodes of one ``add`` call into columns of transitions.
-
-    The lookback buffer in front of a fragment belongs to the fragment before and is left out. Actions are those the
-    module computed, as in RLlib's own buffers, not the unsquashed ones the environment got. Rewards are float32,
-    everything else has the dtype of the first rows (:class:`Columns`). Of a recurrent module, its state after each step
-    and the number of the step in its episode are stored too.
-
-    Args:
-        information: which columns come from the infos; none by default.
-
-    Attributes:
-        columns: of what is stored, by name; empty before the first rows.
-        slices: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
-
-    Example:
-        >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
-        ...                              terminated=True, len_lookback_buffer=0)
-        >>> converter = EpisodeConverter()
-        >>> rows = converter.transitions(converter.flatten([episode]))
-        >>> rows["next", "observation"].tolist(), rows[("action",)].tolist(), rows["next", "terminated"].tolist()
-        ([[1.0, 1.0]], [1], [[True]])
-    """
-
-    def __init__(self, information: Information | None = None) -> None:
-        self.fragments: FragmentTracker = FragmentTracker()
-        self.information: Information = information or Information()
-        self.slices: list[EpisodeSlice] = []
-        self.columns: dict[str, Columns] = {}
-
-    def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
-        """Returns episodes as columns, and refuses those that do not fit the first ones; keeps nothing."""
-        structs = [(episode, _structs(episode)) for episode in episodes if len(episode) > 0]
-        if not structs:
-            return []
-        # Kept by transitions(): a fragment that is refused must not decide what fits.
-        columns = self.columns or {name: Columns(name, struct) for name, struct in structs[0][1].items()}
-        flat, information = [], self.information
-        for episode, given in structs:
-            if given.keys() != columns.keys():
-                here, before = ("state_out", "none") if _STATE in given else ("no state_out", "one with every step")
-                raise ValueError(
-                    f"episode {episode.id_} carries {here} among its extra model outputs, and the episodes before it "
-                    f"{before}. One buffer stores what one module played, either a recurrent one (use_lstm) or one "
-                    "without state"
-                )
-            arrays = {name: columns[name].flatten(struct) for name, struct in given.items()}
-            numbers = information.read(episode) if information.keys else []
-            tasks = None if information.tasks is None else information.read_tasks(episode)
-            flat.append(FlatEpisode(episode, columns, arrays, numbers, tasks))
-        return flat
-
-    def transitions(self, flat: Sequence[FlatEpisode]) -> dict[Key, np.ndarray] | None:
-        """Returns the new rows, in time order per trajectory; ``None`` if there are none.
-
-        Sampled keys, each as a tuple of names:
-            observation, action, ("next", "observation"): of the spaces, nested for Dict and Tuple spaces.
-            ("next", "reward"): float32 ``[n, 1]``; ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
-            trajectory: int64 ``[n]``.
-            ("next", key): float32 ``[n, 1]``, of each key of the infos.
-            task: int64 ``[n]``, of a curriculum.
-            state_out, step: of recurrent modules, the state after the step, nested as the module's, and int64 ``[n]``.
-        """
-        self.slices = []
-        if flat:
-            self.columns = flat[0].columns
-        parts = [part for part in map(self._new_rows, flat) if part]
-        if not parts:
-            return None
-        # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-    def _new_rows(self, flat: FlatEpisode) -> dict[Key, np.ndarray]:
-        episode, length = flat.episode, len(flat.episode)
-        trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
-        if first == length:
-            return {}
-        rewards = np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32)
-        terminated, truncated, done = np.zeros((3, length - first, 1), dtype=bool)
-        if episode.is_done:
-            terminated[-1], truncated[-1] = has_terminated(episode), episode.is_truncated
-            done[-1] = terminated[-1] | truncated[-1]
-        rows: dict[Key, np.ndarray] = {
-            ("trajectory",): np.full(length - first, trajectory),
-            ("next", "reward"): rewards[:, None],
-            ("next", "terminated"): terminated,
-            ("next", "truncated"): truncated,
-            ("next", "done"): done,
-        }
-        for key, column in zip(self.information.keys, flat.information, strict=True):
-            rows["next", key] = column[first:]
-        if flat.tasks is not None:
-            rows[(TASK,)] = flat.tasks[first:]
-            first_step, task = episode.t_started + first, int(flat.tasks[-1])
-            self.slices.append(EpisodeSlice(trajectory, first_step, rewards, bool(done[-1]), task))
-        if _STATE in flat.arrays:
-            rows[("step",)] = np.arange(episode.t_started + first, episode.t_started + length)
-        for name, columns in flat.columns.items():
-            for leaf, array in zip(columns.leaves, flat.arrays[name], strict=True):
-                rows[leaf.key] = array[first:length]
-                if name == "observation":
-                    rows["next", *leaf.key] = array[first + 1 :]
-        return rows
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "fragments": self.fragments.state(),
-            "columns": {name: columns.state() for name, columns in self.columns.items()},
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.fragments.load_state(state["fragments"])
-        self.columns = {name: Columns.from_state(part) for name, part in state["columns"].items()}
-
-
-def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """Returns the nested values of an episode by column, lists of steps stacked, without the lookback buffer."""
-    steps = slice(0, len(episode))
-    structs = {
-        "observation": episode.get_observations(slice(0, len(episode) + 1)),
-        "action": episode.get_actions(steps),
-    }
-    if _STATE in episode.extra_model_outputs:
-        structs[_STATE] = episode.get_extra_model_outputs(_STATE, steps)
-    return {name: stack_structs(value) if isinstance(value, list) else value for name, value in structs.items()}
+    trajectory: int
+    first_step: int
+    rewards: np.ndarray
+    ended: bool
+    task: int
