@@ -30,10 +30,11 @@ Ctrl-C ends training after the current iteration, and writes the checkpoint.
 """
 _SMALLEST_CLUSTER = 8
 _SECONDS_BETWEEN_CHECKPOINTS = 600.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HINT = b"interrupted: training ends after this iteration; a second signal ends it at once\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line, of these arguments or of the process's."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.num_cpus is not None and options.num_cpus < 1:
@@ -92,8 +93,6 @@ def _parser() -> argparse.ArgumentParser:
 def _train(sections: dict[str, Any], restore: str | None) -> None:
     from rllib_ext.config_file import configured
 
-    pass  # MOVER
-
     with _one_line():
         config, settings = configured(sections)
         if settings.checkpoint is not None and "://" not in settings.checkpoint:
@@ -132,6 +131,51 @@ def _train(sections: dict[str, Any], restore: str | None) -> None:
             raise SystemExit(128 + interruption.signal_number)
     finally:
         algorithm.stop()
+
+
+class Interruption:
+    """Records the first Ctrl-C or SIGTERM within the ``with`` block; the second has its usual effect.
+
+    In the middle of an iteration the buffer and the Learners may disagree, so training could not be resumed from a
+    checkpoint of that moment. Outside the main thread, where Python sets no handlers, signals keep their effect.
+
+    Attributes:
+        signal_number: of the signal; ``None`` before it.
+
+    Example:
+        >>> with Interruption() as interruption:
+        ...     while not interruption.requested:
+        ...         break  # result = algorithm.train()
+    """
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            # A signal that is ignored, as in a background job, stays so; a handler from C could not be restored.
+            replaced = [number for number in _SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
+            self._previous = {number: signal.signal(number, self._note) for number in replaced}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    @property
+    def requested(self) -> bool:
+        """Whether there was a signal, so that training should end."""
+        return self.signal_number is not None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal_number = number
+        self._restore()
+        os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
 
 
 @contextlib.contextmanager
@@ -186,51 +230,3 @@ if __name__ == "__main__":
     if sys.path[0] == os.getcwd():  # a file of the user's must not stand in for a module of a library
         sys.path.append(sys.path.pop(0))
     main()
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_HINT = b"interrupted: training ends after this iteration; a second signal ends it at once\n"
-
-
-class Interruption:
-    """Records the first Ctrl-C or SIGTERM within the ``with`` block; the second has its usual effect.
-
-    In the middle of an iteration the buffer and the Learners may disagree, so training could not be resumed from a
-    checkpoint of that moment. Outside the main thread, where Python sets no handlers, signals keep their effect.
-
-    Attributes:
-        signal_number: of the signal; ``None`` before it.
-
-    Example:
-        >>> with Interruption() as interruption:
-        ...     while not interruption.requested:
-        ...         break  # result = algorithm.train()
-    """
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-        self._previous: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            # A signal that is ignored, as in a background job, stays so; a handler from C could not be restored.
-            replaced = [number for number in _SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
-            self._previous = {number: signal.signal(number, self._note) for number in replaced}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._restore()
-
-    @property
-    def requested(self) -> bool:
-        """Whether there was a signal, so that training should end."""
-        return self.signal_number is not None
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal_number = number
-        self._restore()
-        os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}

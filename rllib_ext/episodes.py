@@ -229,7 +229,6 @@ class FragmentTracker:
         return trajectory, first_row
 
     def forget_running(self) -> None:
-        """Removes every episode, so that further fragments begin new trajectories; the counts stay."""
         self._known.clear()
 
     def state(self) -> dict[str, Any]:
@@ -286,7 +285,6 @@ class Columns:
         return columns
 
     def _describe(self, struct: Struct, key: tuple[str, ...]) -> Any:
-        """Returns the nesting as plain values; appends the leaves on the way."""
         if isinstance(struct, dict):
             return {"dict": [[name, self._describe(part, (*key, str(name)))] for name, part in struct.items()]}
         if isinstance(struct, tuple):
@@ -357,10 +355,6 @@ class Information:
         keys: of numbers or flags; each becomes a column, 0 where an info lacks it.
         tasks: names of the tasks of a curriculum. The task of a step is what :func:`rllib_ext.configure` had its
             EnvRunner play, else the info ``task``, a name or an index into ``tasks``.
-
-    Raises:
-        TypeError: no sequence of names.
-        ValueError: a key that is empty, given twice, or the name of a column that every row has.
     """
 
     def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
