@@ -48,292 +48,13 @@ from lightning_replay.sharded.rate_limiter import RateLimiter
 from rllib_ext.rllib_compat import Attached, env_steps_in, force_weights, probe_lost
 
 __all__ = ["ApexDQN", "ApexDQNConfig", "RateLimiter"]
-
-
-def epsilons(num_environments: int, epsilon: float, exponent: float) -> np.ndarray:
-    """Returns the probability of a random action in each environment, ``epsilon ** (1 + exponent * i / (N - 1))``.
-
-    Section 4 of Horgan et al. 2018, https://arxiv.org/abs/1803.00933, with ε = 0.4 and α = 7.
-
-    Args:
-        num_environments: N; one alone gets ``epsilon``.
-        epsilon: ε, of the first environment.
-        exponent: α; the last environment gets ``epsilon ** (1 + exponent)``.
-
-    Example:
-        >>> epsilons(3, epsilon=0.5, exponent=2.0).tolist()
-        [0.5, 0.25, 0.125]
-    """
-    place = np.arange(num_environments) / max(num_environments - 1, 1)
-    result: np.ndarray = epsilon ** (1 + exponent * place)
-    return result
-
-
-def set_epsilons(env_runner: Any, *, epsilon: float, exponent: float) -> list[str]:
-    """Gives each environment of an EnvRunner its epsilon, in place of the module's schedule.
-
-    Environments are numbered over all EnvRunners. A module of several agents gets one value for the EnvRunner, because
-    the rows of its batches are agents that act, and not environments. Returns the class names of modules that have no
-    such schedule, and stay as they are.
-    """
-    config, module = env_runner.config, env_runner.module
-    if env_runner.env is None or module is None:
-        return []
-    runners = max(config.num_env_runners, 1)
-    place = max(env_runner.worker_index - 1, 0)  # 0 is the EnvRunner in the algorithm's process
-    if config.is_multi_agent:
-        value: Any = float(epsilons(runners, epsilon, exponent)[place])
-        modules = [one.unwrapped() for _, one in module.items()]
-    else:
-        own = epsilons(runners * env_runner.num_envs, epsilon, exponent).reshape(runners, -1)[place]
-        device = next(module.parameters()).device
-        value, modules = torch.as_tensor(own, dtype=torch.float32, device=device), [module.unwrapped()]
-    others = [one for one in modules if not isinstance(one, DefaultDQNRLModule)]
-    for one in modules:
-        if isinstance(one, DefaultDQNRLModule):
-            one.epsilon_schedule = Scheduler(value, framework=one.framework)
-    return [type(one).__name__ for one in others]
-
-
+RATE_LIMITER = "rate_limiter"
+_SHARE_OF_FIRST_ROWS = 0.1
+_CONNECTORS = (COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNECTOR)
 TAG = "apex_collect"
 _PAUSE_S = 0.01  # while nothing may be drawn
 _VERSION: Attached[int] = Attached("_apex_state_version")
 _HAS_EPSILONS: Attached[bool] = Attached("_apex_has_epsilons")
-
-
-class Collected(NamedTuple):
-    """The answer of an EnvRunner to one request."""
-
-    episodes: list[Any]
-    metrics: Any
-    num_env_steps: int
-
-
-def collect(
-    env_runner: Any, version: int, state: list[Any], exploration: Mapping[str, float]
-) -> tuple[list[Any], Any, Any]:
-    """Plays one fragment on an EnvRunner; returns the episodes, states of the connectors and metrics.
-
-    The reference to the ``state`` is in a list, so that Ray does not resolve it: it is fetched if the EnvRunner has
-    another ``version``.
-    """
-    # RLlib does not notice every restart of a process, because the answer to a second request makes it healthy.
-    if not _HAS_EPSILONS.of(env_runner):
-        set_epsilons(env_runner, **exploration)
-        _HAS_EPSILONS.set(env_runner, True)
-    if state and _VERSION.of(env_runner) != version:
-        force_weights(env_runner, ray.get(state[0]))
-        _VERSION.set(env_runner, version)
-    episodes = env_runner.sample()
-    return episodes, env_runner.get_state(not_components=COMPONENT_RL_MODULE), env_runner.get_metrics()
-
-
-class Collection:
-    """Requests fragments from remote EnvRunners, and has the answers that have arrived.
-
-    Weights and epsilons travel with the requests: an EnvRunner plays each fragment with the newest weights at the time
-    it was requested, one that was restarted too, and a slow one has no queue of old weights.
-
-    Args:
-        env_runner_group: with remote EnvRunners.
-        rows_per_request: steps that an EnvRunner plays for one request.
-        timeout_s: after which a request is no longer expected to be answered; the EnvRunner may be stuck.
-        exploration: options of :func:`~rllib_ext.apex.set_epsilons`.
-    """
-
-    def __init__(
-        self, env_runner_group: Any, rows_per_request: int, timeout_s: float, exploration: Mapping[str, float]
-    ) -> None:
-        self._group = env_runner_group
-        self._rows_per_request = rows_per_request
-        self.timeout_s: float = timeout_s
-        self._exploration = exploration
-        self._requested: dict[int, list[float]] = defaultdict(list)  # times of unanswered requests by EnvRunner
-        self._newest: dict[int, int] = defaultdict(int)  # number of the last request by EnvRunner
-        self._num_requests = self._version = 0
-        self._state: list[Any] = []
-        self._connector_states: dict[int, Any] = {}
-
-    def publish(self, state: Any) -> None:
-        """Puts a state, with weights, into the object store; EnvRunners get it with their next requests."""
-        self._version += 1
-        self._state = [ray.put(state)]
-
-    def take_connector_states(self) -> list[Any]:
-        """Returns the newest states of connectors, of EnvRunners that have answered since the last call."""
-        states, self._connector_states = list(self._connector_states.values()), {}
-        return states
-
-    def fetch(self, *, wait: bool) -> list[Collected]:
-        """Returns the answers that have arrived; may ``wait`` a moment for further ones."""
-        if wait and not any(self._requested.values()):
-            time.sleep(_PAUSE_S)  # every EnvRunner was lost, and is being restarted
-        answers = self._group.fetch_ready_async_reqs(tags=TAG, timeout_seconds=_PAUSE_S if wait else 0.0)
-        collected = []
-        for number, (episodes, states, metrics) in answers:
-            if self._requested[number]:
-                self._requested[number].pop(0)
-            self._connector_states[number] = states
-            collected.append(Collected(episodes, metrics, int(metrics.get(NUM_ENV_STEPS_SAMPLED, 0))))
-        return collected
-
-    def request(self, is_permitted: Callable[[int], bool]) -> None:
-        """Requests fragments, first from EnvRunners with fewest to play, as long as the rows on their way permit it."""
-        healthy = self._group.healthy_env_runner_ids()
-        self._requested = defaultdict(list, {one: self._requested[one] for one in healthy})
-        while healthy and is_permitted(self._pending()):
-            number = min(healthy, key=lambda one: (len(self._requested[one]), self._newest[one]))
-            sent = self._group.foreach_env_runner_async(
-                collect,
-                tag=TAG,
-                kwargs={"version": self._version, "state": self._state, "exploration": self._exploration},
-                remote_worker_ids=[number],
-            )
-            if sent:
-                self._num_requests += 1
-                self._newest[number] = self._num_requests
-                self._requested[number].append(time.monotonic())
-            else:
-                healthy.remove(number)  # it has as many as it may have
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self._requested.pop(number, None)
-
-    def _pending(self) -> int:
-        oldest = time.monotonic() - self.timeout_s
-        expected = sum(len(times) for times in self._requested.values() if times and times[0] > oldest)
-        return expected * self._rows_per_request
-
-
-RATE_LIMITER = "rate_limiter"
-_SHARE_OF_FIRST_ROWS = 0.1
-_CONNECTORS = (COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNECTOR)
-
-
-class ApexDQNConfig(DQNConfig):
-    """Configures :class:`ApexDQN`; the options are DQN's, and those of :meth:`training`.
-
-    Defaults that differ from DQN's: returns over 3 steps, 512 rows in a batch (both as in the paper), fragments of 50
-    steps, two requests for every EnvRunner in flight.
-
-    Example:
-        >>> config = ApexDQNConfig().environment("CartPole-v1").env_runners(num_env_runners=2)
-        >>> config = config.training(samples_per_insert=8.0, train_batch_size_per_learner=64)
-        >>> config.new_rate_limiter().error_buffer  # a batch, and the draws that 2 * 2 requests of 50 steps call for
-        1664.0
-    """
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class or ApexDQN)
-        self.n_step = 3
-        self.train_batch_size = 512
-        self.rollout_fragment_length: int = 50
-        self.max_requests_in_flight_per_env_runner = 2
-        self.epsilon: float = 0.4
-        self.epsilon_exponent: float = 7.0
-        self.samples_per_insert: float | None = None
-        self.error_buffer: float | None = None
-        self.broadcast_interval = 10
-        # RLlib's own would wait for every EnvRunner at the end of an iteration.
-        self._dont_auto_sync_env_runner_states = True
-
-    def training(
-        self,
-        *,
-        epsilon: float = NotProvided,
-        epsilon_exponent: float = NotProvided,
-        samples_per_insert: float | None = NotProvided,
-        error_buffer: float | None = NotProvided,
-        broadcast_interval: int = NotProvided,
-        **options: Any,
-    ) -> ApexDQNConfig:
-        """Sets the options of training.
-
-        Args:
-            epsilon: ε of the environment that explores most, one number; see
-                :func:`~rllib_ext.apex.epsilons`.
-            epsilon_exponent: α; the environment that explores least has ``epsilon ** (1 + epsilon_exponent)``.
-            samples_per_insert: rows drawn for each environment step, with several agents of each module, held by a
-                :class:`~lightning_replay.sharded.rate_limiter.RateLimiter` that counts environment steps: the loop
-                draws nothing while too few have come, and requests none while too many have. ``None`` leaves both sides
-                as fast as they are.
-            error_buffer: rows by which draws may be ahead or behind. By default a tenth of the draws that
-                ``num_steps_sampled_before_learning_starts`` steps call for, and enough for one batch and all requests
-                in flight.
-            broadcast_interval: updates after which EnvRunners get new weights.
-            options: of DQN. ``num_steps_sampled_before_learning_starts`` are environment steps in the buffer, and not
-                those of the whole run; ``training_intensity`` is refused.
-        """
-        super().training(**options)
-        given = {
-            "epsilon": epsilon,
-            "epsilon_exponent": epsilon_exponent,
-            "samples_per_insert": samples_per_insert,
-            "error_buffer": error_buffer,
-            "broadcast_interval": broadcast_interval,
-        }
-        for name, value in given.items():
-            if value is not NotProvided:
-                setattr(self, name, value)
-        return self
-
-    def validate(self) -> None:
-        """Refuses options that cannot work together.
-
-        Raises:
-            TypeError: a value of another kind.
-            ValueError: a value out of range, the old API stack, a schedule of ``epsilon``, a ``training_intensity``, or
-                a buffer too small for ``num_steps_sampled_before_learning_starts``.
-        """
-        super().validate()
-        if self.in_evaluation:
-            return
-        if not (self.enable_rl_module_and_learner and self.enable_env_runner_and_connector_v2):
-            raise ValueError("ApexDQN is on the new API stack alone. Remove .api_stack(...) from the config")
-        if isinstance(self.epsilon, Sequence):
-            raise ValueError(
-                f"epsilon is the schedule {self.epsilon}; every environment of ApexDQN keeps its own epsilon. Give one "
-                "number, epsilon=0.4, and epsilon_exponent=7.0"
-            )
-        checked_number("epsilon", self.epsilon, 0.0, 1.0)
-        checked_number("epsilon_exponent", self.epsilon_exponent, 0.0)
-        checked_count("broadcast_interval", self.broadcast_interval, of="updates")
-        if self.training_intensity is not None:
-            raise ValueError(
-                f"training_intensity is {self.training_intensity}; ApexDQN holds the ratio by "
-                f"samples_per_insert={self.training_intensity}. Give that instead"
-            )
-        capacity, needed = self.replay_buffer_config.get("capacity"), self.num_steps_sampled_before_learning_starts
-        if isinstance(capacity, int) and capacity < needed:
-            raise ValueError(
-                f"num_steps_sampled_before_learning_starts is {needed}, and the buffer's capacity is {capacity}: "
-                "training would never start. Lower the one or raise the other"
-            )
-        self.new_rate_limiter()
-
-    def new_rate_limiter(self) -> RateLimiter:
-        """Returns the limiter that these options describe."""
-        first_rows, ratio = max(self.num_steps_sampled_before_learning_starts, 1), self.samples_per_insert
-        error_buffer = 0.0 if self.error_buffer is None else self.error_buffer
-        if self.error_buffer is None and ratio is not None:
-            checked_number("samples_per_insert", ratio, ABOVE_ZERO)
-            requests = max(self.num_env_runners, 1) * self.max_requests_in_flight_per_env_runner
-            in_flight = math.ceil(ratio * self.rows_per_request * requests)
-            error_buffer = max(_SHARE_OF_FIRST_ROWS * ratio * first_rows, self.total_train_batch_size + in_flight)
-        return RateLimiter(
-            ratio,
-            min_size_to_sample=first_rows,
-            error_buffer=error_buffer,
-            batch_size=self.total_train_batch_size,
-            insert_size=self.rows_per_request,
-        )
-
-    @property
-    def rows_per_request(self) -> int:
-        """Steps that an EnvRunner plays for one request, at least; complete episodes have more."""
-        steps = 1 if self.batch_mode == "complete_episodes" else self.get_rollout_fragment_length()
-        return self.num_envs_per_env_runner * steps
 
 
 class ApexDQN(DQN):
@@ -489,3 +210,278 @@ class ApexDQN(DQN):
         if RATE_LIMITER in state:
             self.rate_limiter.load_state_dict(state[RATE_LIMITER])
         self._updates_until_broadcast = 0  # the EnvRunners have other weights
+
+
+class ApexDQNConfig(DQNConfig):
+    """Configures :class:`ApexDQN`; the options are DQN's, and those of :meth:`training`.
+
+    Defaults that differ from DQN's: returns over 3 steps, 512 rows in a batch (both as in the paper), fragments of 50
+    steps, two requests for every EnvRunner in flight.
+
+    Example:
+        >>> config = ApexDQNConfig().environment("CartPole-v1").env_runners(num_env_runners=2)
+        >>> config = config.training(samples_per_insert=8.0, train_batch_size_per_learner=64)
+        >>> config.new_rate_limiter().error_buffer  # a batch, and the draws that 2 * 2 requests of 50 steps call for
+        1664.0
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or ApexDQN)
+        self.n_step = 3
+        self.train_batch_size = 512
+        self.rollout_fragment_length: int = 50
+        self.max_requests_in_flight_per_env_runner = 2
+        self.epsilon: float = 0.4
+        self.epsilon_exponent: float = 7.0
+        self.samples_per_insert: float | None = None
+        self.error_buffer: float | None = None
+        self.broadcast_interval = 10
+        # RLlib's own would wait for every EnvRunner at the end of an iteration.
+        self._dont_auto_sync_env_runner_states = True
+
+    def training(
+        self,
+        *,
+        epsilon: float = NotProvided,
+        epsilon_exponent: float = NotProvided,
+        samples_per_insert: float | None = NotProvided,
+        error_buffer: float | None = NotProvided,
+        broadcast_interval: int = NotProvided,
+        **options: Any,
+    ) -> ApexDQNConfig:
+        """Sets the options of training.
+
+        Args:
+            epsilon: ε of the environment that explores most, one number; see
+                :func:`~rllib_ext.apex.epsilons`.
+            epsilon_exponent: α; the environment that explores least has ``epsilon ** (1 + epsilon_exponent)``.
+            samples_per_insert: rows drawn for each environment step, with several agents of each module, held by a
+                :class:`~lightning_replay.sharded.rate_limiter.RateLimiter` that counts environment steps: the loop
+                draws nothing while too few have come, and requests none while too many have. ``None`` leaves both sides
+                as fast as they are.
+            error_buffer: rows by which draws may be ahead or behind. By default a tenth of the draws that
+                ``num_steps_sampled_before_learning_starts`` steps call for, and enough for one batch and all requests
+                in flight.
+            broadcast_interval: updates after which EnvRunners get new weights.
+            options: of DQN. ``num_steps_sampled_before_learning_starts`` are environment steps in the buffer, and not
+                those of the whole run; ``training_intensity`` is refused.
+        """
+        super().training(**options)
+        given = {
+            "epsilon": epsilon,
+            "epsilon_exponent": epsilon_exponent,
+            "samples_per_insert": samples_per_insert,
+            "error_buffer": error_buffer,
+            "broadcast_interval": broadcast_interval,
+        }
+        for name, value in given.items():
+            if value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    def validate(self) -> None:
+        """Refuses options that cannot work together.
+
+        Raises:
+            TypeError: a value of another kind.
+            ValueError: a value out of range, the old API stack, a schedule of ``epsilon``, a ``training_intensity``, or
+                a buffer too small for ``num_steps_sampled_before_learning_starts``.
+        """
+        super().validate()
+        if self.in_evaluation:
+            return
+        if not (self.enable_rl_module_and_learner and self.enable_env_runner_and_connector_v2):
+            raise ValueError("ApexDQN is on the new API stack alone. Remove .api_stack(...) from the config")
+        if isinstance(self.epsilon, Sequence):
+            raise ValueError(
+                f"epsilon is the schedule {self.epsilon}; every environment of ApexDQN keeps its own epsilon. Give one "
+                "number, epsilon=0.4, and epsilon_exponent=7.0"
+            )
+        checked_number("epsilon", self.epsilon, 0.0, 1.0)
+        checked_number("epsilon_exponent", self.epsilon_exponent, 0.0)
+        checked_count("broadcast_interval", self.broadcast_interval, of="updates")
+        if self.training_intensity is not None:
+            raise ValueError(
+                f"training_intensity is {self.training_intensity}; ApexDQN holds the ratio by "
+                f"samples_per_insert={self.training_intensity}. Give that instead"
+            )
+        capacity, needed = self.replay_buffer_config.get("capacity"), self.num_steps_sampled_before_learning_starts
+        if isinstance(capacity, int) and capacity < needed:
+            raise ValueError(
+                f"num_steps_sampled_before_learning_starts is {needed}, and the buffer's capacity is {capacity}: "
+                "training would never start. Lower the one or raise the other"
+            )
+        self.new_rate_limiter()
+
+    def new_rate_limiter(self) -> RateLimiter:
+        """Returns the limiter that these options describe."""
+        first_rows, ratio = max(self.num_steps_sampled_before_learning_starts, 1), self.samples_per_insert
+        error_buffer = 0.0 if self.error_buffer is None else self.error_buffer
+        if self.error_buffer is None and ratio is not None:
+            checked_number("samples_per_insert", ratio, ABOVE_ZERO)
+            requests = max(self.num_env_runners, 1) * self.max_requests_in_flight_per_env_runner
+            in_flight = math.ceil(ratio * self.rows_per_request * requests)
+            error_buffer = max(_SHARE_OF_FIRST_ROWS * ratio * first_rows, self.total_train_batch_size + in_flight)
+        return RateLimiter(
+            ratio,
+            min_size_to_sample=first_rows,
+            error_buffer=error_buffer,
+            batch_size=self.total_train_batch_size,
+            insert_size=self.rows_per_request,
+        )
+
+    @property
+    def rows_per_request(self) -> int:
+        """Steps that an EnvRunner plays for one request, at least; complete episodes have more."""
+        steps = 1 if self.batch_mode == "complete_episodes" else self.get_rollout_fragment_length()
+        return self.num_envs_per_env_runner * steps
+
+
+class Collection:
+    """Requests fragments from remote EnvRunners, and has the answers that have arrived.
+
+    Weights and epsilons travel with the requests: an EnvRunner plays each fragment with the newest weights at the time
+    it was requested, one that was restarted too, and a slow one has no queue of old weights.
+
+    Args:
+        env_runner_group: with remote EnvRunners.
+        rows_per_request: steps that an EnvRunner plays for one request.
+        timeout_s: after which a request is no longer expected to be answered; the EnvRunner may be stuck.
+        exploration: options of :func:`~rllib_ext.apex.set_epsilons`.
+    """
+
+    def __init__(
+        self, env_runner_group: Any, rows_per_request: int, timeout_s: float, exploration: Mapping[str, float]
+    ) -> None:
+        self._group = env_runner_group
+        self._rows_per_request = rows_per_request
+        self.timeout_s: float = timeout_s
+        self._exploration = exploration
+        self._requested: dict[int, list[float]] = defaultdict(list)  # times of unanswered requests by EnvRunner
+        self._newest: dict[int, int] = defaultdict(int)  # number of the last request by EnvRunner
+        self._num_requests = self._version = 0
+        self._state: list[Any] = []
+        self._connector_states: dict[int, Any] = {}
+
+    def publish(self, state: Any) -> None:
+        """Puts a state, with weights, into the object store; EnvRunners get it with their next requests."""
+        self._version += 1
+        self._state = [ray.put(state)]
+
+    def take_connector_states(self) -> list[Any]:
+        """Returns the newest states of connectors, of EnvRunners that have answered since the last call."""
+        states, self._connector_states = list(self._connector_states.values()), {}
+        return states
+
+    def fetch(self, *, wait: bool) -> list[Collected]:
+        """Returns the answers that have arrived; may ``wait`` a moment for further ones."""
+        if wait and not any(self._requested.values()):
+            time.sleep(_PAUSE_S)  # every EnvRunner was lost, and is being restarted
+        answers = self._group.fetch_ready_async_reqs(tags=TAG, timeout_seconds=_PAUSE_S if wait else 0.0)
+        collected = []
+        for number, (episodes, states, metrics) in answers:
+            if self._requested[number]:
+                self._requested[number].pop(0)
+            self._connector_states[number] = states
+            collected.append(Collected(episodes, metrics, int(metrics.get(NUM_ENV_STEPS_SAMPLED, 0))))
+        return collected
+
+    def request(self, is_permitted: Callable[[int], bool]) -> None:
+        """Requests fragments, first from EnvRunners with fewest to play, as long as the rows on their way permit it."""
+        healthy = self._group.healthy_env_runner_ids()
+        self._requested = defaultdict(list, {one: self._requested[one] for one in healthy})
+        while healthy and is_permitted(self._pending()):
+            number = min(healthy, key=lambda one: (len(self._requested[one]), self._newest[one]))
+            sent = self._group.foreach_env_runner_async(
+                collect,
+                tag=TAG,
+                kwargs={"version": self._version, "state": self._state, "exploration": self._exploration},
+                remote_worker_ids=[number],
+            )
+            if sent:
+                self._num_requests += 1
+                self._newest[number] = self._num_requests
+                self._requested[number].append(time.monotonic())
+            else:
+                healthy.remove(number)  # it has as many as it may have
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._requested.pop(number, None)
+
+    def _pending(self) -> int:
+        oldest = time.monotonic() - self.timeout_s
+        expected = sum(len(times) for times in self._requested.values() if times and times[0] > oldest)
+        return expected * self._rows_per_request
+
+
+class Collected(NamedTuple):
+    """The answer of an EnvRunner to one request."""
+
+    episodes: list[Any]
+    metrics: Any
+    num_env_steps: int
+
+
+def collect(
+    env_runner: Any, version: int, state: list[Any], exploration: Mapping[str, float]
+) -> tuple[list[Any], Any, Any]:
+    """Plays one fragment on an EnvRunner; returns the episodes, states of the connectors and metrics.
+
+    The reference to the ``state`` is in a list, so that Ray does not resolve it: it is fetched if the EnvRunner has
+    another ``version``.
+    """
+    # RLlib does not notice every restart of a process, because the answer to a second request makes it healthy.
+    if not _HAS_EPSILONS.of(env_runner):
+        set_epsilons(env_runner, **exploration)
+        _HAS_EPSILONS.set(env_runner, True)
+    if state and _VERSION.of(env_runner) != version:
+        force_weights(env_runner, ray.get(state[0]))
+        _VERSION.set(env_runner, version)
+    episodes = env_runner.sample()
+    return episodes, env_runner.get_state(not_components=COMPONENT_RL_MODULE), env_runner.get_metrics()
+
+
+def set_epsilons(env_runner: Any, *, epsilon: float, exponent: float) -> list[str]:
+    """Gives each environment of an EnvRunner its epsilon, in place of the module's schedule.
+
+    Environments are numbered over all EnvRunners. A module of several agents gets one value for the EnvRunner, because
+    the rows of its batches are agents that act, and not environments. Returns the class names of modules that have no
+    such schedule, and stay as they are.
+    """
+    config, module = env_runner.config, env_runner.module
+    if env_runner.env is None or module is None:
+        return []
+    runners = max(config.num_env_runners, 1)
+    place = max(env_runner.worker_index - 1, 0)  # 0 is the EnvRunner in the algorithm's process
+    if config.is_multi_agent:
+        value: Any = float(epsilons(runners, epsilon, exponent)[place])
+        modules = [one.unwrapped() for _, one in module.items()]
+    else:
+        own = epsilons(runners * env_runner.num_envs, epsilon, exponent).reshape(runners, -1)[place]
+        device = next(module.parameters()).device
+        value, modules = torch.as_tensor(own, dtype=torch.float32, device=device), [module.unwrapped()]
+    others = [one for one in modules if not isinstance(one, DefaultDQNRLModule)]
+    for one in modules:
+        if isinstance(one, DefaultDQNRLModule):
+            one.epsilon_schedule = Scheduler(value, framework=one.framework)
+    return [type(one).__name__ for one in others]
+
+
+def epsilons(num_environments: int, epsilon: float, exponent: float) -> np.ndarray:
+    """Returns the probability of a random action in each environment, ``epsilon ** (1 + exponent * i / (N - 1))``.
+
+    Section 4 of Horgan et al. 2018, https://arxiv.org/abs/1803.00933, with ε = 0.4 and α = 7.
+
+    Args:
+        num_environments: N; one alone gets ``epsilon``.
+        epsilon: ε, of the first environment.
+        exponent: α; the last environment gets ``epsilon ** (1 + exponent)``.
+
+    Example:
+        >>> epsilons(3, epsilon=0.5, exponent=2.0).tolist()
+        [0.5, 0.25, 0.125]
+    """
+    place = np.arange(num_environments) / max(num_environments - 1, 1)
+    result: np.ndarray = epsilon ** (1 + exponent * place)
+    return result

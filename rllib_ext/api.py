@@ -45,111 +45,6 @@ from rllib_ext.tasks import assigned, begin_episode
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
 
-
-def prepare_replay(
-    config: AlgorithmConfig,
-    *,
-    restore: bool,
-    incremental: bool,
-    assign_tasks: bool,
-    require_cpus: bool,
-    check_environments: bool,
-) -> dict[str, Hook]:
-    """Checks and prepares a config for its replay buffer; returns the callbacks by event."""
-    samples = sampled_configs(config)
-    in_tune = samples[0] is not config
-    played: list[tuple[Any, Any]] = []  # most searches have one environment, which may be slow to make
-
-    def check(sample: AlgorithmConfig) -> None:
-        check_buffer(sample)
-        if require_cpus:
-            check_cpus(sample, in_tune=in_tune)
-        if check_environments and (sample.env, sample.env_config) not in played:
-            check_environment(sample, next(iter(sample.replay_buffer_config.get("tasks") or ()), None))
-            played.append((sample.env, sample.env_config))
-
-    samples = accepted(samples, check)
-    environments = max(map(num_actors, samples))
-    config.replay_buffer_config = with_max_trajectories(config.replay_buffer_config, environments)
-    if config._learner_connector is None:
-        config.learners(learner_connector=flags_connector)
-    choose_module(config, samples)
-    tasks = _tasks(samples)
-    assigns = assign_tasks and bool(tasks) and not config.is_multi_agent
-    hooks: dict[str, Hook] = {
-        "on_algorithm_init": Hook(install_replay, restore=restore, incremental=incremental, assign_tasks=assigns),
-        "on_environment_created": Hook(copy_results),
-    }
-    if any(num_shards_in(sample.replay_buffer_config) for sample in samples):
-        hooks["on_sample_end"] = Hook(push_episodes)
-        config.algo_class = counting_shards(config.algo_class)
-    if assigns:
-        replay = trial_buffer(**replay_options(samples[0])).replay
-        first = assigned(replay, samples[0])
-        check_curriculum(samples[0], replay, first)
-        hooks["on_episode_created"] = Hook(begin_episode, target=tasks[0], first=first)
-        hooks["on_env_runners_recreated"] = Hook(sync_recreated)
-    return hooks
-
-
-def prepare_levels(
-    config: AlgorithmConfig,
-    levels: LevelSelector | Mapping[str, Any],
-    held_out: Sequence[int],
-    *,
-    flush: bool,
-    generalization_gap: bool,
-    require_cpus: bool,
-    check_environments: bool,
-) -> dict[str, Hook]:
-    """Checks and prepares a config for levels; returns the callbacks by event."""
-    vars(config).pop("levels", None)  # of an earlier call
-    built_by_trials = isinstance(levels, Mapping) and has_search_space({**vars(config), "levels": levels})
-    if built_by_trials:
-        config.levels = levels
-    samples = sampled_configs(config)
-    in_tune = samples[0] is not config
-    sources: list[tuple[AlgorithmConfig, LevelSelector]] = []
-
-    def check(sample: AlgorithmConfig) -> None:
-        given = sample.levels if built_by_trials else levels
-        source = checked_levels(given, sample, held_out, flush=flush, check_environments=check_environments)
-        if require_cpus:
-            check_cpus(sample, in_tune=in_tune)
-        sources.append((sample, source))
-
-    accepted(samples, check)
-    check_discount(*sources[0])
-    hooks: dict[str, Hook] = {
-        "on_algorithm_init": Hook(
-            install_levels,
-            packed=None if built_by_trials else cloudpickle.dumps(sources[0][1]),
-            flush=flush,
-            held_out=held_out if in_tune else None,
-        ),
-        "on_environment_created": Hook(playing.wrap_environments),
-        "on_episode_created": Hook(playing.begin_episode, held_out=held_out),
-        "on_env_runners_recreated": Hook(sync_recreated),
-        "on_evaluate_start": Hook(evaluation.check_evaluation, held_out=held_out),
-    }
-    if generalization_gap:
-        hooks["on_episode_end"] = Hook(evaluation.note_return)
-        hooks["on_evaluate_end"] = Hook(evaluation.measure_gap)
-    return hooks
-
-
-def _tasks(samples: list[AlgorithmConfig]) -> list[str]:
-    """Returns the tasks of the curriculum, none for other buffers."""
-    found = [list(sample.replay_buffer_config.get("tasks") or ()) for sample in samples]
-    other = next((tasks for tasks in found if tasks != found[0]), None)
-    if other is not None:
-        raise ValueError(
-            f"the search space has buffers of different tasks, such as {found[0]} and {other}; the environments are "
-            "prepared for one list. Search over each in a Tuner of its own"
-        )
-    return found[0]
-
-
 C = TypeVar("C", bound=AlgorithmConfig)
 _HELD_OUT = 100
 REPLAY_OPTIONS = ("restore", "incremental", "assign_tasks")
@@ -327,8 +222,111 @@ def configure(
 
 
 def _refuse_given(given: Mapping[str, Any], names: Iterable[str], purpose: str) -> None:
-    """Refuses options that would be ignored."""
     defaults = inspect.signature(configure).parameters
     wrong = [name for name in names if given[name] is not defaults[name].default]
     if wrong:
         raise ValueError(f"{', '.join(wrong)} is for {purpose}. Leave it out")
+
+
+def prepare_replay(
+    config: AlgorithmConfig,
+    *,
+    restore: bool,
+    incremental: bool,
+    assign_tasks: bool,
+    require_cpus: bool,
+    check_environments: bool,
+) -> dict[str, Hook]:
+    """Checks and prepares a config for its replay buffer; returns the callbacks by event."""
+    samples = sampled_configs(config)
+    in_tune = samples[0] is not config
+    played: list[tuple[Any, Any]] = []  # most searches have one environment, which may be slow to make
+
+    def check(sample: AlgorithmConfig) -> None:
+        check_buffer(sample)
+        if require_cpus:
+            check_cpus(sample, in_tune=in_tune)
+        if check_environments and (sample.env, sample.env_config) not in played:
+            check_environment(sample, next(iter(sample.replay_buffer_config.get("tasks") or ()), None))
+            played.append((sample.env, sample.env_config))
+
+    # The algorithm's class and connectors must serve all trials, so what one accepted sample needs is prepared.
+    samples = accepted(samples, check)
+    environments = max(map(num_actors, samples))
+    config.replay_buffer_config = with_max_trajectories(config.replay_buffer_config, environments)
+    if config._learner_connector is None:  # the user's own stay, and rows travel as episodes
+        config.learners(learner_connector=flags_connector)
+    choose_module(config, samples)
+    tasks = _tasks(samples)
+    assigns = assign_tasks and bool(tasks) and not config.is_multi_agent
+    hooks: dict[str, Hook] = {
+        "on_algorithm_init": Hook(install_replay, restore=restore, incremental=incremental, assign_tasks=assigns),
+        "on_environment_created": Hook(copy_results),
+    }
+    if any(num_shards_in(sample.replay_buffer_config) for sample in samples):
+        hooks["on_sample_end"] = Hook(push_episodes)
+        config.algo_class = counting_shards(config.algo_class)
+    if assigns:
+        replay = trial_buffer(**replay_options(samples[0])).replay
+        first = assigned(replay, samples[0])
+        check_curriculum(samples[0], replay, first)
+        hooks["on_episode_created"] = Hook(begin_episode, target=tasks[0], first=first)
+        hooks["on_env_runners_recreated"] = Hook(sync_recreated)
+    return hooks
+
+
+def _tasks(samples: list[AlgorithmConfig]) -> list[str]:
+    found = [list(sample.replay_buffer_config.get("tasks") or ()) for sample in samples]
+    other = next((tasks for tasks in found if tasks != found[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"the search space has buffers of different tasks, such as {found[0]} and {other}; the environments are "
+            "prepared for one list. Search over each in a Tuner of its own"
+        )
+    return found[0]
+
+
+def prepare_levels(
+    config: AlgorithmConfig,
+    levels: LevelSelector | Mapping[str, Any],
+    held_out: Sequence[int],
+    *,
+    flush: bool,
+    generalization_gap: bool,
+    require_cpus: bool,
+    check_environments: bool,
+) -> dict[str, Hook]:
+    """Checks and prepares a config for levels; returns the callbacks by event."""
+    vars(config).pop("levels", None)  # of an earlier call
+    built_by_trials = isinstance(levels, Mapping) and has_search_space({**vars(config), "levels": levels})
+    if built_by_trials:
+        config.levels = levels
+    samples = sampled_configs(config)
+    in_tune = samples[0] is not config
+    sources: list[tuple[AlgorithmConfig, LevelSelector]] = []
+
+    def check(sample: AlgorithmConfig) -> None:
+        given = sample.levels if built_by_trials else levels
+        source = checked_levels(given, sample, held_out, flush=flush, check_environments=check_environments)
+        if require_cpus:
+            check_cpus(sample, in_tune=in_tune)
+        sources.append((sample, source))
+
+    accepted(samples, check)
+    check_discount(*sources[0])
+    hooks: dict[str, Hook] = {
+        "on_algorithm_init": Hook(
+            install_levels,
+            packed=None if built_by_trials else cloudpickle.dumps(sources[0][1]),
+            flush=flush,
+            held_out=held_out if in_tune else None,
+        ),
+        "on_environment_created": Hook(playing.wrap_environments),
+        "on_episode_created": Hook(playing.begin_episode, held_out=held_out),
+        "on_env_runners_recreated": Hook(sync_recreated),
+        "on_evaluate_start": Hook(evaluation.check_evaluation, held_out=held_out),
+    }
+    if generalization_gap:
+        hooks["on_episode_end"] = Hook(evaluation.note_return)
+        hooks["on_evaluate_end"] = Hook(evaluation.measure_gap)
+    return hooks

@@ -26,276 +26,17 @@ if TYPE_CHECKING:
     from lightning_replay.saving import SavedSize
     from rllib_ext.buffer.module_replay import ModuleReplay
 
-
+logger: logging.Logger = logging.getLogger(__name__)
 MANIFEST = "buffer.json"
 MANIFEST_OF_SHARDS = "shards.json"  # in place of the other, of a sharded replay
 ROWS = "rows"
 FORMAT = "lightning-replay-rllib"
 FORMAT_VERSION = 2
 SHARDS_VERSION = 1  # of the other manifest
-
-
-class SavedBuffer(NamedTuple):
-    """A buffer that was read and checked, and is not in use yet."""
-
-    modules: dict[str, ModuleReplay]
-    state: dict[str, Any]
-    warm_up: WarmUp
-    algorithm: Mapping[str, Any] | None
-
-
-class WarmUp(NamedTuple):
-    """Warm-up of an algorithm before it learns, in environment steps."""
-
-    steps: int  # as the user gave them
-    learning_starts: int  # of the whole run; a restore without the buffer postpones it
-
-
-def write_buffer(
-    buffer: RecipeEpisodeReplayBuffer,
-    folder: Path,
-    warm_up: WarmUp,
-    previous: Path | None = None,
-    algorithm: Mapping[str, Any] | None = None,
-) -> SavedSize:
-    """Writes a buffer into ``folder``, created if missing: new rows beside the old, then the manifest that names them.
-
-    Args:
-        buffer, folder, warm_up: to write, and where to.
-        previous: the folder of an earlier save, whose unchanged files are linked.
-        algorithm: fingerprints of the checkpoint's other files, see :mod:`rllib_ext.checkpoints`.
-
-    Returns:
-        Bytes of all rows' files, and of those written.
-    """
-    from lightning_replay.saves import save_replay
-    from lightning_replay.saving import DamagedFileError, SavedSize
-    from lightning_replay.saving.directory import replaced_save
-
-    earlier = None
-    if previous is not None:
-        with contextlib.suppress(DamagedFileError, ValueError):
-            earlier = previous / Path(read_buffer_manifest(previous)["data"]).name
-    with replaced_save(folder, MANIFEST, folder=ROWS) as save:
-        sizes = []
-        for name, module in buffer.modules.items():
-            same = None if earlier is None else earlier / _folder_of(name)
-            sizes.append(save_replay(module.replay, save.data / _folder_of(name), previous=same))
-        size = SavedSize(sum(size.total for size in sizes), sum(size.written for size in sizes))
-        save.manifest |= {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "warm_up": warm_up._asdict(),
-            "bytes": size.total,
-            "state": buffer.plain_state(),
-            "algorithm": algorithm,
-        }
-    return size
-
-
-def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
-    """Reads and checks what :func:`write_buffer` wrote, into new modules with the options of ``buffer``.
-
-    Raises:
-        DamagedFileError: a file is missing, truncated or changed.
-        ValueError: a newer format, or a buffer of another recipe or other options.
-        MemoryError: less memory is free than the rows take, beside those of ``buffer``.
-    """
-    from lightning_replay.saving import DamagedFileError
-    from lightning_replay.saving.directory import read_save
-
-    def read(manifest: dict[str, Any], rows: Path) -> SavedBuffer:
-        modules = buffer.options.restored(manifest["state"])
-        for name, module in modules.items():
-            try:
-                module.replay.load(rows / _folder_of(name))
-            except FileNotFoundError as error:
-                raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
-        return SavedBuffer(modules, manifest["state"], WarmUp(**manifest["warm_up"]), manifest["algorithm"])
-
-    return read_save(folder, lambda: read_buffer_manifest(folder), read)
-
-
-def read_warm_up(folder: Path) -> WarmUp | None:
-    """Returns the warm-up of a saved algorithm; ``None`` where no buffer was saved.
-
-    Raises:
-        DamagedFileError, ValueError: as :func:`read_buffer`.
-    """
-    if not folder.is_dir():
-        return None
-    is_of_shards = (folder / MANIFEST_OF_SHARDS).exists() and not (folder / MANIFEST).exists()
-    return WarmUp(**(read_shards_manifest if is_of_shards else read_buffer_manifest)(folder)["warm_up"])
-
-
-def read_shards_manifest(folder: Path) -> dict[str, Any]:
-    """Returns the manifest of a sharded replay; errors as :func:`read_buffer`."""
-    return _checked_manifest(folder / MANIFEST_OF_SHARDS, SHARDS_VERSION)
-
-
-def _checked_manifest(file: Path, version: int) -> dict[str, Any]:
-    from lightning_replay.saving import DamagedFileError
-    from lightning_replay.saving.directory import read_manifest
-
-    try:
-        return read_manifest(file, version)
-    except (FileNotFoundError, DamagedFileError) as error:
-        raise DamagedFileError(
-            f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
-        ) from error
-
-
-def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any]) -> None:
-    """Compares the stored columns with the spaces of the environment and of the module.
-
-    Args:
-        modules: just read.
-        spaces: RLlib's, pairs of observation and action space, by module and for the environment.
-
-    Raises:
-        ValueError: observations or actions stored have other shapes, or actions another kind of number.
-    """
-    for module_id, module in modules.items():
-        for place, name in enumerate(("observation", "action")):
-            columns = module.converter.columns.get(name)
-            if columns is None:
-                continue
-            present = {
-                owner: _description(tree.flatten(space.sample()), name)
-                for key, pair in spaces.items()
-                if key in (module_id, "__env__")
-                for owner, space in _with_entries(key, pair[place])
-            }
-            stored = _description([np.empty(leaf.shape, leaf.dtype) for leaf in columns.leaves], name)
-            if present and stored not in present.values():
-                raise ValueError(
-                    f"the saved buffer holds {name}s of {stored}; here they are {present}. Nothing was "
-                    "restored; restore_replay=False restores the algorithm without the buffer"
-                )
-
-
-def read_buffer_manifest(folder: Path) -> dict[str, Any]:
-    """Returns the checked manifest of a buffer; errors as :func:`read_buffer`."""
-    from lightning_replay.saving import DamagedFileError
-    from lightning_replay.saving.files import MALFORMED
-
-    file = folder / MANIFEST
-    if not file.exists() and (folder / MANIFEST_OF_SHARDS).exists():
-        raise ValueError(
-            f"{folder} holds a replay of several shards, and this algorithm has one buffer in the driver; nothing was "
-            "restored. Give replay_config(num_shards=...); any number of shards can be restored from it"
-        )
-    manifest = _checked_manifest(file, FORMAT_VERSION)
-    try:
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"its format is {manifest['format']!r}")
-        WarmUp(**manifest["warm_up"]), Path(manifest["data"])
-    except MALFORMED as error:
-        raise DamagedFileError(
-            f"{file} is damaged ({error}); nothing was restored. Restore an earlier checkpoint"
-        ) from error
-    return manifest
-
-
-def _folder_of(module_id: str) -> str:
-    return f"module-{quote(module_id, safe='')}"
-
-
-def _with_entries(key: str, space: gym.Space[Any] | None) -> list[tuple[str, gym.Space[Any]]]:
-    """Returns a space and, as of several agents, its entries; a module's columns may have come from any of them."""
-    agents = space.spaces.items() if isinstance(space, gym.spaces.Dict) else ()
-    return [] if space is None else [(key, space), *((f"{key}[{agent!r}]", entry) for agent, entry in agents)]
-
-
-def _description(leaves: list[Any], name: str) -> list[Any]:
-    """Returns the shapes, and of actions whether the numbers are floats."""
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    if name == "observation":
-        return sorted(array.shape for array in arrays)
-    return sorted((array.shape, "floats" if array.dtype.kind == "f" else "integers") for array in arrays)
-
-
+FOLDER = "replay_buffer"
 _OWN_FOLDERS = ("levels", "replay_buffer")
 _BLOCK_BYTES = 1 << 20
-
-
-def fingerprints_of(checkpoint: Folder) -> dict[str, Any]:
-    """Returns size and hash of each file that RLlib has just saved, by its path in the checkpoint."""
-    return {name: _record(checkpoint.filesystem, file) for name, file in _files(checkpoint).items()}
-
-
-def check_fingerprints(checkpoint: Folder, recorded: Mapping[str, Any] | None, instead: str) -> None:
-    """Compares RLlib's files in a checkpoint with their fingerprints.
-
-    Args:
-        checkpoint: that RLlib has saved.
-        recorded: by :func:`fingerprints_of`; ``None`` of a buffer written without an algorithm.
-        instead: option that restores the algorithm alone, for the error.
-
-    Raises:
-        DamagedFileError: a file is missing or another one.
-    """
-    from lightning_replay.saving import DamagedFileError
-
-    present = _files(checkpoint)
-    for name, record in (recorded or {}).items():
-        if name not in present or _record(checkpoint.filesystem, present[name]) != record:
-            raise DamagedFileError(
-                f"{checkpoint} holds files of two checkpoints: {name} is not the one that was saved with the rest, "
-                f"because a save into this folder was cut short or the file is damaged. Nothing was restored. Restore "
-                f"an earlier checkpoint; {instead}"
-            )
-
-
-def _files(checkpoint: Folder) -> dict[str, str]:
-    """Returns the paths of RLlib's files by their relative paths. Tune's own begin with a dot."""
-    found = {}
-    for info in checkpoint.filesystem.get_file_info(fs.FileSelector(checkpoint.path, recursive=True)):
-        relative = PurePosixPath(info.path.strip("/")).relative_to(checkpoint.path.strip("/"))
-        is_own = relative.parts[0] in _OWN_FOLDERS
-        if info.type == fs.FileType.File and not is_own and not any(part.startswith(".") for part in relative.parts):
-            found[relative.as_posix()] = info.path
-    return dict(sorted(found.items()))
-
-
-def _record(filesystem: fs.FileSystem, file: str) -> dict[str, Any]:
-    digest, num_bytes = hashlib.blake2b(digest_size=20), 0
-    with filesystem.open_input_stream(file) as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-            num_bytes += len(block)
-    return {"bytes": num_bytes, "blake2b": digest.hexdigest()}
-
-
 CheckFiles = Callable[[Mapping[str, Any] | None], None]
-
-
-class CheckpointPart(Protocol):
-    """A part of an algorithm that RLlib's checkpoints lack.
-
-    Attributes:
-        folder: name of its folder in a checkpoint.
-        option: of ``restore_from_path``, which leaves the part out.
-        restores: default of the option.
-        instead: effect of the option, for errors.
-    """
-
-    folder: str
-    option: str
-    restores: bool
-    instead: str
-
-    def state(self) -> Any:
-        """Returns the state to save; called before RLlib saves the algorithm."""
-
-    def write(self, folder: Folder, state: Any, files: Mapping[str, Any]) -> None:
-        """Writes the state and fingerprints of RLlib's files."""
-
-    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
-        """Reads and checks the part, and RLlib's files by their fingerprints; returns a function that restores it."""
-
-    def leave_out(self, folder: Folder) -> Callable[[], None]:
-        """Returns a function to call after a restore without the part, of which there may be no folder."""
 
 
 class CheckpointedAlgorithm:
@@ -304,10 +45,6 @@ class CheckpointedAlgorithm:
     RLlib 2.60 ignores ``store_buffer_in_checkpoints`` on its new stack and has no hook around a checkpoint.
     ``from_checkpoint`` and Tune call the two methods too. A restore reads and checks the part before the algorithm is
     changed.
-
-    Args:
-        algorithm: just built.
-        part: of it.
     """
 
     def __init__(self, algorithm: Any, part: CheckpointPart) -> None:
@@ -318,15 +55,11 @@ class CheckpointedAlgorithm:
     def save_to_path(
         self, path: str | Path | None = None, *, filesystem: fs.FileSystem | None = None, **options: Any
     ) -> str:
-        """Saves the algorithm and the part; returns the path.
-
-        Args:
-            path: a directory, or a URI of any file system of pyarrow.
-            filesystem, options: as RLlib's.
-        """
-        state = self._part.state()
+        """Saves the algorithm and the part; returns the path."""
+        state = self._part.state()  # of the moment of RLlib's state
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
         checkpoint = dataclasses.replace(Folder.at(path, filesystem), path=saved)
+        # Last, with the fingerprints of RLlib's files: a save that was cut short does not match them.
         self._part.write(checkpoint / self._part.folder, state, fingerprints_of(checkpoint))
         return saved
 
@@ -365,25 +98,44 @@ class CheckpointedAlgorithm:
                 f"gone. Nothing was restored; {self._part.instead}"
             )
         check_files = functools.partial(check_fingerprints, checkpoint, instead=self._part.instead)
+        # Read and checked before the algorithm changes; `finish` puts the part in place after it has.
         finish = self._part.read(folder, check_files) if restores else self._part.leave_out(folder)
         self._restore_algorithm(path, filesystem=filesystem, **options)
         finish()
 
 
-logger: logging.Logger = logging.getLogger(__name__)
+class CheckpointPart(Protocol):
+    """A part of an algorithm that RLlib's checkpoints lack.
 
-FOLDER = "replay_buffer"
+    Attributes:
+        folder: name of its folder in a checkpoint.
+        option: of ``restore_from_path``, which leaves the part out.
+        restores: default of the option.
+        instead: effect of the option, for errors.
+    """
+
+    folder: str
+    option: str
+    restores: bool
+    instead: str
+
+    def state(self) -> Any:
+        """Returns the state to save; called before RLlib saves the algorithm."""
+
+    def write(self, folder: Folder, state: Any, files: Mapping[str, Any]) -> None:
+        """Writes the state and fingerprints of RLlib's files."""
+
+    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
+        """Reads and checks the part, and RLlib's files by their fingerprints; returns a function that restores it."""
+
+    def leave_out(self, folder: Folder) -> Callable[[], None]:
+        """Returns a function to call after a restore without the part, of which there may be no folder."""
 
 
 class ReplayPart:
-    """Saves and restores the replay buffer and the warm-up, see :class:`~.algorithm.CheckpointPart`.
+    """Saves and restores the replay buffer and the warm-up, see :class:`CheckpointPart`.
 
     Without the buffer, a restored algorithm collects a new warm-up before it learns.
-
-    Args:
-        algorithm: with a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`.
-        restore: whether a restore includes the buffer by default.
-        incremental: whether a save links files of the last one that have not changed.
     """
 
     folder = FOLDER
@@ -403,7 +155,6 @@ class ReplayPart:
         return self._algorithm.local_replay_buffer
 
     def state(self) -> WarmUp:
-        """Returns the warm-up; the rows are written from the buffer itself."""
         return WarmUp(self._warmup_steps, self._algorithm.config.num_steps_sampled_before_learning_starts)
 
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
@@ -452,3 +203,200 @@ class ReplayPart:
             config.num_steps_sampled_before_learning_starts = steps
             config.freeze()
             algorithm.config = config
+
+
+class WarmUp(NamedTuple):
+    """Warm-up of an algorithm before it learns, in environment steps."""
+
+    steps: int  # as the user gave them
+    learning_starts: int  # of the whole run; a restore without the buffer postpones it
+
+
+class SavedBuffer(NamedTuple):
+    """A buffer that was read and checked, and is not in use yet."""
+
+    modules: dict[str, ModuleReplay]
+    state: dict[str, Any]
+    warm_up: WarmUp
+    algorithm: Mapping[str, Any] | None
+
+
+def write_buffer(
+    buffer: RecipeEpisodeReplayBuffer,
+    folder: Path,
+    warm_up: WarmUp,
+    previous: Path | None = None,
+    algorithm: Mapping[str, Any] | None = None,
+) -> SavedSize:
+    """Writes a buffer into ``folder``, created if missing: new rows beside the old, then the manifest that names them.
+
+    Args:
+        buffer, folder, warm_up: to write, and where to.
+        previous: the folder of an earlier save, whose unchanged files are linked.
+        algorithm: fingerprints of the checkpoint's other files, see :mod:`rllib_ext.checkpoints`.
+    """
+    from lightning_replay.saves import save_replay
+    from lightning_replay.saving import DamagedFileError, SavedSize
+    from lightning_replay.saving.directory import replaced_save
+
+    earlier = None
+    if previous is not None:
+        # A damaged earlier save is not linked to; the new one is written whole.
+        with contextlib.suppress(DamagedFileError, ValueError):
+            earlier = previous / Path(read_buffer_manifest(previous)["data"]).name
+    with replaced_save(folder, MANIFEST, folder=ROWS) as save:
+        sizes = []
+        for name, module in buffer.modules.items():
+            same = None if earlier is None else earlier / _folder_of(name)
+            sizes.append(save_replay(module.replay, save.data / _folder_of(name), previous=same))
+        size = SavedSize(sum(size.total for size in sizes), sum(size.written for size in sizes))
+        save.manifest |= {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "warm_up": warm_up._asdict(),
+            "bytes": size.total,
+            "state": buffer.plain_state(),
+            "algorithm": algorithm,
+        }
+    return size
+
+
+def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
+    """Reads and checks what :func:`write_buffer` wrote, into new modules with the options of ``buffer``."""
+    from lightning_replay.saving import DamagedFileError
+    from lightning_replay.saving.directory import read_save
+
+    def read(manifest: dict[str, Any], rows: Path) -> SavedBuffer:
+        modules = buffer.options.restored(manifest["state"])
+        for name, module in modules.items():
+            try:
+                module.replay.load(rows / _folder_of(name))
+            except FileNotFoundError as error:
+                raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
+        return SavedBuffer(modules, manifest["state"], WarmUp(**manifest["warm_up"]), manifest["algorithm"])
+
+    return read_save(folder, lambda: read_buffer_manifest(folder), read)
+
+
+def read_warm_up(folder: Path) -> WarmUp | None:
+    """Returns the warm-up of a saved algorithm; ``None`` where no buffer was saved."""
+    if not folder.is_dir():
+        return None
+    is_of_shards = (folder / MANIFEST_OF_SHARDS).exists() and not (folder / MANIFEST).exists()
+    return WarmUp(**(read_shards_manifest if is_of_shards else read_buffer_manifest)(folder)["warm_up"])
+
+
+def read_shards_manifest(folder: Path) -> dict[str, Any]:
+    return _checked_manifest(folder / MANIFEST_OF_SHARDS, SHARDS_VERSION)
+
+
+def read_buffer_manifest(folder: Path) -> dict[str, Any]:
+    """Returns the checked manifest of a buffer; errors as :func:`read_buffer`."""
+    from lightning_replay.saving import DamagedFileError
+    from lightning_replay.saving.files import MALFORMED
+
+    file = folder / MANIFEST
+    if not file.exists() and (folder / MANIFEST_OF_SHARDS).exists():
+        raise ValueError(
+            f"{folder} holds a replay of several shards, and this algorithm has one buffer in the driver; nothing was "
+            "restored. Give replay_config(num_shards=...); any number of shards can be restored from it"
+        )
+    manifest = _checked_manifest(file, FORMAT_VERSION)
+    try:
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is {manifest['format']!r}")
+        WarmUp(**manifest["warm_up"]), Path(manifest["data"])
+    except MALFORMED as error:
+        raise DamagedFileError(
+            f"{file} is damaged ({error}); nothing was restored. Restore an earlier checkpoint"
+        ) from error
+    return manifest
+
+
+def _checked_manifest(file: Path, version: int) -> dict[str, Any]:
+    from lightning_replay.saving import DamagedFileError
+    from lightning_replay.saving.directory import read_manifest
+
+    try:
+        return read_manifest(file, version)
+    except (FileNotFoundError, DamagedFileError) as error:
+        raise DamagedFileError(
+            f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
+        ) from error
+
+
+def _folder_of(module_id: str) -> str:
+    return f"module-{quote(module_id, safe='')}"
+
+
+def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any]) -> None:
+    """Compares the stored columns with the spaces of the environment and of the module."""
+    for module_id, module in modules.items():
+        for place, name in enumerate(("observation", "action")):
+            columns = module.converter.columns.get(name)
+            if columns is None:
+                continue
+            present = {
+                owner: _description(tree.flatten(space.sample()), name)
+                for key, pair in spaces.items()
+                if key in (module_id, "__env__")
+                for owner, space in _with_entries(key, pair[place])
+            }
+            stored = _description([np.empty(leaf.shape, leaf.dtype) for leaf in columns.leaves], name)
+            if present and stored not in present.values():
+                raise ValueError(
+                    f"the saved buffer holds {name}s of {stored}; here they are {present}. Nothing was "
+                    "restored; restore_replay=False restores the algorithm without the buffer"
+                )
+
+
+def _with_entries(key: str, space: gym.Space[Any] | None) -> list[tuple[str, gym.Space[Any]]]:
+    """Returns a space and, as of several agents, its entries; a module's columns may have come from any of them."""
+    agents = space.spaces.items() if isinstance(space, gym.spaces.Dict) else ()
+    return [] if space is None else [(key, space), *((f"{key}[{agent!r}]", entry) for agent, entry in agents)]
+
+
+def _description(leaves: list[Any], name: str) -> list[Any]:
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    if name == "observation":
+        return sorted(array.shape for array in arrays)
+    return sorted((array.shape, "floats" if array.dtype.kind == "f" else "integers") for array in arrays)
+
+
+def fingerprints_of(checkpoint: Folder) -> dict[str, Any]:
+    """Returns size and hash of each file that RLlib has just saved, by its path in the checkpoint."""
+    return {name: _record(checkpoint.filesystem, file) for name, file in _files(checkpoint).items()}
+
+
+def check_fingerprints(checkpoint: Folder, recorded: Mapping[str, Any] | None, instead: str) -> None:
+    """Compares RLlib's files in a checkpoint with their fingerprints."""
+    from lightning_replay.saving import DamagedFileError
+
+    present = _files(checkpoint)
+    for name, record in (recorded or {}).items():
+        if name not in present or _record(checkpoint.filesystem, present[name]) != record:
+            raise DamagedFileError(
+                f"{checkpoint} holds files of two checkpoints: {name} is not the one that was saved with the rest, "
+                f"because a save into this folder was cut short or the file is damaged. Nothing was restored. Restore "
+                f"an earlier checkpoint; {instead}"
+            )
+
+
+def _files(checkpoint: Folder) -> dict[str, str]:
+    found = {}
+    # Tune's own files begin with a dot.
+    for info in checkpoint.filesystem.get_file_info(fs.FileSelector(checkpoint.path, recursive=True)):
+        relative = PurePosixPath(info.path.strip("/")).relative_to(checkpoint.path.strip("/"))
+        is_own = relative.parts[0] in _OWN_FOLDERS
+        if info.type == fs.FileType.File and not is_own and not any(part.startswith(".") for part in relative.parts):
+            found[relative.as_posix()] = info.path
+    return dict(sorted(found.items()))
+
+
+def _record(filesystem: fs.FileSystem, file: str) -> dict[str, Any]:
+    digest, num_bytes = hashlib.blake2b(digest_size=20), 0
+    with filesystem.open_input_stream(file) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+            num_bytes += len(block)
+    return {"bytes": num_bytes, "blake2b": digest.hexdigest()}

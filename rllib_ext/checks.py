@@ -111,7 +111,6 @@ def check_buffer(config: AlgorithmConfig) -> None:
 
 
 def replay_options(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns the arguments of :func:`rllib_ext.replay_config` in a config without search spaces."""
     return {name: value for name, value in config.replay_buffer_config.items() if name != "type"}
 
 

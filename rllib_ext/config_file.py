@@ -94,7 +94,6 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def configured(sections: Mapping[str, Any]) -> tuple[AlgorithmConfig, Settings]:
-    """Returns what the keys of a file describe; see :func:`load_config`."""
     config = _algorithm(sections)
     for name in METHODS:
         if name in sections:
@@ -143,7 +142,6 @@ def read_sections(path: str | Path, overrides: Mapping[str, Any] | None = None) 
 
 
 def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
-    """Returns the algorithm's default config, after a check of the required keys."""
     algorithm = sections.get("algorithm")
     if algorithm not in list(ALGORITHMS):  # it may be unhashable
         raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
@@ -177,7 +175,6 @@ def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) ->
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:
-    """Returns the names of the arguments that are not deprecated."""
     return [
         one.name
         for one in inspect.signature(function).parameters.values()

@@ -24,91 +24,10 @@ from lightning_replay.envs.building import UnknownEnvironmentError, build_enviro
 from rllib_ext.buffer.building import imported
 
 logger: logging.Logger = logging.getLogger(__name__)
-
+T = TypeVar("T")
 _CLASS_PATH = "class_path"  # of the environment's config
 _EXAMPLE = "my_module.MyEnv"
-
-
-class EnvironmentFromPath(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A Gymnasium environment made of RLlib's one dict: a ``class_path`` and the arguments of the class by name.
-
-    Raises:
-        ValueError: the class cannot be imported.
-
-    Example:
-        >>> path = "gymnasium.envs.classic_control.MountainCarEnv"
-        >>> EnvironmentFromPath({"class_path": path, "goal_velocity": 0.01}).unwrapped.goal_velocity
-        0.01
-    """
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        arguments = dict(config)
-        super().__init__(imported(arguments.pop(_CLASS_PATH), "environment.env", _EXAMPLE)(**arguments))
-
-
-def set_class_path(config: AlgorithmConfig) -> None:
-    """Replaces the environment's class path, ``my_module.MyEnv``, which RLlib would look up among registered names.
-
-    Classes with an argument ``config`` or ``env_config`` get the whole ``env_config``, as RLlib passes it; others get
-    its entries as arguments.
-
-    Args:
-        config: changed in place; other environments stay.
-    """
-    path = config.env
-    if not isinstance(path, str) or "." not in path or ":" in path:
-        return
-    if path in gymnasium.registry or _is_registered(path):
-        return
-    cls = imported(path, "environment.env", _EXAMPLE)
-    if not (inspect.isclass(cls) and issubclass(cls, gymnasium.Env)):
-        raise ValueError(f"environment.env names {path!r}, which is no class of gymnasium.Env")
-    if issubclass(cls, MultiAgentEnv) or {"config", "env_config"} & set(inspect.signature(cls).parameters):
-        config.environment(cls)
-    else:
-        config.environment(EnvironmentFromPath, env_config={**config.env_config, _CLASS_PATH: path})
-
-
-class _CopiedInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
-    def step(self, action: Any) -> Any:
-        observations, rewards, terminated, truncated, infos = self.env.step(action)
-        return observations, rewards, terminated, truncated, copied_info(infos)
-
-
-class _CopiedObservations(VectorWrapper):
-    def reset(self, **options: Any) -> Any:
-        observations, infos = self.env.reset(**options)
-        return deepcopy(observations), infos
-
-    def step(self, actions: Any) -> Any:
-        observations, *others = self.env.step(actions)
-        return (deepcopy(observations), *others)
-
-
-def copy_results(*, env_runner: Any, env: Any, **ignored: Any) -> None:
-    """Copies what environments may return as the same object at each step; the callback ``on_environment_created``.
-
-    RLlib's episodes keep the infos of environments with several agents, and the observations of an environment that
-    exists as a vector only; RLlib copies the others itself.
-    """
-    config = env_runner.config
-    if config.is_multi_agent:
-        env.envs = [_CopiedInfos(single) for single in env.envs]
-    elif gymnasium.VectorizeMode(config.gym_env_vectorize_mode) is gymnasium.VectorizeMode.VECTOR_ENTRY_POINT:
-        env_runner.env = _CopiedObservations(env_runner.env)
-
-
-def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:
-    """Makes one environment as the first EnvRunner does."""
-    if not isinstance(config.env, str) or _is_registered(config.env):
-        creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
-        return creator(EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners))
-    try:
-        return build_environment(config.env, dict(config.env_config))
-    except UnknownEnvironmentError as error:
-        if isinstance(error.__cause__, ModuleNotFoundError):
-            raise error.__cause__ from None  # a module that the user's id names, or one that it imports
-        raise
+_SAMPLES = 8
 
 
 def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
@@ -141,6 +60,18 @@ def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
         ) from error
 
 
+def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:
+    if not isinstance(config.env, str) or _is_registered(config.env):
+        creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
+        return creator(EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners))
+    try:
+        return build_environment(config.env, dict(config.env_config))
+    except UnknownEnvironmentError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise error.__cause__ from None  # a module that the user's id names, or one that it imports
+        raise
+
+
 def _has_task(environment: gymnasium.Env[Any, Any], task: str) -> bool:
     return not environment.has_wrapper_attr("TASKS") or task in environment.get_wrapper_attr("TASKS")
 
@@ -164,8 +95,67 @@ def _is_registered(name: str) -> bool:
     return bool(_global_registry.contains(ENV_CREATOR, name))
 
 
-T = TypeVar("T")
-_SAMPLES = 8
+def set_class_path(config: AlgorithmConfig) -> None:
+    """Replaces the environment's class path, ``my_module.MyEnv``, which RLlib would look up among registered names.
+
+    Classes with an argument ``config`` or ``env_config`` get the whole ``env_config``, as RLlib passes it; others get
+    its entries as arguments.
+    """
+    path = config.env
+    if not isinstance(path, str) or "." not in path or ":" in path:
+        return
+    if path in gymnasium.registry or _is_registered(path):
+        return
+    cls = imported(path, "environment.env", _EXAMPLE)
+    if not (inspect.isclass(cls) and issubclass(cls, gymnasium.Env)):
+        raise ValueError(f"environment.env names {path!r}, which is no class of gymnasium.Env")
+    if issubclass(cls, MultiAgentEnv) or {"config", "env_config"} & set(inspect.signature(cls).parameters):
+        config.environment(cls)
+    else:
+        config.environment(EnvironmentFromPath, env_config={**config.env_config, _CLASS_PATH: path})
+
+
+class EnvironmentFromPath(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A Gymnasium environment made of RLlib's one dict: a ``class_path`` and the arguments of the class by name.
+
+    Example:
+        >>> path = "gymnasium.envs.classic_control.MountainCarEnv"
+        >>> EnvironmentFromPath({"class_path": path, "goal_velocity": 0.01}).unwrapped.goal_velocity
+        0.01
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        arguments = dict(config)
+        super().__init__(imported(arguments.pop(_CLASS_PATH), "environment.env", _EXAMPLE)(**arguments))
+
+
+def copy_results(*, env_runner: Any, env: Any, **ignored: Any) -> None:
+    """Copies what environments may return as the same object at each step; the callback ``on_environment_created``.
+
+    RLlib's episodes keep the infos of environments with several agents, and the observations of an environment that
+    exists as a vector only; RLlib copies the others itself.
+    """
+    config = env_runner.config
+    if config.is_multi_agent:
+        env.envs = [_CopiedInfos(single) for single in env.envs]
+    elif gymnasium.VectorizeMode(config.gym_env_vectorize_mode) is gymnasium.VectorizeMode.VECTOR_ENTRY_POINT:
+        env_runner.env = _CopiedObservations(env_runner.env)
+
+
+class _CopiedInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def step(self, action: Any) -> Any:
+        observations, rewards, terminated, truncated, infos = self.env.step(action)
+        return observations, rewards, terminated, truncated, copied_info(infos)
+
+
+class _CopiedObservations(VectorWrapper):
+    def reset(self, **options: Any) -> Any:
+        observations, infos = self.env.reset(**options)
+        return deepcopy(observations), infos
+
+    def step(self, actions: Any) -> Any:
+        observations, *others = self.env.step(actions)
+        return (deepcopy(observations), *others)
 
 
 def has_search_space(values: Mapping[str, Any]) -> bool:
@@ -181,11 +171,7 @@ def has_search_space(values: Mapping[str, Any]) -> bool:
 
 
 def samples_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns up to eight samples of values by name, the same in every process; the values if nothing is searched.
-
-    Raises:
-        ValueError: a function given to ``tune.sample_from`` raised an exception.
-    """
+    """Returns up to eight samples of values by name, the same in every process; the values if nothing is searched."""
     _, sampled, grids = parse_spec_vars(dict(values))
     if not sampled and not grids:
         return [dict(values)]

@@ -21,351 +21,12 @@ if TYPE_CHECKING:
     from lightning_replay.schedulers import ReturnProgress
     from lightning_replay.table_replay import CurriculumReplay
 
-
-Struct = Any  # an array, or dicts and tuples of arrays, all with the same first dimension
-
-
-class Leaf(NamedTuple):
-    """One column: its key in the TensorDict, and dtype and shape that later rows must fit."""
-
-    key: tuple[str, ...]
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-
-class Columns:
-    """Flattens a batch of nested values into columns, and restores the nesting.
-
-    Dict spaces give one key per entry, Tuple spaces the positions as keys, both nested under ``name``. Later rows are
-    cast to the first rows' dtypes within their kind (int32 to int64, float64 to float32) and refused otherwise.
-
-    Args:
-        name: first part of every key, ``observation`` or ``action``.
-        struct: the first rows, arrays ``[n, ...]`` in dicts and tuples.
-
-    Example:
-        >>> columns = Columns("observation", {"camera": np.zeros((2, 8)), "arm": (np.zeros(2), np.ones(2))})
-        >>> [leaf.key for leaf in columns.leaves]
-        [('observation', 'camera'), ('observation', 'arm', '0'), ('observation', 'arm', '1')]
-    """
-
-    def __init__(self, name: str, struct: Struct) -> None:
-        self.name = name
-        self.leaves: list[Leaf] = []
-        self._nesting = self._describe(struct, (name,))
-        if not self.leaves:
-            raise ValueError(f"{name} has no entries: {struct!r}. Give a space with at least one Box or Discrete part.")
-
-    def flatten(self, struct: Struct) -> list[np.ndarray]:
-        """Returns one array per leaf, in the dtypes of the first rows, and refuses what does not fit them."""
-        arrays = list(self._walk(struct, self._nesting, self.name))
-        return [_fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
-
-    def unflatten(self, arrays: list[Any]) -> Struct:
-        return self._rebuild(self._nesting, iter(arrays))
-
-    def state(self) -> dict[str, Any]:
-        leaves = [[list(leaf.key), leaf.dtype.str, list(leaf.shape)] for leaf in self.leaves]
-        return {"name": self.name, "struct": self._nesting, "leaves": leaves}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Columns:
-        columns = cls.__new__(cls)
-        columns.name, columns._nesting = state["name"], state["struct"]
-        columns.leaves = [Leaf(tuple(key), np.dtype(dtype), tuple(shape)) for key, dtype, shape in state["leaves"]]
-        return columns
-
-    def _describe(self, struct: Struct, key: tuple[str, ...]) -> Any:
-        """Returns the nesting as plain values; appends the leaves on the way."""
-        if isinstance(struct, dict):
-            return {"dict": [[name, self._describe(part, (*key, str(name)))] for name, part in struct.items()]}
-        if isinstance(struct, tuple):
-            return {"tuple": [self._describe(part, (*key, str(place))) for place, part in enumerate(struct)]}
-        array = np.asarray(struct)
-        if array.dtype.kind not in "biufc":
-            raise ValueError(
-                f"{'/'.join(key)} holds values of type {array.dtype}; stored are booleans, integers and floats "
-                "(Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them). Convert it in a connector."
-            )
-        self.leaves.append(Leaf(key, array.dtype, array.shape[1:]))
-        return "leaf"
-
-    def _walk(self, struct: Struct, nesting: Any, name: str) -> Iterator[Any]:
-        if nesting == "leaf":
-            yield struct
-            return
-        kind, parts = next(iter(nesting.items()))
-        if kind == "dict":
-            fits = isinstance(struct, dict) and set(struct) == {key for key, _ in parts}
-            expected = f"the entries {[key for key, _ in parts]}"
-        else:
-            fits = isinstance(struct, tuple) and len(struct) == len(parts)
-            expected = f"{len(parts)} parts"
-        if not fits:
-            given = list(struct) if isinstance(struct, dict) else type(struct).__name__
-            raise ValueError(f"{name} is {given}; the first rows had {expected}. One buffer stores rows of one space.")
-        for key, part in parts if kind == "dict" else enumerate(parts):
-            yield from self._walk(struct[key], part, f"{name}/{key}")
-
-    def _rebuild(self, nesting: Any, arrays: Iterator[Any]) -> Struct:
-        if nesting == "leaf":
-            return next(arrays)
-        kind, parts = next(iter(nesting.items()))
-        if kind == "dict":
-            return {key: self._rebuild(part, arrays) for key, part in parts}
-        return tuple(self._rebuild(part, arrays) for part in parts)
-
-
-def _fit(array: np.ndarray, leaf: Leaf) -> np.ndarray:
-    if array.shape[1:] != leaf.shape:
-        raise ValueError(
-            f"{'/'.join(leaf.key)} has shape {array.shape[1:]}; the first rows had {leaf.shape}. "
-            "One buffer stores rows of one space."
-        )
-    if array.dtype == leaf.dtype:
-        return array
-    if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-        raise ValueError(
-            f"{'/'.join(leaf.key)} has dtype {array.dtype}; the first rows had {leaf.dtype}, which cannot hold it. "
-            "Let every environment return the dtype of its space."
-        )
-    return array.astype(leaf.dtype)
-
-
 logger: logging.Logger = logging.getLogger(__name__)
-
-TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
-_ROWS_BEFORE_WARNING = 1_000
-
-
-class Information:
-    """Reads the infos of an episode's steps as columns.
-
-    Args:
-        keys: of numbers or flags; each becomes a column, 0 where an info lacks it.
-        tasks: names of the tasks of a curriculum. The task of a step is what :func:`rllib_ext.configure` had its
-            EnvRunner play, else the info ``task``, a name or an index into ``tasks``.
-
-    Raises:
-        TypeError: no sequence of names.
-        ValueError: a key that is empty, given twice, or the name of a column that every row has.
-    """
-
-    def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
-        self.keys: tuple[str, ...] = checked_info_keys(keys)
-        self.tasks: list[str] | None = None if tasks is None else list(tasks)
-        self._missing = set(keys)
-        self._rows_read = 0
-
-    def read(self, episode: SingleAgentEpisode) -> list[np.ndarray]:
-        """Returns the values of each key in the steps' infos, float32 ``[n, 1]``."""
-        infos = _infos(episode)
-        self._missing = {key for key in self._missing if not any(key in info for info in infos)}
-        rows_before, self._rows_read = self._rows_read, self._rows_read + len(infos)
-        if self._missing and rows_before < _ROWS_BEFORE_WARNING <= self._rows_read:  # they may be misspelt
-            logger.warning(
-                "info_keys has %s, which no info had in the first %d steps and which is stored as 0; the last info has "
-                "%s",
-                sorted(self._missing),
-                self._rows_read,
-                sorted(map(str, infos[-1])),
-            )
-        return [np.array([[_number(key, info, episode)] for info in infos], dtype=np.float32) for key in self.keys]
-
-    def read_tasks(self, episode: SingleAgentEpisode) -> np.ndarray:
-        """Returns the task of each step of a curriculum, int64 ``[n]``."""
-        tag = episode.custom_data.get(TASK)
-        if tag is not None:
-            return np.full(len(episode), self._task(tag, episode), dtype=np.int64)
-        return np.array([self._task(info.get(TASK), episode) for info in _infos(episode)], dtype=np.int64)
-
-    def _task(self, value: Any, episode: SingleAgentEpisode) -> int:
-        assert self.tasks is not None
-        value = _scalar(value)
-        if isinstance(value, str) and value in self.tasks:
-            return self.tasks.index(value)
-        if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < len(self.tasks):
-            return int(value)
-        if value is None:
-            raise ValueError(
-                f"the steps of episode {episode.id_} have no task, and the replay has the tasks {self.tasks}. Let "
-                "rllib_ext.configure(config) set each environment's task, or put 'task' into the info of every step"
-            )
-        raise ValueError(
-            f"episode {episode.id_} is of task {value!r}; the replay has the tasks {self.tasks}, by name or numbered "
-            f"0 to {len(self.tasks) - 1}"
-        )
-
-
-def _infos(episode: SingleAgentEpisode) -> list[dict[str, Any]]:
-    return [info or {} for info in episode.get_infos(slice(1, len(episode) + 1))]
-
-
-def _scalar(value: Any) -> Any:
-    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
-
-
-def _number(key: str, info: dict[str, Any], episode: SingleAgentEpisode) -> float:
-    value = _scalar(info.get(key, 0))
-    if not isinstance(value, numbers.Real | np.bool_):
-        raise ValueError(
-            f"info {key!r} of episode {episode.id_} holds {value!r}; info_keys takes one number or flag for each step. "
-            "Leave the key out, or put a number into the info by a wrapper. Nothing was stored"
-        )
-    return float(value)
-
-
-class FragmentTracker:
-    """Joins the fragments in which EnvRunners send an episode, by ``id_`` and ``t_started``.
-
-    ::
-
-        fragment        t_started  rows   next step    result
-        first               0       3          -        rows 0 1 2, new trajectory
-        second              3       2          3        rows 3 4, same trajectory
-        second again        3       2          5        nothing new, 2 rows counted as duplicates
-        overlapping         4       3          5        rows 5 6, same trajectory, 1 duplicate
-        one was lost        9       2          7        rows 9 10, new trajectory, 1 gap
-
-    Finished episodes are remembered too, to recognize a fragment that is sent twice; the one continued longest ago is
-    removed first.
-
-    Example:
-        >>> fragments = FragmentTracker()
-        >>> fragments.place("a", 0, 3), fragments.place("a", 3, 2), fragments.place("a", 3, 2)
-        ((0, 0), (0, 0), (0, 2))
-    """
-
-    def __init__(self, remembered: int = 4096) -> None:
-        self.remembered = remembered
-        self.episodes: int = 0
-        self.steps: int = 0
-        self.gaps: int = 0
-        self.duplicates: int = 0
-        self._trajectories = 0
-        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # trajectory and next step, by episode
-
-    def place(self, episode_id: str, first_step: int, length: int) -> tuple[int, int]:
-        """Returns the trajectory of a fragment's rows and the first new row; ``length`` if none is new."""
-        known = self._known.pop(episode_id, None)
-        if known is None or first_step > known[1]:
-            # After a gap the rows are complete transitions; only the link to the fragment before is lost.
-            self.episodes += known is None
-            self.gaps += known is not None
-            known = self._trajectories, first_step
-            self._trajectories += 1
-        trajectory, next_step = known
-        first_row = min(next_step - first_step, length)
-        self.duplicates += first_row
-        self.steps += length - first_row
-        self._known[episode_id] = trajectory, max(next_step, first_step + length)
-        if len(self._known) > self.remembered:
-            self._known.popitem(last=False)
-        return trajectory, first_row
-
-    def forget_running(self) -> None:
-        """Removes every episode, so that further fragments begin new trajectories; the counts stay."""
-        self._known.clear()
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories],
-            "known": [[episode_id, *known] for episode_id, known in self._known.items()],
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories = state["counts"]
-        self._known = OrderedDict((name, (trajectory, step)) for name, trajectory, step in state["known"])
-
-
-class EpisodeSlice(NamedTuple):
-    """New rows of one trajectory; ``ended`` is whether the last one ended the episode, ``task`` that of the last."""
-
-    trajectory: int
-    first_step: int
-    rewards: np.ndarray
-    ended: bool
-    task: int
-
-
-class TaskProgress:
-    """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
-
-    The buffer gets every row and every end, so nothing is lost with an EnvRunner. Episodes whose beginning or middle
-    is missing do not count. Without ``progress``, which makes the signals, episodes are only counted. Of more than
-    ``remembered`` running episodes the one continued longest ago is removed.
-    """
-
-    def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:
-        self.replay: CurriculumReplay = replay
-        self._progress = progress
-        self._remembered = remembered
-        self._running: OrderedDict[int, float] = OrderedDict()
-        self.episodes: Counter[str] = Counter()
-        self._new: list[tuple[str, float]] = []
-        self.signals: dict[str, float] = {}
-
-    def update(self, slices: list[EpisodeSlice]) -> None:
-        for one in slices:
-            before = 0.0 if one.first_step == 0 else self._running.pop(one.trajectory, None)
-            if before is None:
-                continue
-            total = before + float(np.sum(one.rewards, dtype=np.float64))
-            if not one.ended:
-                self._running[one.trajectory] = total
-                continue
-            name = self.replay.tasks[one.task]
-            self.episodes[name] += 1
-            signal = None if self._progress is None else self._progress.episode(one.task, total)
-            if signal is not None:
-                self.replay.progress(name, signal)
-                self.signals[name] = signal
-                self._new.append((name, signal))
-        del self._new[: -self._remembered]
-        while len(self._running) > self._remembered:  # their EnvRunner was lost
-            self._running.popitem(last=False)
-
-    def new_signals(self) -> list[tuple[str, float]]:
-        """Returns the signals since the last call, each with its task, for a scheduler elsewhere."""
-        signals, self._new = self._new, []
-        return signals
-
-    def forget_running(self) -> None:
-        self._running.clear()
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "running": [[trajectory, total] for trajectory, total in self._running.items()],
-            "episodes": dict(self.episodes),
-            "signals": dict(self.signals),
-            "progress": None if self._progress is None else self._progress.state_dict(),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._running = OrderedDict((trajectory, total) for trajectory, total in state["running"])
-        self.episodes, self.signals = Counter(state["episodes"]), dict(state["signals"])
-        if self._progress is not None and state["progress"] is not None:
-            self._progress.load_state_dict(state["progress"])
-
-
-_STATE = RLlibColumns.STATE_OUT
+Struct = Any  # an array, or dicts and tuples of arrays, all with the same first dimension
 Key = tuple[str, ...]
-
-
-class FlatEpisode(NamedTuple):
-    """An episode fragment whose columns fit what is stored.
-
-    Attributes:
-        columns: how ``observation``, ``action`` and, of a recurrent module, ``state_out`` nest.
-        arrays: their values by name, observations ``[n + 1, ...]``, the others ``[n, ...]``.
-        information, tasks: from the infos.
-    """
-
-    episode: SingleAgentEpisode
-    columns: dict[str, Columns]
-    arrays: dict[str, list[np.ndarray]]
-    information: list[np.ndarray]
-    tasks: np.ndarray | None
+TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
+_STATE = RLlibColumns.STATE_OUT
+_ROWS_BEFORE_WARNING = 1_000
 
 
 class EpisodeConverter:
@@ -432,43 +93,51 @@ class EpisodeConverter:
             state_out, step: of recurrent modules, the state after the step, nested as the module's, and int64 ``[n]``.
         """
         self.slices = []
-        if flat:
-            self.columns = flat[0].columns
-        parts = [part for part in map(self._new_rows, flat) if part]
+        if not flat:
+            return None
+        self.columns = flat[0].columns
+        parts: list[dict[Key, np.ndarray]] = []
+        trajectories, rewards, ends = [], [], []
+        for one in flat:
+            episode, length = one.episode, len(one.episode)
+            trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
+            if first == length:  # a fragment that was sent twice
+                continue
+            parts.append(self._columns_of(one, first))
+            trajectories.append(trajectory)
+            rewards.append(np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32))
+            ends.append((has_terminated(episode), episode.is_truncated))
+            if one.tasks is not None:
+                first_step, task = episode.t_started + first, int(one.tasks[-1])
+                self.slices.append(EpisodeSlice(trajectory, first_step, rewards[-1], any(ends[-1]), task))
         if not parts:
             return None
-        # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-    def _new_rows(self, flat: FlatEpisode) -> dict[Key, np.ndarray]:
-        episode, length = flat.episode, len(flat.episode)
-        trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
-        if first == length:
-            return {}
-        rewards = np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32)
-        terminated, truncated, done = np.zeros((3, length - first, 1), dtype=bool)
-        if episode.is_done:
-            terminated[-1], truncated[-1] = has_terminated(episode), episode.is_truncated
-            done[-1] = terminated[-1] | truncated[-1]
+        # Once for all episodes: arrays for each, which often has few new steps, take 5 % of an add.
+        lengths = [len(part) for part in rewards]
+        flags = np.zeros((3, sum(lengths), 1), dtype=bool)
+        flags[:2, np.cumsum(lengths) - 1, 0] = np.transpose(ends)
+        np.logical_or(flags[0], flags[1], out=flags[2])
         rows: dict[Key, np.ndarray] = {
-            ("trajectory",): np.full(length - first, trajectory),
-            ("next", "reward"): rewards[:, None],
-            ("next", "terminated"): terminated,
-            ("next", "truncated"): truncated,
-            ("next", "done"): done,
+            ("trajectory",): np.repeat(trajectories, lengths),
+            ("next", "reward"): np.concatenate(rewards)[:, None],
+            **{("next", name): flag for name, flag in zip(("terminated", "truncated", "done"), flags, strict=True)},
         }
+        # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
+        return rows | {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+    def _columns_of(self, flat: FlatEpisode, first: int) -> dict[Key, np.ndarray]:
+        episode, length = flat.episode, len(flat.episode)
+        rows: dict[Key, np.ndarray] = {}
         for key, column in zip(self.information.keys, flat.information, strict=True):
             rows["next", key] = column[first:]
         if flat.tasks is not None:
             rows[(TASK,)] = flat.tasks[first:]
-            first_step, task = episode.t_started + first, int(flat.tasks[-1])
-            self.slices.append(EpisodeSlice(trajectory, first_step, rewards, bool(done[-1]), task))
         if _STATE in flat.arrays:
             rows[("step",)] = np.arange(episode.t_started + first, episode.t_started + length)
         for name, columns in flat.columns.items():
             for leaf, array in zip(columns.leaves, flat.arrays[name], strict=True):
                 rows[leaf.key] = array[first:length]
-                if name == "observation":
+                if name == "observation":  # [n + 1, ...]: the next observation is the one behind
                     rows["next", *leaf.key] = array[first + 1 :]
         return rows
 
@@ -483,6 +152,22 @@ class EpisodeConverter:
         self.columns = {name: Columns.from_state(part) for name, part in state["columns"].items()}
 
 
+class FlatEpisode(NamedTuple):
+    """An episode fragment whose columns fit what is stored.
+
+    Attributes:
+        columns: how ``observation``, ``action`` and, of a recurrent module, ``state_out`` nest.
+        arrays: their values by name, observations ``[n + 1, ...]``, the others ``[n, ...]``.
+        information, tasks: from the infos.
+    """
+
+    episode: SingleAgentEpisode
+    columns: dict[str, Columns]
+    arrays: dict[str, list[np.ndarray]]
+    information: list[np.ndarray]
+    tasks: np.ndarray | None
+
+
 def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
     """Returns the nested values of an episode by column, lists of steps stacked, without the lookback buffer."""
     steps = slice(0, len(episode))
@@ -493,3 +178,314 @@ def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
     if _STATE in episode.extra_model_outputs:
         structs[_STATE] = episode.get_extra_model_outputs(_STATE, steps)
     return {name: stack_structs(value) if isinstance(value, list) else value for name, value in structs.items()}
+
+
+class FragmentTracker:
+    """Joins the fragments in which EnvRunners send an episode, by ``id_`` and ``t_started``.
+
+    ::
+
+        fragment        t_started  rows   next step    result
+        first               0       3          -        rows 0 1 2, new trajectory
+        second              3       2          3        rows 3 4, same trajectory
+        second again        3       2          5        nothing new, 2 rows counted as duplicates
+        overlapping         4       3          5        rows 5 6, same trajectory, 1 duplicate
+        one was lost        9       2          7        rows 9 10, new trajectory, 1 gap
+
+    Finished episodes are remembered too, to recognize a fragment that is sent twice; the one continued longest ago is
+    removed first.
+
+    Example:
+        >>> fragments = FragmentTracker()
+        >>> fragments.place("a", 0, 3), fragments.place("a", 3, 2), fragments.place("a", 3, 2)
+        ((0, 0), (0, 0), (0, 2))
+    """
+
+    def __init__(self, remembered: int = 4096) -> None:
+        self.remembered = remembered
+        self.episodes: int = 0
+        self.steps: int = 0
+        self.gaps: int = 0
+        self.duplicates: int = 0
+        self._trajectories = 0
+        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # trajectory and next step, by episode
+
+    def place(self, episode_id: str, first_step: int, length: int) -> tuple[int, int]:
+        """Returns the trajectory of a fragment's rows and the first new row; ``length`` if none is new."""
+        known = self._known.pop(episode_id, None)
+        if known is None or first_step > known[1]:
+            # After a gap the rows are complete transitions; only the link to the fragment before is lost.
+            self.episodes += known is None
+            self.gaps += known is not None
+            known = self._trajectories, first_step
+            self._trajectories += 1
+        trajectory, next_step = known
+        first_row = min(next_step - first_step, length)
+        self.duplicates += first_row
+        self.steps += length - first_row
+        self._known[episode_id] = trajectory, max(next_step, first_step + length)
+        if len(self._known) > self.remembered:
+            self._known.popitem(last=False)
+        return trajectory, first_row
+
+    def forget_running(self) -> None:
+        self._known.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories],
+            "known": [[episode_id, *known] for episode_id, known in self._known.items()],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories = state["counts"]
+        self._known = OrderedDict((name, (trajectory, step)) for name, trajectory, step in state["known"])
+
+
+class Columns:
+    """Flattens a batch of nested values into columns, and restores the nesting.
+
+    Dict spaces give one key per entry, Tuple spaces the positions as keys, both nested under ``name``. Later rows are
+    cast to the first rows' dtypes within their kind (int32 to int64, float64 to float32) and refused otherwise.
+
+    Args:
+        name: first part of every key, ``observation`` or ``action``.
+        struct: the first rows, arrays ``[n, ...]`` in dicts and tuples.
+
+    Example:
+        >>> columns = Columns("observation", {"camera": np.zeros((2, 8)), "arm": (np.zeros(2), np.ones(2))})
+        >>> [leaf.key for leaf in columns.leaves]
+        [('observation', 'camera'), ('observation', 'arm', '0'), ('observation', 'arm', '1')]
+    """
+
+    def __init__(self, name: str, struct: Struct) -> None:
+        self.name = name
+        self.leaves: list[Leaf] = []
+        self._nesting = self._describe(struct, (name,))
+        if not self.leaves:
+            raise ValueError(f"{name} has no entries: {struct!r}. Give a space with at least one Box or Discrete part.")
+
+    def flatten(self, struct: Struct) -> list[np.ndarray]:
+        """Returns one array per leaf, in the dtypes of the first rows, and refuses what does not fit them."""
+        arrays = list(self._walk(struct, self._nesting, self.name))
+        return [_fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
+
+    def unflatten(self, arrays: list[Any]) -> Struct:
+        return self._rebuild(self._nesting, iter(arrays))
+
+    def state(self) -> dict[str, Any]:
+        leaves = [[list(leaf.key), leaf.dtype.str, list(leaf.shape)] for leaf in self.leaves]
+        return {"name": self.name, "struct": self._nesting, "leaves": leaves}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Columns:
+        columns = cls.__new__(cls)
+        columns.name, columns._nesting = state["name"], state["struct"]
+        columns.leaves = [Leaf(tuple(key), np.dtype(dtype), tuple(shape)) for key, dtype, shape in state["leaves"]]
+        return columns
+
+    def _describe(self, struct: Struct, key: tuple[str, ...]) -> Any:
+        if isinstance(struct, dict):
+            return {"dict": [[name, self._describe(part, (*key, str(name)))] for name, part in struct.items()]}
+        if isinstance(struct, tuple):
+            return {"tuple": [self._describe(part, (*key, str(place))) for place, part in enumerate(struct)]}
+        array = np.asarray(struct)
+        if array.dtype.kind not in "biufc":
+            raise ValueError(
+                f"{'/'.join(key)} holds values of type {array.dtype}; stored are booleans, integers and floats "
+                "(Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them). Convert it in a connector."
+            )
+        self.leaves.append(Leaf(key, array.dtype, array.shape[1:]))
+        return "leaf"
+
+    def _walk(self, struct: Struct, nesting: Any, name: str) -> Iterator[Any]:
+        if nesting == "leaf":
+            yield struct
+            return
+        kind, parts = next(iter(nesting.items()))
+        if kind == "dict":
+            fits = isinstance(struct, dict) and set(struct) == {key for key, _ in parts}
+            expected = f"the entries {[key for key, _ in parts]}"
+        else:
+            fits = isinstance(struct, tuple) and len(struct) == len(parts)
+            expected = f"{len(parts)} parts"
+        if not fits:
+            given = list(struct) if isinstance(struct, dict) else type(struct).__name__
+            raise ValueError(f"{name} is {given}; the first rows had {expected}. One buffer stores rows of one space.")
+        for key, part in parts if kind == "dict" else enumerate(parts):
+            yield from self._walk(struct[key], part, f"{name}/{key}")
+
+    def _rebuild(self, nesting: Any, arrays: Iterator[Any]) -> Struct:
+        if nesting == "leaf":
+            return next(arrays)
+        kind, parts = next(iter(nesting.items()))
+        if kind == "dict":
+            return {key: self._rebuild(part, arrays) for key, part in parts}
+        return tuple(self._rebuild(part, arrays) for part in parts)
+
+
+class Leaf(NamedTuple):
+    """One column: its key in the TensorDict, and dtype and shape that later rows must fit."""
+
+    key: tuple[str, ...]
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+def _fit(array: np.ndarray, leaf: Leaf) -> np.ndarray:
+    if array.shape[1:] != leaf.shape:
+        raise ValueError(
+            f"{'/'.join(leaf.key)} has shape {array.shape[1:]}; the first rows had {leaf.shape}. "
+            "One buffer stores rows of one space."
+        )
+    if array.dtype == leaf.dtype:
+        return array
+    if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        raise ValueError(
+            f"{'/'.join(leaf.key)} has dtype {array.dtype}; the first rows had {leaf.dtype}, which cannot hold it. "
+            "Let every environment return the dtype of its space."
+        )
+    return array.astype(leaf.dtype)
+
+
+class Information:
+    """Reads the infos of an episode's steps as columns.
+
+    Args:
+        keys: of numbers or flags; each becomes a column, 0 where an info lacks it.
+        tasks: names of the tasks of a curriculum. The task of a step is what :func:`rllib_ext.configure` had its
+            EnvRunner play, else the info ``task``, a name or an index into ``tasks``.
+    """
+
+    def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
+        self.keys: tuple[str, ...] = checked_info_keys(keys)
+        self.tasks: list[str] | None = None if tasks is None else list(tasks)
+        self._missing = set(keys)
+        self._rows_read = 0
+
+    def read(self, episode: SingleAgentEpisode) -> list[np.ndarray]:
+        """Returns the values of each key in the steps' infos, float32 ``[n, 1]``."""
+        infos = _infos(episode)
+        self._missing = {key for key in self._missing if not any(key in info for info in infos)}
+        rows_before, self._rows_read = self._rows_read, self._rows_read + len(infos)
+        if self._missing and rows_before < _ROWS_BEFORE_WARNING <= self._rows_read:  # they may be misspelt
+            logger.warning(
+                "info_keys has %s, which no info had in the first %d steps and which is stored as 0; the last info has "
+                "%s",
+                sorted(self._missing),
+                self._rows_read,
+                sorted(map(str, infos[-1])),
+            )
+        return [np.array([[_number(key, info, episode)] for info in infos], dtype=np.float32) for key in self.keys]
+
+    def read_tasks(self, episode: SingleAgentEpisode) -> np.ndarray:
+        """Returns the task of each step of a curriculum, int64 ``[n]``."""
+        tag = episode.custom_data.get(TASK)
+        if tag is not None:
+            return np.full(len(episode), self._task(tag, episode), dtype=np.int64)
+        return np.array([self._task(info.get(TASK), episode) for info in _infos(episode)], dtype=np.int64)
+
+    def _task(self, value: Any, episode: SingleAgentEpisode) -> int:
+        assert self.tasks is not None
+        value = _scalar(value)
+        if isinstance(value, str) and value in self.tasks:
+            return self.tasks.index(value)
+        if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < len(self.tasks):
+            return int(value)
+        if value is None:
+            raise ValueError(
+                f"the steps of episode {episode.id_} have no task, and the replay has the tasks {self.tasks}. Let "
+                "rllib_ext.configure(config) set each environment's task, or put 'task' into the info of every step"
+            )
+        raise ValueError(
+            f"episode {episode.id_} is of task {value!r}; the replay has the tasks {self.tasks}, by name or numbered "
+            f"0 to {len(self.tasks) - 1}"
+        )
+
+
+def _infos(episode: SingleAgentEpisode) -> list[dict[str, Any]]:
+    return [info or {} for info in episode.get_infos(slice(1, len(episode) + 1))]
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+
+
+def _number(key: str, info: dict[str, Any], episode: SingleAgentEpisode) -> float:
+    value = _scalar(info.get(key, 0))
+    if not isinstance(value, numbers.Real | np.bool_):
+        raise ValueError(
+            f"info {key!r} of episode {episode.id_} holds {value!r}; info_keys takes one number or flag for each step. "
+            "Leave the key out, or put a number into the info by a wrapper. Nothing was stored"
+        )
+    return float(value)
+
+
+class TaskProgress:
+    """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
+
+    The buffer gets every row and every end, so nothing is lost with an EnvRunner. Episodes whose beginning or middle
+    is missing do not count. Without ``progress``, which makes the signals, episodes are only counted. Of more than
+    ``remembered`` running episodes the one continued longest ago is removed.
+    """
+
+    def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:
+        self.replay: CurriculumReplay = replay
+        self._progress = progress
+        self._remembered = remembered
+        self._running: OrderedDict[int, float] = OrderedDict()
+        self.episodes: Counter[str] = Counter()
+        self._new: list[tuple[str, float]] = []
+        self.signals: dict[str, float] = {}
+
+    def update(self, slices: list[EpisodeSlice]) -> None:
+        for one in slices:
+            before = 0.0 if one.first_step == 0 else self._running.pop(one.trajectory, None)
+            if before is None:
+                continue
+            total = before + float(np.sum(one.rewards, dtype=np.float64))
+            if not one.ended:
+                self._running[one.trajectory] = total
+                continue
+            name = self.replay.tasks[one.task]
+            self.episodes[name] += 1
+            signal = None if self._progress is None else self._progress.episode(one.task, total)
+            if signal is not None:
+                self.replay.progress(name, signal)
+                self.signals[name] = signal
+                self._new.append((name, signal))
+        del self._new[: -self._remembered]
+        while len(self._running) > self._remembered:  # their EnvRunner was lost
+            self._running.popitem(last=False)
+
+    def new_signals(self) -> list[tuple[str, float]]:
+        """Returns the signals since the last call, each with its task, for a scheduler elsewhere."""
+        signals, self._new = self._new, []
+        return signals
+
+    def forget_running(self) -> None:
+        self._running.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "running": [[trajectory, total] for trajectory, total in self._running.items()],
+            "episodes": dict(self.episodes),
+            "signals": dict(self.signals),
+            "progress": None if self._progress is None else self._progress.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._running = OrderedDict((trajectory, total) for trajectory, total in state["running"])
+        self.episodes, self.signals = Counter(state["episodes"]), dict(state["signals"])
+        if self._progress is not None and state["progress"] is not None:
+            self._progress.load_state_dict(state["progress"])
+
+
+class EpisodeSlice(NamedTuple):
+    """New rows of one trajectory; ``ended`` is whether the last one ended the episode, ``task`` that of the last."""
+
+    trajectory: int
+    first_step: int
+    rewards: np.ndarray
+    ended: bool
+    task: int

@@ -33,12 +33,7 @@ class Hook(functools.partial[None]):
 
 
 def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Hook]) -> None:
-    """Replaces the callbacks of an earlier call; those of the user stay, and run first.
-
-    Args:
-        config: changed in place.
-        hooks: by event.
-    """
+    """Replaces the callbacks of an earlier call; those of the user stay, and run first."""
     for event in EVENTS:
         present = callbacks_on(config, event)
         kept = [one for one in present if not isinstance(one, Hook)]
@@ -59,8 +54,6 @@ def install_replay(
     from rllib_ext.learner.remote_blocks import flags_connector
     from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
     from rllib_ext.sharded.checkpoint import ShardedReplayPart
-
-    pass  # MOVER
 
     config, buffer = algorithm.config, algorithm.local_replay_buffer
     values(algorithm.learner_group.foreach_learner(_log_gradient_steps))
@@ -152,7 +145,7 @@ def install_levels(
     if source.plays_unlearned:
         ScoredOnly(algorithm.learner_group, levels.actor)
     CheckpointedAlgorithm(algorithm, levels)
-    stop = algorithm.cleanup
+    stop = algorithm.cleanup  # RLlib has no callback for the end of an algorithm
 
     def stop_all() -> None:
         stop()

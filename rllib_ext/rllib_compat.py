@@ -121,12 +121,10 @@ def algorithm_name(config: AlgorithmConfig) -> str:
 
 
 def num_aggregators(config: AlgorithmConfig) -> int:
-    """Returns the aggregator actors per Learner, which PPO's config lacks."""
     return getattr(config, "num_aggregator_actors_per_learner", 0)
 
 
 def settings_of_buffer(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns the ``replay_buffer_config``, which PPO's config lacks."""
     return getattr(config, "replay_buffer_config", None) or {}
 
 
@@ -159,7 +157,6 @@ def complete_results(metrics: Any, buffer: Any) -> None:
 
 
 def local_environments(vector: Any) -> list[Any]:
-    """Returns the environments of a vector in this process; none if they run in others."""
     return list(getattr(vector, "envs", ()))
 
 

@@ -23,7 +23,6 @@ _TASKS = Attached[list[str]]("tasks_of_environments")  # of EnvRunners
 
 
 def assigned(replay: CurriculumReplay, config: AlgorithmConfig) -> list[str]:
-    """Returns the names of the tasks that the environments of an algorithm play next."""
     return [replay.tasks[task] for task in replay.actor_tasks(num_actors(config))]
 
 

@@ -26,104 +26,6 @@ if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from rllib_ext.tasks import TaskAssignment
 
-
-class ModuleOptions:
-    """The options of a buffer, for all modules and, ``special``, for single ones.
-
-    Attributes:
-        returns: length and discount of returns that are formed before rows are stored.
-        measure: of the surprise of new rows.
-        largest_priorities: by module, of rows elsewhere; the first rows of a module that is built later get it.
-    """
-
-    def __init__(
-        self,
-        recipe: str | None,
-        layout: str,
-        options: Mapping[str, Any],
-        special: Mapping[str, Mapping[str, Any] | None],
-    ) -> None:
-        for name, options_of_module in special.items():
-            accepted = "options by name, or None to store nothing of the module"
-            check_kind(f"modules[{name!r}]", options_of_module, Mapping | None, accepted)
-        self.recipe: str | None = recipe
-        self.layout: Any = checked_choice("layout", layout, tuple(LAYOUTS))
-        self.returns: Returns = (1, 0.99)
-        self.measure: MeasureSurprise | None = None
-        self.largest_priorities: dict[str, float] = {}
-        self._options, self._special = options, special
-
-    def stores(self, module_id: str) -> bool:
-        return self._special.get(module_id, {}) is not None
-
-    def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
-        special = self._special.get(module_id) or {}
-        options = {**self._options, **special}
-        # None removes an option of all modules, as another recipe may not have it.
-        options = {key: value for key, value in options.items() if value is not None or key not in special}
-        return options.pop("recipe", self.recipe), options
-
-    def modules_with_retention(self) -> list[str]:
-        """Returns the modules whose replay keeps rows by importance, not by age."""
-        names = dict.fromkeys([DEFAULT_MODULE_ID, *self._special])
-        return [name for name in names if self.stores(name) and uses_retention(*self.of(name))]
-
-    def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
-        """Builds the replay of a module; errors as :func:`~rllib_ext.buffer.building.build_replay`."""
-        recipe, options = self.of(module_id)
-        seed = checked_seed(options.get("seed"))
-        if seed is not None and module_id != DEFAULT_MODULE_ID:
-            options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
-        info_keys, progress = options.pop("info_keys", None), options.pop("progress", None)
-        replay = build_replay(recipe, options, self.returns)
-        if module_id in self.largest_priorities:
-            replay.raise_largest_priority(self.largest_priorities[module_id])
-        return ModuleReplay(
-            replay,
-            self.layout,
-            seed,
-            module_id if several_agents else None,
-            information=Information(info_keys or (), replay.tasks or None),
-            progress=build_progress(progress, replay),
-            min_sizes=None if replay.tables is None else MinSizes(replay, options),
-            measure=self.measure,
-        )
-
-    def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
-        """Sets length and discount of returns formed before rows are stored; rebuilds the replays that have these."""
-        self.returns = returns
-        built = {name: self.build(name) for name in self.modules_with_retention()}
-        return {name: module for name, module in built.items() if name in present}
-
-    def restored(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
-        """Builds the modules of a buffer's ``plain_state``, their replays still empty."""
-        if state["recipe"] != self.recipe:
-            raise ValueError(
-                f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
-                "Build it with the recipe and options it was saved with."
-            )
-        modules = {name: self.build(name, state["several_agents"]) for name in state["modules"]}
-        for name, module in modules.items():
-            module.load_state(state["modules"][name])
-        return modules
-
-    def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
-        """Returns single-agent episodes by the module that acted, without those of modules that store nothing."""
-        grouped: dict[str, list[SingleAgentEpisode]] = {}
-        for episode in episodes:
-            if isinstance(episode, SingleAgentEpisode):
-                grouped.setdefault(DEFAULT_MODULE_ID, []).append(episode)
-            elif isinstance(episode, MultiAgentEpisode):
-                for part in episode.agent_episodes.values():
-                    if self.stores(part.module_id):
-                        grouped.setdefault(part.module_id, []).append(part)
-            else:
-                raise TypeError(
-                    f"got a {type(episode).__name__}; episodes are accepted (SingleAgentEpisode, MultiAgentEpisode)"
-                )
-        return grouped
-
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -247,7 +149,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         # Everything is checked before anything is stored.
         modules = dict(self.modules)
         if not several_agents and any(isinstance(one, MultiAgentEpisode) for one in episodes) and not len(self):
-            several_agents, modules = True, {}
+            several_agents, modules = True, {}  # the module built in advance was for one agent
         modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
         flat = {name: modules[name].flatten(parts) for name, parts in grouped.items()}
         self.modules, self._several_agents = modules, several_agents
@@ -258,7 +160,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
                 self.counters.count(DEFAULT_AGENT_ID, agent_steps_added=steps)
         self.counters.count_fragments(episodes, stored=grouped)
         if self.assignment is not None:
-            self.assignment.update()
+            self.assignment.update()  # the new returns may have changed the scheduler's choice
 
     def sample(
         self,
@@ -296,10 +198,12 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             return self._sequences(num_items, n_step or 1, batch_length_T, min_batch_length_T)
         drawable = self.modules
         if len(drawable) > 1:
+            # A module whose agents have not acted yet has nothing to draw from.
             drawable = {name: module for name, module in drawable.items() if len(module)} or drawable
         if not drawable:
             raise RuntimeError("cannot sample from an empty replay buffer: no module that stores steps has any yet")
         pieces = {name: module.draw(num_items, n_step or 1, gamma) for name, module in drawable.items()}
+        # TD errors come back in the order of the Learners, which is not that of the draw.
         dealt, places = deal(pieces, self.num_learners)
         for name, module in drawable.items():
             module.expect(places[name])
@@ -395,3 +299,98 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.counters.load(state["counters"])
         if self.assignment is not None:
             self.assignment.send()
+
+
+class ModuleOptions:
+    """The options of a buffer, for all modules and, ``special``, for single ones.
+
+    Attributes:
+        returns: length and discount of returns that are formed before rows are stored.
+        measure: of the surprise of new rows.
+        largest_priorities: by module, of rows elsewhere; the first rows of a module that is built later get it.
+    """
+
+    def __init__(
+        self,
+        recipe: str | None,
+        layout: str,
+        options: Mapping[str, Any],
+        special: Mapping[str, Mapping[str, Any] | None],
+    ) -> None:
+        for name, options_of_module in special.items():
+            accepted = "options by name, or None to store nothing of the module"
+            check_kind(f"modules[{name!r}]", options_of_module, Mapping | None, accepted)
+        self.recipe: str | None = recipe
+        self.layout: Any = checked_choice("layout", layout, tuple(LAYOUTS))
+        self.returns: Returns = (1, 0.99)
+        self.measure: MeasureSurprise | None = None
+        self.largest_priorities: dict[str, float] = {}
+        self._options, self._special = options, special
+
+    def stores(self, module_id: str) -> bool:
+        return self._special.get(module_id, {}) is not None
+
+    def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
+        special = self._special.get(module_id) or {}
+        options = {**self._options, **special}
+        # None removes an option of all modules, as another recipe may not have it.
+        options = {key: value for key, value in options.items() if value is not None or key not in special}
+        return options.pop("recipe", self.recipe), options
+
+    def modules_with_retention(self) -> list[str]:
+        names = dict.fromkeys([DEFAULT_MODULE_ID, *self._special])
+        return [name for name in names if self.stores(name) and uses_retention(*self.of(name))]
+
+    def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
+        """Builds the replay of a module; errors as :func:`~rllib_ext.buffer.building.build_replay`."""
+        recipe, options = self.of(module_id)
+        seed = checked_seed(options.get("seed"))
+        if seed is not None and module_id != DEFAULT_MODULE_ID:
+            options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
+        info_keys, progress = options.pop("info_keys", None), options.pop("progress", None)
+        replay = build_replay(recipe, options, self.returns)
+        if module_id in self.largest_priorities:
+            replay.raise_largest_priority(self.largest_priorities[module_id])
+        return ModuleReplay(
+            replay,
+            self.layout,
+            seed,
+            module_id if several_agents else None,
+            information=Information(info_keys or (), replay.tasks or None),
+            progress=build_progress(progress, replay),
+            min_sizes=None if replay.tables is None else MinSizes(replay, options),
+            measure=self.measure,
+        )
+
+    def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
+        """Sets length and discount of returns formed before rows are stored; rebuilds the replays that have these."""
+        self.returns = returns
+        built = {name: self.build(name) for name in self.modules_with_retention()}
+        return {name: module for name, module in built.items() if name in present}
+
+    def restored(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
+        if state["recipe"] != self.recipe:
+            raise ValueError(
+                f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
+                "Build it with the recipe and options it was saved with."
+            )
+        modules = {name: self.build(name, state["several_agents"]) for name in state["modules"]}
+        for name, module in modules.items():
+            module.load_state(state["modules"][name])
+        return modules
+
+    def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
+        """Returns single-agent episodes by the module that acted, without those of modules that store nothing."""
+        grouped: dict[str, list[SingleAgentEpisode]] = {}
+        for episode in episodes:
+            if isinstance(episode, SingleAgentEpisode):
+                grouped.setdefault(DEFAULT_MODULE_ID, []).append(episode)
+            elif isinstance(episode, MultiAgentEpisode):
+                for part in episode.agent_episodes.values():
+                    if self.stores(part.module_id):
+                        grouped.setdefault(part.module_id, []).append(part)
+            else:
+                raise TypeError(
+                    f"got a {type(episode).__name__}; episodes are accepted (SingleAgentEpisode, MultiAgentEpisode)"
+                )
+        return grouped

@@ -19,8 +19,192 @@ if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from lightning_replay.schedulers import ReturnProgress
 
-
+PARTS = ("sampler", "writer", "transform")
+# Options of a buffer put together from parts, beside the parts.
+PART_OPTIONS = (
+    "capacity",
+    "device",
+    "memmap",
+    "frame_stack",
+    "image_key",
+    "frame_capacity",
+    "check_finite",
+    "check_continuity",
+    "seed",
+)
+# Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
+_BY_IMPORTANCE = ("surprise_retention",)
+Returns = tuple[int | tuple[int, int], float]  # length, or the interval of lengths, and discount
+_SET_BY_RLLIB = {
+    "n_steps": ".training(n_step=...)",
+    "discount": ".training(gamma=...)",
+    "batch_size": ".training(train_batch_size_per_learner=...)",
+}
+CAPACITIES = ("capacity", "capacity_per_task")
+# A lost EnvRunner leaves episodes that never end, so that more and more of them seem to run.
+RECIPE_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": True, "max_trajectories": 128}}
 _EXAMPLE = "lightning_replay.samplers.PrioritizedSampler"
+
+
+def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Returns = (1, 0.99)) -> Replay:
+    """Builds the buffer of a recipe, or of parts where ``recipe`` is ``None``.
+
+    Args:
+        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another function that
+            takes ``capacity`` and ``batch_size`` and returns a :class:`~lightning_replay.Replay`.
+        options: its arguments; without a recipe :data:`PART_OPTIONS`, and ``sampler``, ``writer`` and ``transform``,
+            each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for transforms, a list of these. Nested
+            values of that form are built too (a schedule, a scheduler). Event tables and conditions are given as in
+            :mod:`rllib_ext.buffer.building`.
+        returns: length and discount, where rows are kept by importance and returns are formed before they are stored;
+            other buffers form them when they draw.
+    """
+    for name in options:
+        if name in _SET_BY_RLLIB:
+            raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
+    return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
+
+
+def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> Replay:
+    from lightning_replay import recipes
+    from lightning_replay.replay import Replay
+    from lightning_replay.writers import RetentionWriter
+
+    is_path = isinstance(recipe, str) and "." in recipe
+    function = imported(recipe, "recipe", "my_module.my_recipe") if is_path else recipes.by_name(recipe)
+    accepted = [name for name in inspect.signature(function).parameters if name not in {*_SET_BY_RLLIB, "prefetch"}]
+    _refuse_unknown(f"recipe {recipe!r}", options, accepted)
+    if isinstance(options.get("scheduler"), str):
+        options = {**options, "scheduler": {"class_path": options["scheduler"]}}
+    arguments = {
+        name: built_tables(value) if name == "tables" else (built_condition if name == "goal" else built)(value, name)
+        for name, value in options.items()
+    }
+    if options.get("frame_stack") is not None and "image_key" in accepted:
+        arguments["image_key"] = image_column(options.get("image_key"))
+    if recipe in _BY_IMPORTANCE:
+        arguments["n_steps"], arguments["discount"] = _single_length(returns)
+    # RLlib gives the batch size with each draw; the recipe checks this one against the capacity.
+    replay = function(**{**RECIPE_DEFAULTS.get(recipe, {}), **arguments, "batch_size": 1})
+    if not isinstance(replay, Replay):
+        raise TypeError(f"recipe {recipe!r} returned a {type(replay).__name__}; a lightning_replay.Replay is accepted")
+    if isinstance(replay.writer, RetentionWriter) and recipe not in _BY_IMPORTANCE:
+        raise ValueError(
+            f"recipe {recipe!r} keeps rows by importance, which RLlib's returns have to be formed for. Leave the "
+            "recipe out and name the parts: replay_config(capacity=..., writer={'class_path': ...})"
+        )
+    return replay
+
+
+def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
+    from torchrl.data.replay_buffers import Sampler, Writer
+    from torchrl.envs import Compose, Transform
+
+    from lightning_replay.recipes import frames_at_worst, storage_for
+    from lightning_replay.replay import Replay
+    from lightning_replay.transforms import NStepTransitions
+
+    if all(options.get(name) is None for name in PARTS):
+        raise ValueError(
+            "replay_config needs a recipe (see lightning_replay.recipes), or a sampler, writer or transform"
+        )
+    _refuse_unknown("a buffer put together from parts", options, [*PARTS, *PART_OPTIONS])
+    capacity, frame_stack, image_key = options["capacity"], options.get("frame_stack"), options.get("image_key")
+    given = options.get("transform") or []
+    given = given if isinstance(given, list | tuple) else [given]
+    transforms = [_part(value, "transform", Transform, capacity) for value in given]
+    n_steps, worst = 1, None
+    if uses_retention(None, options):
+        n_steps, discount = _single_length(returns)
+        worst = frames_at_worst(capacity, frame_stack, n_steps)
+        if n_steps > 1:
+            transforms.append(NStepTransitions(n_steps, discount, options.get("check_continuity", True)))
+    return Replay(
+        storage=storage_for(
+            capacity,
+            device=options.get("device", "cpu"),
+            memmap=options.get("memmap"),
+            frame_stack=frame_stack,
+            image_key=image_column(image_key) if frame_stack is not None else image_key or "pixels",
+            frame_capacity=options.get("frame_capacity"),
+            default_frame_capacity=worst,
+            n_steps=n_steps,
+        ),
+        sampler=_part(options.get("sampler"), "sampler", Sampler, capacity),
+        writer=_part(options.get("writer"), "writer", Writer, capacity),
+        transform=Compose(*transforms) if len(transforms) > 1 else next(iter(transforms), None),
+        batch_size=1,
+        check_finite=options.get("check_finite", True),
+        check_continuity=options.get("check_continuity", True),
+        seed=options.get("seed"),
+    )
+
+
+def _single_length(returns: Returns) -> tuple[int, float]:
+    n_step, gamma = returns
+    if not isinstance(n_step, int):
+        raise ValueError(
+            f"n_step is {tuple(n_step)}, an interval to draw lengths from, and the rows of this buffer are kept by "
+            "importance: their returns are formed once, before they are stored. Give one length, .training(n_step=3)"
+        )
+    return n_step, gamma
+
+
+def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str]) -> None:
+    unknown = [name for name in options if name not in accepted and options[name] is not None]
+    if unknown:
+        of_buffer = ["layout", "num_learners", "modules", "info_keys", "progress"]
+        hint = did_you_mean(unknown[0], [*accepted, *of_buffer, *SHARD_OPTIONS]) or (
+            f"; accepted are {', '.join(accepted)}, for the whole buffer {', '.join(of_buffer)}, and for one that is "
+            f"divided over Ray actors {', '.join(SHARD_OPTIONS)}"
+        )
+        raise ValueError(f"{owner} has no option {', '.join(map(repr, unknown))}{hint}")
+    capacity = next((name for name in CAPACITIES if name in accepted), "capacity")
+    if options.get(capacity) is None:
+        raise ValueError(f"{owner} needs {capacity}, the most transitions kept. Add {capacity}=100_000.")
+
+
+def _part(value: Any, name: str, kind: type, capacity: Any) -> Any:
+    if value is None:
+        return None
+    path = {"class_path": value} if isinstance(value, str) else value
+    part = built(path, name, defaults={"capacity": capacity})
+    if not isinstance(part, kind):
+        raise TypeError(
+            f"{name} is {value!r}, which gives a {type(part).__name__}; a TorchRL {kind.__name__} is accepted, "
+            f"as a class path or as {{'class_path': ..., 'init_args': {{...}}}}"
+        )
+    return part
+
+
+def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
+    """Returns whether a buffer with these arguments of :func:`build_replay` has a ``RetentionWriter``."""
+    from lightning_replay.writers import RetentionWriter
+
+    if recipe is not None:
+        return recipe in _BY_IMPORTANCE
+    writer = options.get("writer")
+    path = writer.get("class_path") if isinstance(writer, Mapping) else writer
+    kind = imported(path, "writer") if isinstance(path, str) else type(path)
+    return inspect.isclass(kind) and issubclass(kind, RetentionWriter)
+
+
+def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
+    """Builds the object that turns the returns of finished episodes into progress signals; copies one that is given."""
+    from lightning_replay.schedulers import ReturnProgress
+    from lightning_replay.table_replay import CurriculumReplay
+
+    if value is None:
+        return None
+    if not isinstance(replay, CurriculumReplay):
+        raise ValueError('progress is for the tasks of a curriculum: replay_config("parallel_curriculum", ...)')
+    progress = built(value, "progress")
+    if not isinstance(progress, ReturnProgress):
+        raise TypeError(
+            f"progress is {value!r}; a class of lightning_replay.schedulers is accepted, as MeanReturn(low=0.0, "
+            "high=1.0)"
+        )
+    return copy.deepcopy(progress)
 
 
 def built(
@@ -40,10 +224,6 @@ def built(
         defaults: arguments for every class that accepts them.
         functions: whether a path may name a function, which is returned and not called.
         example, examples: paths for messages; ``examples`` of arguments, by dotted name.
-
-    Raises:
-        ValueError: a path cannot be imported or names no class.
-        TypeError: arguments that are not given by name, are unknown or missing.
     """
     if not (isinstance(value, Mapping) and "class_path" in value):
         return value
@@ -72,11 +252,7 @@ def class_and_arguments(value: Mapping[str, Any], name: str, example: str = _EXA
 
 
 def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:
-    """Returns the object that the dotted path of an option names.
-
-    Raises:
-        ValueError: it cannot be imported; the message has an ``example``.
-    """
+    """Returns the object that the dotted path of an option names."""
     module, _, attribute = str(path).rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -130,7 +306,6 @@ def built_condition(value: Any, name: str) -> ConditionLike:
 
 
 def _argument(key: str, value: Any, name: str) -> Any:
-    """Returns an argument of a condition, which may be made of others."""
     if key == "conditions" and isinstance(value, list | tuple):
         return [built_condition(item, f"{name}[{place}]") for place, item in enumerate(value)]
     return built_condition(value, name) if key == "condition" else value
@@ -157,195 +332,3 @@ def _event(value: Any, name: str) -> Event:
     if not isinstance(value, Mapping) or "class_path" in value:
         return Event(built_condition(value, name))
     return Event(**{**value, "condition": built_condition(value.get("condition"), f"{name}.condition")})
-
-
-PARTS = ("sampler", "writer", "transform")
-# Options of a buffer put together from parts, beside the parts.
-PART_OPTIONS = (
-    "capacity",
-    "device",
-    "memmap",
-    "frame_stack",
-    "image_key",
-    "frame_capacity",
-    "check_finite",
-    "check_continuity",
-    "seed",
-)
-# Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
-_BY_IMPORTANCE = ("surprise_retention",)
-Returns = tuple[int | tuple[int, int], float]  # length, or the interval of lengths, and discount
-_SET_BY_RLLIB = {
-    "n_steps": ".training(n_step=...)",
-    "discount": ".training(gamma=...)",
-    "batch_size": ".training(train_batch_size_per_learner=...)",
-}
-CAPACITIES = ("capacity", "capacity_per_task")
-# A lost EnvRunner leaves episodes that never end, so that more and more of them seem to run.
-RECIPE_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": True, "max_trajectories": 128}}
-
-
-def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Returns = (1, 0.99)) -> Replay:
-    """Builds the buffer of a recipe, or of parts where ``recipe`` is ``None``.
-
-    Args:
-        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another function that
-            takes ``capacity`` and ``batch_size`` and returns a :class:`~lightning_replay.Replay`.
-        options: its arguments; without a recipe :data:`PART_OPTIONS`, and ``sampler``, ``writer`` and ``transform``,
-            each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for transforms, a list of these. Nested
-            values of that form are built too (a schedule, a scheduler). Event tables and conditions are given as in
-            :mod:`rllib_ext.buffer.building`.
-        returns: length and discount, where rows are kept by importance and returns are formed before they are stored;
-            other buffers form them when they draw.
-
-    Raises:
-        ValueError: an unknown recipe, option, class or argument, values that a part refuses, or an interval of lengths
-            where rows are kept by importance.
-    """
-    for name in options:
-        if name in _SET_BY_RLLIB:
-            raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
-    return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
-
-
-def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
-    """Returns whether a buffer with these arguments of :func:`build_replay` has a ``RetentionWriter``."""
-    from lightning_replay.writers import RetentionWriter
-
-    if recipe is not None:
-        return recipe in _BY_IMPORTANCE
-    writer = options.get("writer")
-    path = writer.get("class_path") if isinstance(writer, Mapping) else writer
-    kind = imported(path, "writer") if isinstance(path, str) else type(path)
-    return inspect.isclass(kind) and issubclass(kind, RetentionWriter)
-
-
-def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
-    """Builds the object that turns the returns of finished episodes into progress signals; copies one that is given."""
-    from lightning_replay.schedulers import ReturnProgress
-    from lightning_replay.table_replay import CurriculumReplay
-
-    if value is None:
-        return None
-    if not isinstance(replay, CurriculumReplay):
-        raise ValueError('progress is for the tasks of a curriculum: replay_config("parallel_curriculum", ...)')
-    progress = built(value, "progress")
-    if not isinstance(progress, ReturnProgress):
-        raise TypeError(
-            f"progress is {value!r}; a class of lightning_replay.schedulers is accepted, as MeanReturn(low=0.0, "
-            "high=1.0)"
-        )
-    return copy.deepcopy(progress)
-
-
-def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> Replay:
-    from lightning_replay import recipes
-    from lightning_replay.replay import Replay
-    from lightning_replay.writers import RetentionWriter
-
-    is_path = isinstance(recipe, str) and "." in recipe
-    function = imported(recipe, "recipe", "my_module.my_recipe") if is_path else recipes.by_name(recipe)
-    accepted = [name for name in inspect.signature(function).parameters if name not in {*_SET_BY_RLLIB, "prefetch"}]
-    _refuse_unknown(f"recipe {recipe!r}", options, accepted)
-    if isinstance(options.get("scheduler"), str):
-        options = {**options, "scheduler": {"class_path": options["scheduler"]}}
-    arguments = {
-        name: built_tables(value) if name == "tables" else (built_condition if name == "goal" else built)(value, name)
-        for name, value in options.items()
-    }
-    if options.get("frame_stack") is not None and "image_key" in accepted:
-        arguments["image_key"] = image_column(options.get("image_key"))
-    if recipe in _BY_IMPORTANCE:
-        arguments["n_steps"], arguments["discount"] = _single_length(returns)
-    # RLlib gives the batch size with each draw; the recipe checks this one against the capacity.
-    replay = function(**{**RECIPE_DEFAULTS.get(recipe, {}), **arguments, "batch_size": 1})
-    if not isinstance(replay, Replay):
-        raise TypeError(f"recipe {recipe!r} returned a {type(replay).__name__}; a lightning_replay.Replay is accepted")
-    if isinstance(replay.writer, RetentionWriter) and recipe not in _BY_IMPORTANCE:
-        raise ValueError(
-            f"recipe {recipe!r} keeps rows by importance, which RLlib's returns have to be formed for. Leave the "
-            "recipe out and name the parts: replay_config(capacity=..., writer={'class_path': ...})"
-        )
-    return replay
-
-
-def _single_length(returns: Returns) -> tuple[int, float]:
-    n_step, gamma = returns
-    if not isinstance(n_step, int):
-        raise ValueError(
-            f"n_step is {tuple(n_step)}, an interval to draw lengths from, and the rows of this buffer are kept by "
-            "importance: their returns are formed once, before they are stored. Give one length, .training(n_step=3)"
-        )
-    return n_step, gamma
-
-
-def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
-    from torchrl.data.replay_buffers import Sampler, Writer
-    from torchrl.envs import Compose, Transform
-
-    from lightning_replay.recipes import frames_at_worst, storage_for
-    from lightning_replay.replay import Replay
-    from lightning_replay.transforms import NStepTransitions
-
-    if all(options.get(name) is None for name in PARTS):
-        raise ValueError(
-            "replay_config needs a recipe (see lightning_replay.recipes), or a sampler, writer or transform"
-        )
-    _refuse_unknown("a buffer put together from parts", options, [*PARTS, *PART_OPTIONS])
-    capacity, frame_stack, image_key = options["capacity"], options.get("frame_stack"), options.get("image_key")
-    given = options.get("transform") or []
-    given = given if isinstance(given, list | tuple) else [given]
-    transforms = [_part(value, "transform", Transform, capacity) for value in given]
-    n_steps, worst = 1, None
-    if uses_retention(None, options):
-        n_steps, discount = _single_length(returns)
-        worst = frames_at_worst(capacity, frame_stack, n_steps)
-        if n_steps > 1:
-            transforms.append(NStepTransitions(n_steps, discount, options.get("check_continuity", True)))
-    return Replay(
-        storage=storage_for(
-            capacity,
-            device=options.get("device", "cpu"),
-            memmap=options.get("memmap"),
-            frame_stack=frame_stack,
-            image_key=image_column(image_key) if frame_stack is not None else image_key or "pixels",
-            frame_capacity=options.get("frame_capacity"),
-            default_frame_capacity=worst,
-            n_steps=n_steps,
-        ),
-        sampler=_part(options.get("sampler"), "sampler", Sampler, capacity),
-        writer=_part(options.get("writer"), "writer", Writer, capacity),
-        transform=Compose(*transforms) if len(transforms) > 1 else next(iter(transforms), None),
-        batch_size=1,
-        check_finite=options.get("check_finite", True),
-        check_continuity=options.get("check_continuity", True),
-        seed=options.get("seed"),
-    )
-
-
-def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str]) -> None:
-    unknown = [name for name in options if name not in accepted and options[name] is not None]
-    if unknown:
-        of_buffer = ["layout", "num_learners", "modules", "info_keys", "progress"]
-        hint = did_you_mean(unknown[0], [*accepted, *of_buffer, *SHARD_OPTIONS]) or (
-            f"; accepted are {', '.join(accepted)}, for the whole buffer {', '.join(of_buffer)}, and for one that is "
-            f"divided over Ray actors {', '.join(SHARD_OPTIONS)}"
-        )
-        raise ValueError(f"{owner} has no option {', '.join(map(repr, unknown))}{hint}")
-    capacity = next((name for name in CAPACITIES if name in accepted), "capacity")
-    if options.get(capacity) is None:
-        raise ValueError(f"{owner} needs {capacity}, the most transitions kept. Add {capacity}=100_000.")
-
-
-def _part(value: Any, name: str, kind: type, capacity: Any) -> Any:
-    """Returns a sampler, writer or transform: an object, or built from its class path with the buffer's capacity."""
-    if value is None:
-        return None
-    path = {"class_path": value} if isinstance(value, str) else value
-    part = built(path, name, defaults={"capacity": capacity})
-    if not isinstance(part, kind):
-        raise TypeError(
-            f"{name} is {value!r}, which gives a {type(part).__name__}; a TorchRL {kind.__name__} is accepted, "
-            f"as a class path or as {{'class_path': ..., 'init_args': {{...}}}}"
-        )
-    return part

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from ray.rllib.algorithms.dqn.dqn_catalog import DQNCatalog
 from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
-from ray.rllib.core.columns import Columns
+from ray.rllib.core.columns import Columns as RLlibColumns
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -64,21 +65,12 @@ def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> No
     """Gives DQN a module that takes bytes, where the observation itself is a stack whose frames are stored once.
 
     RLlib's own takes floats with the channels last, four times the memory. A module that the config names stays.
-
-    Args:
-        config: of any algorithm with a replay buffer; changed in place.
-        samples: of its search spaces, or the config alone.
     """
     buffers = [sample.replay_buffer_config for sample in samples]
     every = [one for given in buffers for one in (given, *(given.get("modules") or {}).values()) if one]
     stacked = any(one.get("frame_stack") is not None and one.get("image_key") is None for one in every)
     if config._rl_module_spec is not None or not stacked:
         return
-    from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
-    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-
-    pass  # MOVER
-
     if samples[0].get_default_rl_module_spec().module_class is DefaultDQNTorchRLModule:
         config.rl_module(rl_module_spec=RLModuleSpec(module_class=ImageDQNModule))
 
@@ -111,8 +103,8 @@ class ImageDQNModule(DefaultDQNTorchRLModule):
     def _qf_forward_helper(self, batch: dict[str, Any], encoder: Any, head: Any) -> dict[str, Any]:
         if is_image(self.observation_space):
             brightest = float(self.observation_space.high.max())
-            images = batch[Columns.OBS].movedim(-3, -1).to(torch.float32) / brightest
-            batch = {**batch, Columns.OBS: images}
+            images = batch[RLlibColumns.OBS].movedim(-3, -1).to(torch.float32) / brightest
+            batch = {**batch, RLlibColumns.OBS: images}
         return super()._qf_forward_helper(batch, encoder, head)
 
 

@@ -48,68 +48,6 @@ AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by modu
 Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums of all modules under the module ""
 
 
-class CounterLog:
-    """Logs how far counters have increased since they were ``logged``, under RLlib's keys."""
-
-    def __init__(self) -> None:
-        self.logger: MetricsLogger = MetricsLogger(root=False)
-        self.logged: Counts = Counter()
-
-    def totals(self, counts: Counts, env_steps_stored: int, rows: Mapping[str, int]) -> None:
-        """Logs sums over the whole run, and what is stored: steps of the environment, and rows by module."""
-        log = self.logger.log_value
-        for counter, (key, lifetime_key) in _SUMS.items():
-            increase = self._increase(counter, "", counts[counter, ""])
-            log(key, increase, reduce="sum")
-            log(lifetime_key, increase, reduce="lifetime_sum")
-        for name, count in rows.items():
-            for counter, key in _SUMS_BY_MODULE.items():
-                log((key, name), self._increase(counter, name, counts[counter, name]), reduce="lifetime_sum")
-            log((keys.NUM_MODULE_STEPS_STORED, name), count, reduce="item")
-        for (counter, agent), amount in counts.items():
-            if counter == AGENT_STEPS_ADDED:
-                added = self._increase(counter, agent, amount)
-                log((keys.NUM_AGENT_STEPS_ADDED_LIFETIME, agent), added, reduce="lifetime_sum")
-        log(keys.NUM_ENV_STEPS_STORED, env_steps_stored, reduce="item")
-        log("num_fragment_gaps_lifetime", counts[FRAGMENT_GAPS, ""], reduce="item")
-        log("num_duplicate_env_steps_lifetime", counts[DUPLICATE_STEPS, ""], reduce="item")
-
-    def items(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
-        log = functools.partial(self.logger.log_value, reduce="item")
-        every = list(stats.values())
-        log(keys.ACTUAL_N_STEP, sum(one["mean_n_step"] for one in every) / max(len(every), 1))
-        ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in every if "drawn_age_mean" in one]
-        if ages:
-            log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages))
-            log("drawn_age_max", max(longest for _, longest in ages))
-        exponents = [one["importance_exponent"] for one in every if "importance_exponent" in one]
-        if exponents:
-            log("importance_exponent", sum(exponents) / len(exponents))
-        log("num_late_updates_dropped_lifetime", sum(one["late_updates_dropped"] for one in every))
-        log("bytes_stored", sum(one["nbytes"] for one in every))
-        several = len(stats) > 1 or DEFAULT_MODULE_ID not in stats
-        for name, of_module in stats.items():
-            prefix = (name,) if several else ()
-            for table, of_table in of_module.get("tables", {}).items():
-                for key in TABLE_STATS:
-                    if key in of_table:
-                        log(("tables", *prefix, table, key), of_table[key])
-            for group, names in STATS.items():
-                if names[0] in of_module:
-                    for key in names:
-                        if key in of_module:
-                            log((group, *prefix, key), of_module[key])
-            for task, of_task in of_module.get("tasks", {}).items():
-                for key, value in of_task.items():
-                    log(("tasks", *prefix, task, key), value)
-
-    def _increase(self, counter: str, module_id: str, amount: int) -> int:
-        """Returns the increase since the last call with these names; 0 for an estimate that went down."""
-        increase = max(amount - self.logged[counter, module_id], 0)
-        self.logged[counter, module_id] += increase
-        return increase
-
-
 class BufferMetrics:
     """Counters under RLlib's usual keys; logging each where it changes would cost more than a draw.
 
@@ -174,7 +112,6 @@ class BufferMetrics:
         return self.reduce(modules) if self._calls > self._reported else {}
 
     def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
-        """Returns the metrics in the form of RLlib's logger, and starts the next interval."""
         self._reported = self._calls
         rows = {name: len(module) for name, module in modules.items()}
         counts = self.totals(modules)
@@ -264,3 +201,65 @@ class BufferMetrics:
         if name not in self._stats or self._calls - self._stats_read[name] > calls_between:
             self._stats[name], self._stats_read[name] = module.replay.stats(), self._calls
         return self._stats[name]
+
+
+class CounterLog:
+    """Logs how far counters have increased since they were ``logged``, under RLlib's keys."""
+
+    def __init__(self) -> None:
+        self.logger: MetricsLogger = MetricsLogger(root=False)
+        self.logged: Counts = Counter()
+
+    def totals(self, counts: Counts, env_steps_stored: int, rows: Mapping[str, int]) -> None:
+        """Logs sums over the whole run, and what is stored: steps of the environment, and rows by module."""
+        log = self.logger.log_value
+        for counter, (key, lifetime_key) in _SUMS.items():
+            increase = self._increase(counter, "", counts[counter, ""])
+            log(key, increase, reduce="sum")
+            log(lifetime_key, increase, reduce="lifetime_sum")
+        for name, count in rows.items():
+            for counter, key in _SUMS_BY_MODULE.items():
+                log((key, name), self._increase(counter, name, counts[counter, name]), reduce="lifetime_sum")
+            log((keys.NUM_MODULE_STEPS_STORED, name), count, reduce="item")
+        for (counter, agent), amount in counts.items():
+            if counter == AGENT_STEPS_ADDED:
+                added = self._increase(counter, agent, amount)
+                log((keys.NUM_AGENT_STEPS_ADDED_LIFETIME, agent), added, reduce="lifetime_sum")
+        log(keys.NUM_ENV_STEPS_STORED, env_steps_stored, reduce="item")
+        log("num_fragment_gaps_lifetime", counts[FRAGMENT_GAPS, ""], reduce="item")
+        log("num_duplicate_env_steps_lifetime", counts[DUPLICATE_STEPS, ""], reduce="item")
+
+    def items(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
+        log = functools.partial(self.logger.log_value, reduce="item")
+        every = list(stats.values())
+        log(keys.ACTUAL_N_STEP, sum(one["mean_n_step"] for one in every) / max(len(every), 1))
+        ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in every if "drawn_age_mean" in one]
+        if ages:
+            log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages))
+            log("drawn_age_max", max(longest for _, longest in ages))
+        exponents = [one["importance_exponent"] for one in every if "importance_exponent" in one]
+        if exponents:
+            log("importance_exponent", sum(exponents) / len(exponents))
+        log("num_late_updates_dropped_lifetime", sum(one["late_updates_dropped"] for one in every))
+        log("bytes_stored", sum(one["nbytes"] for one in every))
+        several = len(stats) > 1 or DEFAULT_MODULE_ID not in stats
+        for name, of_module in stats.items():
+            prefix = (name,) if several else ()
+            for table, of_table in of_module.get("tables", {}).items():
+                for key in TABLE_STATS:
+                    if key in of_table:
+                        log(("tables", *prefix, table, key), of_table[key])
+            for group, names in STATS.items():
+                if names[0] in of_module:
+                    for key in names:
+                        if key in of_module:
+                            log((group, *prefix, key), of_module[key])
+            for task, of_task in of_module.get("tasks", {}).items():
+                for key, value in of_task.items():
+                    log(("tasks", *prefix, task, key), value)
+
+    def _increase(self, counter: str, module_id: str, amount: int) -> int:
+        """Returns the increase since the last call with these names; 0 for an estimate that went down."""
+        increase = max(amount - self.logged[counter, module_id], 0)
+        self.logged[counter, module_id] += increase
+        return increase

@@ -25,86 +25,8 @@ if TYPE_CHECKING:
     from lightning_replay.schedulers import ReturnProgress
     from rllib_ext.buffer.sequences import SequencePriorities
 
-
-class MinSizes:
-    """Sets the least sizes that were not given to the size of the batch, which RLlib passes with each draw.
-
-    RLlib draws as soon as its warm-up is over: while no table with a share holds a whole batch, the longest is drawn
-    from. A ``min_size`` that is given in the ``options`` of the recipe is kept.
-    """
-
-    def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
-        from lightning_replay.samplers.tables import ScheduledSampler, TableShares
-        from lightning_replay.writers.tables import DEFAULT_TABLE
-
-        sampler, is_unset = replay.sampler, options.get("min_size") is None
-        self._replay = replay
-        self._scheduled: ScheduledSampler | None = None
-        self._shares: TableShares | None = None
-        if isinstance(sampler, ScheduledSampler) and "tasks" in options and is_unset:
-            self._scheduled = sampler
-        if isinstance(sampler, TableShares) and "tables" in options:
-            self._shares = sampler
-            self._unset = [table.name for table in built_tables(options["tables"]) if table.min_size is None]
-            if is_unset:
-                self._unset.append(DEFAULT_TABLE)
-
-    def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
-        """Sets the sizes before a draw; ``held`` are the entries of each table, where they lie in other replays."""
-        if self._scheduled is None and self._shares is None:
-            return
-        tables = self._replay.tables
-        assert tables is not None
-        held = tables.length if held is None else held
-        if self._shares is not None:
-            held = held[[self._shares.table_shares[name] > 0 for name in tables.names]]
-        reachable = min(batch_size, max(1, int(held.max())))
-        if self._scheduled is not None:
-            self._scheduled.min_size = min(reachable, int(tables.capacity[0]))
-        if self._shares is not None:
-            sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._unset}
-            if not sizes.items() <= self._shares.min_sizes.items():
-                self._shares.set_min_sizes(sizes)
-
-
 ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
-
 MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
-
-
-class Added(NamedTuple):
-    """What a call of :meth:`ModuleReplay.add` changed; ``rows_evicted`` counts rows that a writer refused too."""
-
-    steps: int
-    rows_evicted: int
-    episodes: int
-
-
-class Expected(NamedTuple):
-    """Rows in the order in which their TD errors will come back."""
-
-    slots: Tensor
-    generation: Tensor
-    action: Tensor | None = None
-    sequences: SequencePriorities | None = None
-
-
-class DrawnPart(NamedTuple):
-    """Rows of a batch that is divided over several replays.
-
-    Attributes:
-        block: the rows, a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
-        slot: int64 ``[n]``, or ``[n, 2]`` of pairs.
-        generation: int64, of the slots.
-        reply: how likely each row was, and the totals of the replay.
-        mean_n_step: steps per row.
-    """
-
-    block: SingleAgentEpisode
-    slot: np.ndarray
-    generation: np.ndarray
-    reply: PartDraw
-    mean_n_step: float
 
 
 class ModuleReplay:
@@ -170,12 +92,11 @@ class ModuleReplay:
         return self.replay.capacity if tables is None else int(tables.capacity[0])
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
-        """Checks episodes without storing them."""
         flat = self.converter.flatten(episodes)
         if not flat:
             return flat
         columns = flat[0].columns
-        if not self.converter.columns:
+        if not self.converter.columns:  # the first rows decide what fits
             check_stacks(self.replay.storage, columns["observation"])
         steps, max_rows = sum(len(one.episode) for one in flat), self.max_rows
         if flat[0].tasks is not None and len(self.replay.tables or ()) > 1:  # a table for each task
@@ -199,7 +120,6 @@ class ModuleReplay:
         return flat
 
     def add(self, flat: Sequence[FlatEpisode]) -> Added:
-        """Stores the new rows of checked episodes; writers may refuse rows or delay them."""
         fragments, stored = self.converter.fragments, 0
         rows_before, episodes_before = len(self.replay), fragments.episodes
         if flat and self._interrupted:  # the episodes that ran before a load
@@ -211,7 +131,7 @@ class ModuleReplay:
             if self.task_progress is not None:
                 self.task_progress.forget_running()
         rows = self.converter.transitions(flat)
-        if rows is None:
+        if rows is None:  # each fragment was sent before
             return Added(0, rows_before + stored - len(self.replay), 0)
         if "state_out" in self.converter.columns:
             self._returns.attach(self.replay)  # from the first row on: sequences are drawn along the links
@@ -225,6 +145,7 @@ class ModuleReplay:
             stored += self._stored_returns.on_extend(trajectory, rows["next", "done"])
         if self.task_progress is not None:
             self.task_progress.update(self.converter.slices)
+        # Schedules by environment steps go on after the rows are in: a refused add changes none.
         self.replay.advance(env_steps=fragments.steps)
         return Added(len(trajectory), rows_before + stored - len(self.replay), fragments.episodes - episodes_before)
 
@@ -254,12 +175,10 @@ class ModuleReplay:
         return DrawnPart(piece.episode, slot, generation, reply, self.mean_n_step)
 
     def set_min_sizes(self, batch_size: int, held: np.ndarray) -> None:
-        """Sets the least sizes of tables before a draw from several replays; ``held`` is int64 ``[G]``, of all."""
         if self._min_sizes is not None:
             self._min_sizes.update(batch_size, held)
 
     def expect(self, places: np.ndarray) -> None:
-        """Keeps the identity of the drawn rows in the order of ``places``, in which their TD errors will come back."""
         batch, self._batch = self._batch, None
         assert batch is not None
         if self.replay.takes_feedback:
@@ -307,13 +226,14 @@ class ModuleReplay:
             raise ValueError(
                 "update_priorities got TD errors, but nothing was drawn since the last update; sample first"
             )
+        # The generations are those of the draw: rows written anew since then get no TD error.
         index, generation, action, sequences = self._expected
         given: Any = np.asarray(td_errors)
         if sequences is not None:
             learned, given = sequences.of(given)
             index, generation = index[learned], generation[learned]
         self._update_rows(index, generation, given, action)
-        self._expected = None
+        self._expected = None  # after the update: refused TD errors may be given again, corrected
 
     def update_part(self, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> None:
         """Updates rows that :meth:`draw_part` drew, in any order; arguments as there and as for :meth:`update`."""
@@ -331,7 +251,6 @@ class ModuleReplay:
 
     @property
     def _reads_actions(self) -> bool:
-        """Whether the replay reads action values, as those that keep rows by importance; several actions have none."""
         return self._stored_returns is not None and len(self.converter.columns["action"].leaves) == 1
 
     def _update_rows(self, index: Tensor, generation: Tensor, given: np.ndarray, action: Tensor | None) -> None:
@@ -342,7 +261,7 @@ class ModuleReplay:
             columns = torch.as_tensor(given, dtype=torch.float32, device="cpu")
             if action is not None:
                 signals = {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
-            given = given[:, 0]
+            given = given[:, 0]  # the TD errors alone are priorities
         td_error = torch.as_tensor(given, device="cpu").reshape(-1)
         self.replay.update_priority(index, td_error, generation=generation, **signals)
 
@@ -375,7 +294,6 @@ class ModuleReplay:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`; call it before the replay is loaded."""
         self.converter.load_state(state["converter"])
         self._num_draws = state["draws"]
         # Episodes that ran are truncated once new steps arrive; until then contents and draws are those of the save.
@@ -402,3 +320,79 @@ class ModuleReplay:
     def _drawn_rows(self, rows: TensorDictBase) -> DrawnRows:
         columns = self.converter.columns
         return DrawnRows(rows, columns["observation"], columns["action"], self._module_id)
+
+
+class Added(NamedTuple):
+    """What a call of :meth:`ModuleReplay.add` changed; ``rows_evicted`` counts rows that a writer refused too."""
+
+    steps: int
+    rows_evicted: int
+    episodes: int
+
+
+class Expected(NamedTuple):
+    """Rows in the order in which their TD errors will come back."""
+
+    slots: Tensor
+    generation: Tensor
+    action: Tensor | None = None
+    sequences: SequencePriorities | None = None
+
+
+class DrawnPart(NamedTuple):
+    """Rows of a batch that is divided over several replays.
+
+    Attributes:
+        block: the rows, a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
+        slot: int64 ``[n]``, or ``[n, 2]`` of pairs.
+        generation: int64, of the slots.
+        reply: how likely each row was, and the totals of the replay.
+        mean_n_step: steps per row.
+    """
+
+    block: SingleAgentEpisode
+    slot: np.ndarray
+    generation: np.ndarray
+    reply: PartDraw
+    mean_n_step: float
+
+
+class MinSizes:
+    """Sets the least sizes that were not given to the size of the batch, which RLlib passes with each draw.
+
+    RLlib draws as soon as its warm-up is over: while no table with a share holds a whole batch, the longest is drawn
+    from. A ``min_size`` that is given in the ``options`` of the recipe is kept.
+    """
+
+    def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
+        from lightning_replay.samplers.tables import ScheduledSampler, TableShares
+        from lightning_replay.writers.tables import DEFAULT_TABLE
+
+        sampler, is_unset = replay.sampler, options.get("min_size") is None
+        self._replay = replay
+        self._scheduled: ScheduledSampler | None = None
+        self._shares: TableShares | None = None
+        if isinstance(sampler, ScheduledSampler) and "tasks" in options and is_unset:
+            self._scheduled = sampler
+        if isinstance(sampler, TableShares) and "tables" in options:
+            self._shares = sampler
+            self._unset = [table.name for table in built_tables(options["tables"]) if table.min_size is None]
+            if is_unset:
+                self._unset.append(DEFAULT_TABLE)
+
+    def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
+        """Sets the sizes before a draw; ``held`` are the entries of each table, where they lie in other replays."""
+        if self._scheduled is None and self._shares is None:
+            return
+        tables = self._replay.tables
+        assert tables is not None
+        held = tables.length if held is None else held
+        if self._shares is not None:
+            held = held[[self._shares.table_shares[name] > 0 for name in tables.names]]
+        reachable = min(batch_size, max(1, int(held.max())))
+        if self._scheduled is not None:
+            self._scheduled.min_size = min(reachable, int(tables.capacity[0]))
+        if self._shares is not None:
+            sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._unset}
+            if not sizes.items() <= self._shares.min_sizes.items():
+                self._shares.set_min_sizes(sizes)

@@ -51,7 +51,6 @@ class SampledReturns(Seeded, EpisodeTracker):
             self.is_attached = True
 
     def set_length(self, n_step: int | tuple[int, int] | list[int], gamma: float) -> None:
-        """Sets the length and the discount of the next draws."""
         lengths = checked_counts("n_step", n_step if isinstance(n_step, list | tuple) else [n_step])
         if not 1 <= len(lengths) <= 2 or lengths[0] > lengths[-1]:
             raise ValueError(f"n_step is {n_step}; it must be a whole number from 1 on, or two of them in order")
@@ -60,6 +59,7 @@ class SampledReturns(Seeded, EpisodeTracker):
         self.discount: float = gamma
 
     def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
+        # The longest returns first; where an interval was given, each row's is cut to the length drawn for it.
         slots, last, steps_used = EpisodeTracker._chain(self, index, storage)
         if self._shortest == self.n_steps:
             return slots, last, steps_used

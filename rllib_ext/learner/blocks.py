@@ -92,7 +92,6 @@ class TransitionBlock(SingleAgentEpisode):
         return self.ends[1]
 
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> TransitionBlock:
-        """Returns consecutive rows as a block, for sharding over Learners; there is no lookback buffer."""
         start, stop, step = slice_.indices(self.t)
         if step != 1:
             self._refuse(f"slice with step {step}")
@@ -105,7 +104,7 @@ class TransitionBlock(SingleAgentEpisode):
         return self
 
     def validate(self) -> None:
-        """Does nothing: a block is built whole."""
+        pass
 
     def get_observations(self, indices: Any = None, **options: Any) -> Any:
         """Returns the observations of all rows, or, for ``slice(1, n + 1)``, their next observations."""
@@ -120,7 +119,6 @@ class TransitionBlock(SingleAgentEpisode):
         return self._all_rows("get_rewards", indices, options, self._columns[3])
 
     def get_infos(self, indices: Any = None, **options: Any) -> Any:
-        """Returns an empty dict for each row: infos are not stored."""
         return self._all_rows("get_infos", indices, options, [{} for _ in range(self.t)])
 
     def get_extra_model_outputs(self, key: str, indices: Any = None, **options: Any) -> Any:
@@ -159,7 +157,6 @@ class FlaggedBlock(TransitionBlock):
 
     @property
     def is_terminated(self) -> bool:
-        """Refused: a default connector reads this if the block's own connector is missing."""
         self._refuse_one_end("is_terminated")
 
     @property

@@ -55,7 +55,6 @@ class RemoteBlock:
         return f"RemoteBlock(id_={self.id_!r}, {len(self)} rows in {len(self.spans)} parts)"
 
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> RemoteBlock:
-        """Returns consecutive rows, for sharding over Learners; there is no lookback buffer."""
         start, stop, _ = slice_.indices(len(self))
         spans = cut_blocks(self.spans, start, stop)
         return RemoteBlock(f"{self.id_}_{start}", spans, self.weights[start:stop], self.module_id, self.timeout_s)
@@ -75,7 +74,6 @@ class BlockReader:
         self._rows: dict[str | None, Any] = {}  # one of each module, the last that was read
 
     def read(self, episodes: MutableSequence[Any]) -> None:
-        """Replaces the remote blocks among ``episodes``."""
         remote = [one for one in episodes if isinstance(one, RemoteBlock)]
         if not remote:
             return
@@ -87,7 +85,6 @@ class BlockReader:
                 episodes[place] = self._block(block, blocks)
 
     def _block(self, remote: RemoteBlock, blocks: dict[ray.ObjectRef[Any], FlaggedBlock | None]) -> FlaggedBlock:
-        """Returns the rows of a remote block from those fetched; ``None`` is one that was lost."""
         weights, held = remote.weights, [(blocks[span.reference], span) for span in remote.spans]
         parts: list[Any] = [block and block.slice(slice(span.start, span.stop)) for block, span in held]
         found = [part for part in parts if part is not None]

@@ -108,7 +108,6 @@ def _measured_surprise(learner: Any, *, module_id: str, episodes: Sequence[Singl
 def add_signals(
     metrics: MetricsLogger, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
 ) -> None:
-    """Adds the signals to the TD errors that were logged last."""
     if (module_id, TD_ERROR_KEY) not in metrics:
         return  # a Learner of the user's that reports nothing
     if QF_PREDS not in fwd_out:

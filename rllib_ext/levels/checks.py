@@ -26,125 +26,7 @@ from rllib_ext.rllib_compat import algorithm_name, num_aggregators
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
 
-
 logger: logging.Logger = logging.getLogger(__name__)
-
-
-def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> None:
-    """Refuses algorithms in which levels cannot be scored.
-
-    ``only_scores``: whether some episodes are scored and not learned from; ``flush``: see :func:`rllib_ext.configure`.
-    """
-    algorithm, name = config.algo_class, algorithm_name(config)
-    if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
-        raise ValueError(
-            f"{name} does not learn from whole episodes with a value function; levels are replayed with PPO, APPO and "
-            "IMPALA"
-        )
-    check_api_stack(config, "which has no callback before an episode's reset")
-    if config.env is None:
-        raise ValueError("the config has no environment; call .environment(...) before configure")
-    if config.is_multi_agent:
-        raise ValueError("levels are replayed for one agent; the config has several, .multi_agent(...)")
-    if num_aggregators(config):
-        raise ValueError(
-            f"num_aggregator_actors_per_learner is {num_aggregators(config)}; the modules of "
-            "aggregators are never updated, so they cannot score. Give 0, and batches are built by the Learners"
-        )
-    if not config.add_default_connectors_to_learner_pipeline:
-        raise ValueError(
-            "add_default_connectors_to_learner_pipeline is False; levels are scored from the batch that RLlib's "
-            "connectors make. Leave them in, .learners(learner_connector=...) adds to them"
-        )
-    mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
-    if mode is not gymnasium.VectorizeMode.SYNC:
-        raise ValueError(
-            f"gym_env_vectorize_mode is {mode.value!r}; each environment gets its level in the EnvRunner's process: "
-            'give "sync", and more EnvRunners where environments are slow'
-        )
-    if only_scores and not issubclass(algorithm, PPO):
-        raise ValueError(
-            f"train_on_new_levels=False and editors play episodes that must not be learned from; {name} builds its "
-            "batches from all of them. Use PPO, or train on all levels"
-        )
-    if flush and (config.num_learners > 1 or not issubclass(algorithm, PPO)):
-        raise ValueError(
-            "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: "
-            "others get pieces of one episode in several updates at once. Leave it out"
-        )
-
-
-def check_discount(config: AlgorithmConfig, levels: LevelSelector) -> None:
-    """Warns of a score with another discount, or with PPO another λ, than the Learner's."""
-    learned = {"discount": config.gamma} | ({"gae_lambda": config.lambda_} if isinstance(config, PPOConfig) else {})
-    scored = {name: value for name, value in discounts_of(levels.score).items() if name in learned}
-    if any(scored[name] != learned[name] for name in scored):
-        name = type(levels.score).__name__
-        own, needed = (f"{name}({', '.join(f'{key}={values[key]}' for key in scored)})" for values in (scored, learned))
-        logger.warning(
-            "levels are scored with %s, and the algorithm learns with other values of gamma or lambda_. The score is "
-            "what to change: give the level buffer score=%s",
-            own,
-            needed,
-        )
-
-
-def check_evaluated(config: AlgorithmConfig) -> None:
-    """Warns of held-out levels if evaluation is off."""
-    if not _evaluates(config):
-        logger.warning(
-            "held_out_levels are played by evaluation, which is off; turn it on before configure, "
-            ".evaluation(evaluation_interval=..., evaluation_duration=...)"
-        )
-
-
-def _evaluates(config: AlgorithmConfig) -> bool:
-    return bool(config.evaluation_interval or config.evaluation_num_env_runners)
-
-
-def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space[Any] | None) -> None:
-    """Scores an episode on a level, which actor 0 of ``trial`` plays, with the columns that Learners send."""
-    two = torch.ones(2)
-    ends = {name: torch.tensor([False, name != "truncated"]) for name in ("terminated", "truncated", "done")}
-    columns = {"state_value": two, "next": {"reward": two, "state_value": two, **ends}}
-    if isinstance(actions, gymnasium.spaces.Discrete):
-        columns["logits"] = torch.zeros(2, int(actions.n))
-    elif actions is None:
-        columns["logits"] = torch.zeros(2, 2)
-    try:
-        trial.update(0, level_id, TensorDict(columns, [2]), episode_done=True)
-    except Exception as error:
-        raise ValueError(
-            f"the score of the level buffer cannot be computed: {error!r}. Learners give it state_value, ('next', "
-            "'reward' | 'state_value' | 'terminated' | 'truncated' | 'done'), and logits only where actions are "
-            "discrete"
-        ) from error
-
-
-def check_environment(
-    config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]
-) -> gymnasium.Space[Any]:
-    """Makes the environment once, begins these levels and returns its action space.
-
-    Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level: on an EnvRunner such an
-    error would have RLlib restart it endlessly.
-    """
-    environment = LevelWrapper(make_environment(config), check=level_ids if len(level_ids) > 1 else False)
-    try:
-        environment.reset(seed=level_ids[0])
-        if _evaluates(config):
-            try:
-                environment.reset(seed=held_out[-1])
-            except Exception as error:
-                raise ValueError(
-                    f"the environment cannot play level {held_out[-1]}, which evaluation would: {error!r}. Give levels "
-                    "that it can, configure(config, levels=..., held_out_levels=[...])"
-                ) from error
-        return environment.action_space
-    finally:
-        environment.close()
-
-
 _DRAWN = 64  # levels of a copy, of which the environment plays the first distinct ones
 _PROBED = 8
 _EXAMPLE = "lightning_replay.levels.UniformLevels"  # of a class path
@@ -208,3 +90,118 @@ def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmCon
             "lightning_replay.levels, or the arguments of LevelBuffer by name"
         )
     return source
+
+
+def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> None:
+    """Refuses algorithms in which levels cannot be scored.
+
+    ``only_scores``: whether some episodes are scored and not learned from; ``flush``: see :func:`rllib_ext.configure`.
+    """
+    algorithm, name = config.algo_class, algorithm_name(config)
+    if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
+        raise ValueError(
+            f"{name} does not learn from whole episodes with a value function; levels are replayed with PPO, APPO and "
+            "IMPALA"
+        )
+    check_api_stack(config, "which has no callback before an episode's reset")
+    if config.env is None:
+        raise ValueError("the config has no environment; call .environment(...) before configure")
+    if config.is_multi_agent:
+        raise ValueError("levels are replayed for one agent; the config has several, .multi_agent(...)")
+    if num_aggregators(config):
+        raise ValueError(
+            f"num_aggregator_actors_per_learner is {num_aggregators(config)}; the modules of "
+            "aggregators are never updated, so they cannot score. Give 0, and batches are built by the Learners"
+        )
+    if not config.add_default_connectors_to_learner_pipeline:
+        raise ValueError(
+            "add_default_connectors_to_learner_pipeline is False; levels are scored from the batch that RLlib's "
+            "connectors make. Leave them in, .learners(learner_connector=...) adds to them"
+        )
+    mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
+    if mode is not gymnasium.VectorizeMode.SYNC:
+        raise ValueError(
+            f"gym_env_vectorize_mode is {mode.value!r}; each environment gets its level in the EnvRunner's process: "
+            'give "sync", and more EnvRunners where environments are slow'
+        )
+    if only_scores and not issubclass(algorithm, PPO):
+        raise ValueError(
+            f"train_on_new_levels=False and editors play episodes that must not be learned from; {name} builds its "
+            "batches from all of them. Use PPO, or train on all levels"
+        )
+    if flush and (config.num_learners > 1 or not issubclass(algorithm, PPO)):
+        raise ValueError(
+            "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: "
+            "others get pieces of one episode in several updates at once. Leave it out"
+        )
+
+
+def check_environment(
+    config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]
+) -> gymnasium.Space[Any]:
+    """Makes the environment once, begins these levels and returns its action space.
+
+    Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level: on an EnvRunner such an
+    error would have RLlib restart it endlessly.
+    """
+    environment = LevelWrapper(make_environment(config), check=level_ids if len(level_ids) > 1 else False)
+    try:
+        environment.reset(seed=level_ids[0])
+        if _evaluates(config):
+            try:
+                environment.reset(seed=held_out[-1])
+            except Exception as error:
+                raise ValueError(
+                    f"the environment cannot play level {held_out[-1]}, which evaluation would: {error!r}. Give levels "
+                    "that it can, configure(config, levels=..., held_out_levels=[...])"
+                ) from error
+        return environment.action_space
+    finally:
+        environment.close()
+
+
+def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space[Any] | None) -> None:
+    """Scores an episode on a level, which actor 0 of ``trial`` plays, with the columns that Learners send."""
+    two = torch.ones(2)
+    ends = {name: torch.tensor([False, name != "truncated"]) for name in ("terminated", "truncated", "done")}
+    columns = {"state_value": two, "next": {"reward": two, "state_value": two, **ends}}
+    if isinstance(actions, gymnasium.spaces.Discrete):
+        columns["logits"] = torch.zeros(2, int(actions.n))
+    elif actions is None:
+        columns["logits"] = torch.zeros(2, 2)
+    try:
+        trial.update(0, level_id, TensorDict(columns, [2]), episode_done=True)
+    except Exception as error:
+        raise ValueError(
+            f"the score of the level buffer cannot be computed: {error!r}. Learners give it state_value, ('next', "
+            "'reward' | 'state_value' | 'terminated' | 'truncated' | 'done'), and logits only where actions are "
+            "discrete"
+        ) from error
+
+
+def check_discount(config: AlgorithmConfig, levels: LevelSelector) -> None:
+    """Warns of a score with another discount, or with PPO another λ, than the Learner's."""
+    learned = {"discount": config.gamma} | ({"gae_lambda": config.lambda_} if isinstance(config, PPOConfig) else {})
+    scored = {name: value for name, value in discounts_of(levels.score).items() if name in learned}
+    if any(scored[name] != learned[name] for name in scored):
+        name = type(levels.score).__name__
+        own, needed = (f"{name}({', '.join(f'{key}={values[key]}' for key in scored)})" for values in (scored, learned))
+        logger.warning(
+            "levels are scored with %s, and the algorithm learns with other values of gamma or lambda_. The score is "
+            "what to change: give the level buffer score=%s",
+            own,
+            needed,
+        )
+
+
+def check_evaluated(config: AlgorithmConfig) -> None:
+    """Warns of held-out levels if evaluation is off."""
+    if not _evaluates(config):
+        logger.warning(
+            "held_out_levels are played by evaluation, which is off; turn it on before configure, "
+            ".evaluation(evaluation_interval=..., evaluation_duration=...)"
+        )
+
+
+def _evaluates(config: AlgorithmConfig) -> bool:
+    return bool(config.evaluation_interval or config.evaluation_num_env_runners)

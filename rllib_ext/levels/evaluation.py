@@ -13,79 +13,67 @@ import numpy as np
 from lightning_replay.levels.environments import LevelWrapper
 from rllib_ext.rllib_compat import Attached
 
-LEVEL_ID = "level_id"  # in infos, and in the custom data of episodes
-
-
-class PlayedLevel(LevelWrapper):
-    """Plays the level that was set last, and tracks the episode."""
-
-    episode_id: str | None = None  # RLlib's, of the episode that the level was set for
-    is_waiting: bool = False  # whether that episode has not begun
-    is_running: bool = False  # whether it has begun and is not done
-
-    def set_next(self, level_id: int, episode_id: str) -> None:
-        self.set_level(level_id)
-        self.episode_id, self.is_waiting, self.is_running = episode_id, True, False
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.is_waiting, self.is_running = False, True
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        result = super().step(action)
-        self.is_running = not (result[2] or result[3])
-        return result
-
-
 logger: logging.Logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
+LEVEL_ID = "level_id"  # in infos, and in the custom data of episodes
 RESULTS = "levels"  # key of results
 _STEPS = 10  # of each environment at a time, where an episode on each level is waited for
 
 
-class _Turns:
-    """Assigns every ``stride``-th level from ``first`` on in turn, and keeps the return of the episode on each.
+def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored: Any) -> None:
+    """Adds mean returns on training levels and on held-out levels, and the first minus the second, under ``levels``.
 
-    Each environment has one level at a time: an episode that begins before the previous one ended gets its level again.
+    The callback ``on_evaluate_end``. RLlib's evaluation plays the held-out levels, see :class:`LevelTest`. (RLlib's own
+    figures are of the episodes that ended first, which favours short ones.) Then as many levels are drawn uniformly
+    from those trained on so far, and the same EnvRunners play an episode on each.
     """
+    answers = [answer for answer in _each(algorithm, _finish) if answer is not None]
+    held_out = [value for _, returns in answers for value in returns]
+    figures: dict[str, float] = {"held_out_episodes": len(held_out), "held_out_return_mean": _mean(held_out)}
+    training = algorithm.levels.played_levels()
+    if held_out and training:
+        rounds = -(-len(held_out) // len(training))  # as few levels twice as possible
+        generator = algorithm.levels.gap_generator
+        drawn = np.concatenate([generator.permutation(np.asarray(training)) for _ in range(rounds)])
+        parts = np.array_split(drawn[: len(held_out)], len(answers))
+        shares = {runner: part.tolist() for (runner, _), part in zip(answers, parts, strict=True)}
+        played = [value for returns in _each(algorithm, functools.partial(_play, shares=shares)) for value in returns]
+        figures |= {"training_episodes": len(played), "training_return_mean": _mean(played)}
+        figures["generalization_gap"] = _mean(played) - _mean(held_out)
+    evaluation_metrics[RESULTS] = figures
 
-    def __init__(self, levels: Sequence[int], first: int = 0, stride: int = 1) -> None:
-        self._levels, self._first, self._stride = levels, first, stride
-        self._start = self._following = 0  # turns, counted from 0
-        self._given: dict[int, int] = {}  # turn by environment
-        self._returns: dict[int, float] = {}  # by turn
 
-    def begin(self, env_index: int) -> int:
-        if env_index not in self._given:
-            self._given[env_index], self._following = self._following, self._following + 1
-        return self._level(self._given[env_index])
+def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any) -> None:
+    """Refuses an evaluation on the EnvRunners that train; the callback ``on_evaluate_start``.
 
-    def end(self, env_index: int, value: float) -> None:
-        turn = self._given.pop(env_index, None)
-        if turn is not None:
-            self._returns[turn] = value
+    Warns of held-out levels that were trained on, which happens if the level set is unbounded.
+    """
+    if algorithm.eval_env_runner_group is None:
+        raise ValueError(
+            "evaluate() would run on the EnvRunners that train, on levels of the training buffer; give evaluation its "
+            "own, .evaluation(evaluation_interval=...) or .evaluation(evaluation_num_env_runners=...)"
+        )
+    both = sorted({*held_out} & {*algorithm.levels.played_levels()})
+    if both:
+        logger.warning("%d of held_out_levels were trained on, such as %s", len(both), both[:3])
 
-    def skip(self, env_index: int) -> None:
-        """Gives the next episode of an environment another level."""
-        self._given.pop(env_index, None)
 
-    def first_returns(self, count: int) -> list[float] | None:
-        """Returns the returns of the first turns, in their order; ``None`` before all of them have ended."""
-        turns = range(count)
-        return [self._returns[turn] for turn in turns] if self._returns.keys() >= set(turns) else None
+def note_return(
+    *, episode: Any, env_runner: Any, env_index: int, prev_episode_chunks: Sequence[Any] = (), **ignored: Any
+) -> None:
+    """Notes the return of an episode played to evaluate; the callback ``on_episode_end``."""
+    test = _TEST.of(env_runner)
+    if test is not None:
+        test.turns.end(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
 
-    def close(self) -> tuple[list[float], list[int]]:
-        """Ends as many turns as episodes ended; returns their returns, and the levels without. Later ones repeat."""
-        turns = range(self._start, self._start + len(self._returns))
-        returns = [self._returns[turn] for turn in turns if turn in self._returns]
-        late = [self._level(turn) for turn in turns if turn not in self._returns]
-        self._start = self._following = turns.stop
-        self._given, self._returns = {}, {}
-        return returns, late
 
-    def _level(self, turn: int) -> int:
-        return self._levels[(self._first + turn * self._stride) % len(self._levels)]
+def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
+    test = _TEST.of(env_runner)
+    if test is None:
+        config, place = env_runner.config, max(env_runner.worker_index or 0, 1) - 1
+        test = LevelTest(held_out, place, max(config.num_env_runners, 1))
+        _TEST.set(env_runner, test)
+    return test
 
 
 class LevelTest:
@@ -145,61 +133,69 @@ class LevelTest:
 _TEST = Attached[LevelTest]("level_test")
 
 
-def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
-    """Returns the test of an EnvRunner that evaluates, a new one before its first episode."""
-    test = _TEST.of(env_runner)
-    if test is None:
-        config, place = env_runner.config, max(env_runner.worker_index or 0, 1) - 1
-        test = LevelTest(held_out, place, max(config.num_env_runners, 1))
-        _TEST.set(env_runner, test)
-    return test
+class _Turns:
+    """Assigns every ``stride``-th level from ``first`` on in turn, and keeps the return of the episode on each.
 
-
-def note_return(
-    *, episode: Any, env_runner: Any, env_index: int, prev_episode_chunks: Sequence[Any] = (), **ignored: Any
-) -> None:
-    """Notes the return of an episode played to evaluate; the callback ``on_episode_end``."""
-    test = _TEST.of(env_runner)
-    if test is not None:
-        test.turns.end(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
-
-
-def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any) -> None:
-    """Refuses an evaluation on the EnvRunners that train; the callback ``on_evaluate_start``.
-
-    Warns of held-out levels that were trained on, which happens if the level set is unbounded.
+    Each environment has one level at a time: an episode that begins before the previous one ended gets its level again.
     """
-    if algorithm.eval_env_runner_group is None:
-        raise ValueError(
-            "evaluate() would run on the EnvRunners that train, on levels of the training buffer; give evaluation its "
-            "own, .evaluation(evaluation_interval=...) or .evaluation(evaluation_num_env_runners=...)"
-        )
-    both = sorted({*held_out} & {*algorithm.levels.played_levels()})
-    if both:
-        logger.warning("%d of held_out_levels were trained on, such as %s", len(both), both[:3])
+
+    def __init__(self, levels: Sequence[int], first: int = 0, stride: int = 1) -> None:
+        self._levels, self._first, self._stride = levels, first, stride
+        self._start = self._following = 0  # turns, counted from 0
+        self._given: dict[int, int] = {}  # turn by environment
+        self._returns: dict[int, float] = {}  # by turn
+
+    def begin(self, env_index: int) -> int:
+        if env_index not in self._given:
+            self._given[env_index], self._following = self._following, self._following + 1
+        return self._level(self._given[env_index])
+
+    def end(self, env_index: int, value: float) -> None:
+        turn = self._given.pop(env_index, None)
+        if turn is not None:
+            self._returns[turn] = value
+
+    def skip(self, env_index: int) -> None:
+        """Gives the next episode of an environment another level."""
+        self._given.pop(env_index, None)
+
+    def first_returns(self, count: int) -> list[float] | None:
+        """Returns the returns of the first turns, in their order; ``None`` before all of them have ended."""
+        turns = range(count)
+        return [self._returns[turn] for turn in turns] if self._returns.keys() >= set(turns) else None
+
+    def close(self) -> tuple[list[float], list[int]]:
+        """Ends as many turns as episodes ended; returns their returns, and the levels without. Later ones repeat."""
+        turns = range(self._start, self._start + len(self._returns))
+        returns = [self._returns[turn] for turn in turns if turn in self._returns]
+        late = [self._level(turn) for turn in turns if turn not in self._returns]
+        self._start = self._following = turns.stop
+        self._given, self._returns = {}, {}
+        return returns, late
+
+    def _level(self, turn: int) -> int:
+        return self._levels[(self._first + turn * self._stride) % len(self._levels)]
 
 
-def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored: Any) -> None:
-    """Adds mean returns on training levels and on held-out levels, and the first minus the second, under ``levels``.
+class PlayedLevel(LevelWrapper):
+    """Plays the level that was set last, and tracks the episode."""
 
-    The callback ``on_evaluate_end``. RLlib's evaluation plays the held-out levels, see :class:`LevelTest`. (RLlib's own
-    figures are of the episodes that ended first, which favours short ones.) Then as many levels are drawn uniformly
-    from those trained on so far, and the same EnvRunners play an episode on each.
-    """
-    answers = [answer for answer in _each(algorithm, _finish) if answer is not None]
-    held_out = [value for _, returns in answers for value in returns]
-    figures: dict[str, float] = {"held_out_episodes": len(held_out), "held_out_return_mean": _mean(held_out)}
-    training = algorithm.levels.played_levels()
-    if held_out and training:
-        rounds = -(-len(held_out) // len(training))  # as few levels twice as possible
-        generator = algorithm.levels.gap_generator
-        drawn = np.concatenate([generator.permutation(np.asarray(training)) for _ in range(rounds)])
-        parts = np.array_split(drawn[: len(held_out)], len(answers))
-        shares = {runner: part.tolist() for (runner, _), part in zip(answers, parts, strict=True)}
-        played = [value for returns in _each(algorithm, functools.partial(_play, shares=shares)) for value in returns]
-        figures |= {"training_episodes": len(played), "training_return_mean": _mean(played)}
-        figures["generalization_gap"] = _mean(played) - _mean(held_out)
-    evaluation_metrics[RESULTS] = figures
+    episode_id: str | None = None  # RLlib's, of the episode that the level was set for
+    is_waiting: bool = False  # whether that episode has not begun
+    is_running: bool = False  # whether it has begun and is not done
+
+    def set_next(self, level_id: int, episode_id: str) -> None:
+        self.set_level(level_id)
+        self.episode_id, self.is_waiting, self.is_running = episode_id, True, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.is_waiting, self.is_running = False, True
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        result = super().step(action)
+        self.is_running = not (result[2] or result[3])
+        return result
 
 
 def _each(algorithm: Any, function: Callable[[Any], T]) -> list[T]:

@@ -17,34 +17,6 @@ from lightning_replay.envs.building import MAX_EPISODE_STEPS, LimitedEpisodes
 from rllib_ext.levels.evaluation import LEVEL_ID, PlayedLevel, test_of
 from rllib_ext.rllib_compat import Attached
 
-_SIZES = np.array([11, 6, 4])  # kinds, colours and states of MiniGrid's cells
-_MAZES = [f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")]
-
-
-class OneHotGrid(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Encodes kind, colour and state, uint8 ``[W, H, 3]``, as one-hot vectors, float32 ``[W, H, 21]``."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        width, height, _ = env.observation_space.shape or (0, 0, 0)
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (width, height, int(_SIZES.sum())), np.float32)
-        self._offsets = np.cumsum(_SIZES) - _SIZES
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        hot = np.zeros((*observation.shape[:2], int(_SIZES.sum())), np.float32)
-        np.put_along_axis(hot, observation.astype(np.int64) + self._offsets, 1.0, axis=-1)
-        return hot
-
-
-def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations."""
-    return OneHotGrid(gymnasium.make(f"lightning_replay.envs:{name}-v0", **options))
-
-
-for _name in ("MultiRoom-N4-Random", *_MAZES):
-    if f"{_name}-OneHot-v0" not in registry:
-        register(f"{_name}-OneHot-v0", entry_point=partial(make, _name))
-
 _SERVER = Attached[tuple[Any, str]]("level_server")  # the actor of a LevelServer, and an id of this process
 
 
@@ -89,3 +61,32 @@ def begin_episode(
         )
     played.set_next(level_id, episode.id_)
     episode.custom_data[LEVEL_ID] = level_id
+
+
+_SIZES = np.array([11, 6, 4])  # kinds, colours and states of MiniGrid's cells
+_MAZES = [f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")]
+
+
+class OneHotGrid(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Encodes kind, colour and state, uint8 ``[W, H, 3]``, as one-hot vectors, float32 ``[W, H, 21]``."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        width, height, _ = env.observation_space.shape or (0, 0, 0)
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (width, height, int(_SIZES.sum())), np.float32)
+        self._offsets = np.cumsum(_SIZES) - _SIZES
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        hot = np.zeros((*observation.shape[:2], int(_SIZES.sum())), np.float32)
+        np.put_along_axis(hot, observation.astype(np.int64) + self._offsets, 1.0, axis=-1)
+        return hot
+
+
+def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
+    """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations."""
+    return OneHotGrid(gymnasium.make(f"lightning_replay.envs:{name}-v0", **options))
+
+
+for _name in ("MultiRoom-N4-Random", *_MAZES):
+    if f"{_name}-OneHot-v0" not in registry:
+        register(f"{_name}-OneHot-v0", entry_point=partial(make, _name))

@@ -62,7 +62,6 @@ class ScoreFragments(ConnectorV2):
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], shared_data: dict[str, Any], **rest: Any
     ) -> dict[str, Any]:
-        """Returns the batch as it is."""
         notes: list[Fragment] = shared_data.pop(_NOTES)
         columns = batch[DEFAULT_MODULE_ID]
         with torch.no_grad():
@@ -85,7 +84,6 @@ class ScoreFragments(ConnectorV2):
 
 
 def add_scoring(learner: Any, *, server: Any) -> None:
-    """Adds both pieces to the pipeline of a Learner."""
     with_logits = isinstance(learner.module[DEFAULT_MODULE_ID].unwrapped().action_space, gymnasium.spaces.Discrete)
     learner._learner_connector.prepend(NoteFragments(with_logits=with_logits))
     learner._learner_connector.append(ScoreFragments(server))

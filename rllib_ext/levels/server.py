@@ -27,149 +27,109 @@ from rllib_ext.rllib_compat import Attached
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-
 Player = tuple[int, int]  # index of the EnvRunner, and of the environment on it
+_MOST_PLAYED = 100_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Fragment:
-    """Consecutive steps of one episode with the values that the Learner's module computed."""
+class RemoteLevels:
+    """The level buffer of an algorithm: a named Ray actor on the driver's node without a CPU of its own.
 
-    episode_id: str  # RLlib's
-    t_started: int  # number of the first step in its episode
-    reward: np.ndarray  # float32 [T], those the Learner learns from
-    state_value: np.ndarray  # float32 [T + 1], the last of the observation behind the last step
-    terminated: bool  # of the last step
-    truncated: bool
-    logits: np.ndarray | None = None  # float32 [T, A] of the policy that acted, where actions are discrete
+    A :class:`~rllib_ext.checkpoints.CheckpointPart`; episodes that run during a restore are not scored.
 
-    def __len__(self) -> int:
-        return len(self.reward)
-
-    @property
-    def is_done(self) -> bool:
-        return self.terminated or self.truncated
-
-    def steps(self) -> TensorDict:
-        """Returns the steps in TorchRL's layout, ``[T]``."""
-        import torch
-        from tensordict import TensorDict
-
-        ends = torch.zeros(3, len(self), dtype=torch.bool)
-        ends[:, -1] = torch.tensor([self.terminated, self.truncated, self.is_done])
-        values = torch.tensor(self.state_value, dtype=torch.float32)
-        following = {"reward": torch.tensor(self.reward, dtype=torch.float32), "state_value": values[1:]}
-        following |= dict(zip(("terminated", "truncated", "done"), ends, strict=True))
-        columns = {"state_value": values[:-1], "next": following}
-        if self.logits is not None:
-            columns["logits"] = torch.tensor(self.logits, dtype=torch.float32)
-        return TensorDict(columns, [len(self)])
-
-
-@dataclasses.dataclass
-class PendingEpisode:
-    """An episode that has begun and has no score yet."""
-
-    actor: str  # its name in the level buffer
-    level_id: int
-    player: Player
-    number: int = 0  # in the order in which all episodes began
-    first_steps: set[int] = dataclasses.field(default_factory=set)  # of the fragments that arrived
-    steps: int = 0  # that arrived
-    last: Fragment | None = None  # the fragment that ends it, kept until all steps before it have arrived
-    lag: int = 0  # how often fragments of later episodes of its environment arrived
-
-
-class PendingEpisodes:
-    """Tracks the episodes in flight by RLlib's ids.
-
-    A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
-    last: with several Learners it may overtake others, and waits for them. An episode is dropped if fragments of later
-    episodes of its environment arrived more than ``max_lag`` times, or if it is the oldest of more than ``max_pending``
-    unscored episodes of its environment.
+    Args:
+        packed: the level buffer as it was built, by cloudpickle; a restore tries the saved state on a copy.
+        seed: of the training levels that evaluations draw.
+        options: of :class:`~rllib_ext.levels.server.LevelServer`.
 
     Attributes:
-        counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment
-            never arrived; ``episodes_lost``, dropped without a score.
+        name: of the actor; ``ray.get_actor(name)`` finds it from any process of the job.
+        actor: its handle.
     """
 
-    def __init__(self, max_lag: int, max_pending: int) -> None:
-        self._max_lag, self._max_pending = max_lag, max_pending
-        self._active: dict[str, PendingEpisode] = {}
-        self._begun = 0
-        self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
+    folder = "levels"
+    option = "restore_levels"
+    restores = True
+    instead = "restore_levels=False restores the algorithm alone"
 
-    def __len__(self) -> int:
-        return len(self._active)
+    def __init__(self, packed: bytes, seed: int | None, **options: Any) -> None:
+        self._packed = packed
+        self.gap_generator: np.random.Generator = np.random.default_rng(seed)
+        self.name: str = f"levels_{uuid.uuid4().hex}"
+        self._spare = tempfile.TemporaryDirectory(prefix=f"{self.name}_", ignore_cleanup_errors=True)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        kind: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(LevelServer)
+        self.actor: Any = kind.options(name=self.name, scheduling_strategy=here).remote(
+            packed, spare=self._spare.name, **options
+        )
 
-    def get(self, episode_id: str | None) -> PendingEpisode | None:
-        """Returns the episode of an id; ``None`` if it is not in flight."""
-        return None if episode_id is None else self._active.get(episode_id)
+    def check(self) -> None:
+        """Waits until the actor has started; raises ``RuntimeError`` if a level could not be chosen."""
+        ray.get(self.actor.check.remote())
 
-    def begin(self, episode_id: str, episode: PendingEpisode) -> None:
-        self._begun += 1
-        episode.number = self._begun
-        self._active[episode_id] = episode
+    def probabilities(self) -> TensorDict:
+        """Returns :meth:`~lightning_replay.levels.LevelSelector.probabilities`."""
+        return ray.get(self.actor.probabilities.remote())
 
-    def rename(self, episode_id: str, new_id: str) -> int:
-        """Continues an episode without steps under another id; returns its level."""
-        episode = self._active.pop(episode_id)
-        self.begin(new_id, episode)
-        return episode.level_id
+    def played_levels(self) -> list[int]:
+        """Returns levels that were played, see :meth:`~rllib_ext.levels.server.LevelServer.played_levels`."""
+        return list(ray.get(self.actor.played_levels.remote()))
 
-    def lose(self, *episode_ids: str) -> list[PendingEpisode]:
-        """Removes episodes without a score; returns those that were in flight."""
-        lost = [self._active.pop(name) for name in episode_ids if name in self._active]
-        self.counts["episodes_lost"] += len(lost)
-        return lost
+    def stats(self) -> dict[str, float]:
+        """Returns the figures that results have under ``levels``."""
+        return dict(ray.get(self.actor.stats.remote()))
 
-    def lose_runner(self, runner: int) -> list[PendingEpisode]:
-        return self.lose(*(name for name, episode in self._active.items() if episode.player[0] == runner))
+    def report(self, lost_runners: list[int]) -> dict[str, float]:
+        """Returns :meth:`~rllib_ext.levels.server.LevelServer.report`."""
+        return dict(ray.get(self.actor.report.remote(lost_runners)))
 
-    def lose_excess(self, player: Player) -> list[PendingEpisode]:
-        """Removes the oldest episodes of an environment beyond ``max_pending``."""
-        pending = [name for name, episode in self._active.items() if episode.player == player]
-        return self.lose(*pending[: max(len(pending) - self._max_pending, 0)])
+    def state_dict(self) -> dict[str, Any]:
+        """Returns :meth:`~lightning_replay.levels.LevelSelector.state_dict`."""
+        return dict(self.state()["levels"])
 
-    def clear(self) -> None:
-        """Removes all episodes, as after a resume, and keeps the counts."""
-        self._active.clear()
+    def save(self, path: str | Path) -> None:
+        """Writes a save for :meth:`~lightning_replay.levels.LevelSelector.load`."""
+        state = self.state_dict()
+        write_state(path, state, of=state["kind"])
 
-    def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
-        """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
+    def state(self) -> dict[str, Any]:
+        """Returns :meth:`~rllib_ext.levels.server.LevelServer.state`, for checkpoints."""
+        return dict(ray.get(self.actor.state.remote()))
 
-        Returns:
-            Fragments to learn from, each with its episode, ends last; and the episodes dropped without a score.
-        """
-        learned: list[tuple[PendingEpisode, Fragment]] = []
-        newest: dict[Player, int] = {}
-        for fragment in fragments:
-            episode = self._active.get(fragment.episode_id)
-            if episode is None or fragment.t_started in episode.first_steps:
-                self.counts["fragments_dropped"] += 1
-                continue
-            newest[episode.player] = max(newest.get(episode.player, 0), episode.number)
-            episode.first_steps.add(fragment.t_started)
-            episode.steps += len(fragment)
-            if fragment.is_done:
-                episode.last = fragment
-            else:
-                learned.append((episode, fragment))
-            if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
-                learned.append((self._active.pop(fragment.episode_id), episode.last))
-        overtaken = [(name, one) for name, one in self._active.items() if one.number < newest.get(one.player, 0)]
-        late: list[str] = []
-        for name, episode in overtaken:
-            episode.lag += 1
-            if episode.lag > self._max_lag and episode.last is not None:
-                learned.append((self._active.pop(name), episode.last))
-                self.counts["gaps"] += 1
-            elif episode.lag > self._max_lag:
-                late.append(name)
-        return learned, self.lose(*late)
+    def write(self, folder: Folder, state: dict[str, Any], files: Mapping[str, Any]) -> None:
+        with folder.to_write() as local:
+            write_state(local, state | {"algorithm": files})
+
+    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
+        """Reads the state from a checkpoint and loads it into a copy; returns a function that restores it."""
+        with folder.to_read() as local:
+            state = read_state(local)
+        check_files(state.pop("algorithm", None))
+        cloudpickle.loads(self._packed).load_state_dict(state["levels"])
+        return lambda: ray.get(self.actor.load_state.remote(state))
+
+    def leave_out(self, folder: Folder) -> Callable[[], None]:
+        return lambda: None
+
+    def stop(self) -> None:
+        ray.kill(self.actor)
+        self._spare.cleanup()
 
 
-_MOST_PLAYED = 100_000
+LEVELS = Attached[RemoteLevels]("levels")  # of algorithms
+
+
+def level_buffer(algorithm: Any) -> RemoteLevels:
+    """Returns the level buffer of an algorithm that was configured with :func:`rllib_ext.configure` and ``levels``.
+
+    Raises:
+        ValueError: it was not.
+    """
+    levels = LEVELS.of(algorithm)
+    if levels is None:
+        raise ValueError(
+            "the algorithm has no level buffer: call rllib_ext.configure(config, levels=...) before config.build_algo()"
+        )
+    return levels
 
 
 class LevelServer:
@@ -272,7 +232,6 @@ class LevelServer:
             self._abandon(self._episodes.lose_runner(runner))
 
     def check(self) -> None:
-        """Raises ``RuntimeError`` if a level could not be chosen."""
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise RuntimeError(f"the level buffer could not choose a level:\n{fault}")
@@ -288,7 +247,6 @@ class LevelServer:
         write_state(self._spare, self.state() | {"restarts": self._restarts})
 
     def stats(self) -> dict[str, float]:
-        """Returns figures of the level buffer and of lost episodes."""
         figures = dict(self._levels.stats())
         rows = self._levels.probabilities()
         if len(rows):
@@ -296,7 +254,6 @@ class LevelServer:
         return figures | dict(self._episodes.counts) | {"restarts": self._restarts}
 
     def probabilities(self) -> TensorDict:
-        """Returns :meth:`~lightning_replay.levels.LevelSelector.probabilities`."""
         return self._levels.probabilities()
 
     def played_levels(self) -> list[int]:
@@ -321,102 +278,137 @@ class LevelServer:
             self._levels.abandon(episode.actor)
 
 
-class RemoteLevels:
-    """The level buffer of an algorithm: a named Ray actor on the driver's node without a CPU of its own.
+class PendingEpisodes:
+    """Tracks the episodes in flight by RLlib's ids.
 
-    A :class:`~rllib_ext.checkpoints.CheckpointPart`; episodes that run during a restore are not scored.
-
-    Args:
-        packed: the level buffer as it was built, by cloudpickle; a restore tries the saved state on a copy.
-        seed: of the training levels that evaluations draw.
-        options: of :class:`~rllib_ext.levels.server.LevelServer`.
+    A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
+    last: with several Learners it may overtake others, and waits for them. An episode is dropped if fragments of later
+    episodes of its environment arrived more than ``max_lag`` times, or if it is the oldest of more than ``max_pending``
+    unscored episodes of its environment.
 
     Attributes:
-        name: of the actor; ``ray.get_actor(name)`` finds it from any process of the job.
-        actor: its handle.
+        counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment
+            never arrived; ``episodes_lost``, dropped without a score.
     """
 
-    folder = "levels"
-    option = "restore_levels"
-    restores = True
-    instead = "restore_levels=False restores the algorithm alone"
+    def __init__(self, max_lag: int, max_pending: int) -> None:
+        self._max_lag, self._max_pending = max_lag, max_pending
+        self._active: dict[str, PendingEpisode] = {}
+        self._begun = 0
+        self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
-    def __init__(self, packed: bytes, seed: int | None, **options: Any) -> None:
-        self._packed = packed
-        self.gap_generator: np.random.Generator = np.random.default_rng(seed)
-        self.name: str = f"levels_{uuid.uuid4().hex}"
-        self._spare = tempfile.TemporaryDirectory(prefix=f"{self.name}_", ignore_cleanup_errors=True)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        kind: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(LevelServer)
-        self.actor: Any = kind.options(name=self.name, scheduling_strategy=here).remote(
-            packed, spare=self._spare.name, **options
-        )
+    def __len__(self) -> int:
+        return len(self._active)
 
-    def check(self) -> None:
-        """Waits until the actor has started; raises ``RuntimeError`` if a level could not be chosen."""
-        ray.get(self.actor.check.remote())
+    def get(self, episode_id: str | None) -> PendingEpisode | None:
+        return None if episode_id is None else self._active.get(episode_id)
 
-    def probabilities(self) -> TensorDict:
-        """Returns :meth:`~lightning_replay.levels.LevelSelector.probabilities`."""
-        return ray.get(self.actor.probabilities.remote())
+    def begin(self, episode_id: str, episode: PendingEpisode) -> None:
+        self._begun += 1
+        episode.number = self._begun
+        self._active[episode_id] = episode
 
-    def played_levels(self) -> list[int]:
-        """Returns levels that were played, see :meth:`~rllib_ext.levels.server.LevelServer.played_levels`."""
-        return list(ray.get(self.actor.played_levels.remote()))
+    def rename(self, episode_id: str, new_id: str) -> int:
+        """Continues an episode without steps under another id; returns its level."""
+        episode = self._active.pop(episode_id)
+        self.begin(new_id, episode)
+        return episode.level_id
 
-    def stats(self) -> dict[str, float]:
-        """Returns the figures that results have under ``levels``."""
-        return dict(ray.get(self.actor.stats.remote()))
+    def lose(self, *episode_ids: str) -> list[PendingEpisode]:
+        """Removes episodes without a score; returns those that were in flight."""
+        lost = [self._active.pop(name) for name in episode_ids if name in self._active]
+        self.counts["episodes_lost"] += len(lost)
+        return lost
 
-    def report(self, lost_runners: list[int]) -> dict[str, float]:
-        """Returns :meth:`~rllib_ext.levels.server.LevelServer.report`."""
-        return dict(ray.get(self.actor.report.remote(lost_runners)))
+    def lose_runner(self, runner: int) -> list[PendingEpisode]:
+        return self.lose(*(name for name, episode in self._active.items() if episode.player[0] == runner))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns :meth:`~lightning_replay.levels.LevelSelector.state_dict`."""
-        return dict(self.state()["levels"])
+    def lose_excess(self, player: Player) -> list[PendingEpisode]:
+        pending = [name for name, episode in self._active.items() if episode.player == player]
+        return self.lose(*pending[: max(len(pending) - self._max_pending, 0)])
 
-    def save(self, path: str | Path) -> None:
-        """Writes a save for :meth:`~lightning_replay.levels.LevelSelector.load`."""
-        state = self.state_dict()
-        write_state(path, state, of=state["kind"])
+    def clear(self) -> None:
+        self._active.clear()
 
-    def state(self) -> dict[str, Any]:
-        """Returns :meth:`~rllib_ext.levels.server.LevelServer.state`, for checkpoints."""
-        return dict(ray.get(self.actor.state.remote()))
+    def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
+        """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
 
-    def write(self, folder: Folder, state: dict[str, Any], files: Mapping[str, Any]) -> None:
-        with folder.to_write() as local:
-            write_state(local, state | {"algorithm": files})
+        Returns:
+            Fragments to learn from, each with its episode, ends last; and the episodes dropped without a score.
+        """
+        learned: list[tuple[PendingEpisode, Fragment]] = []
+        newest: dict[Player, int] = {}
+        for fragment in fragments:
+            episode = self._active.get(fragment.episode_id)
+            if episode is None or fragment.t_started in episode.first_steps:
+                self.counts["fragments_dropped"] += 1
+                continue
+            newest[episode.player] = max(newest.get(episode.player, 0), episode.number)
+            episode.first_steps.add(fragment.t_started)
+            episode.steps += len(fragment)
+            if fragment.is_done:
+                episode.last = fragment
+            else:
+                learned.append((episode, fragment))
+            # All steps up to the end have arrived, in whatever order.
+            if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
+                learned.append((self._active.pop(fragment.episode_id), episode.last))
+        overtaken = [(name, one) for name, one in self._active.items() if one.number < newest.get(one.player, 0)]
+        late: list[str] = []
+        for name, episode in overtaken:
+            episode.lag += 1
+            if episode.lag > self._max_lag and episode.last is not None:
+                learned.append((self._active.pop(name), episode.last))
+                self.counts["gaps"] += 1
+            elif episode.lag > self._max_lag:
+                late.append(name)
+        return learned, self.lose(*late)
 
-    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
-        """Reads the state from a checkpoint and loads it into a copy; returns a function that restores it."""
-        with folder.to_read() as local:
-            state = read_state(local)
-        check_files(state.pop("algorithm", None))
-        cloudpickle.loads(self._packed).load_state_dict(state["levels"])
-        return lambda: ray.get(self.actor.load_state.remote(state))
 
-    def leave_out(self, folder: Folder) -> Callable[[], None]:
-        return lambda: None
+@dataclasses.dataclass
+class PendingEpisode:
+    """An episode that has begun and has no score yet."""
 
-    def stop(self) -> None:
-        ray.kill(self.actor)
-        self._spare.cleanup()
-
-
-LEVELS = Attached[RemoteLevels]("levels")  # of algorithms
+    actor: str  # its name in the level buffer
+    level_id: int
+    player: Player
+    number: int = 0  # in the order in which all episodes began
+    first_steps: set[int] = dataclasses.field(default_factory=set)  # of the fragments that arrived
+    steps: int = 0  # that arrived
+    last: Fragment | None = None  # the fragment that ends it, kept until all steps before it have arrived
+    lag: int = 0  # how often fragments of later episodes of its environment arrived
 
 
-def level_buffer(algorithm: Any) -> RemoteLevels:
-    """Returns the level buffer of an algorithm that was configured with :func:`rllib_ext.configure` and ``levels``.
+@dataclasses.dataclass(frozen=True)
+class Fragment:
+    """Consecutive steps of one episode with the values that the Learner's module computed."""
 
-    Raises:
-        ValueError: it was not.
-    """
-    levels = LEVELS.of(algorithm)
-    if levels is None:
-        raise ValueError(
-            "the algorithm has no level buffer: call rllib_ext.configure(config, levels=...) before config.build_algo()"
-        )
-    return levels
+    episode_id: str  # RLlib's
+    t_started: int  # number of the first step in its episode
+    reward: np.ndarray  # float32 [T], those the Learner learns from
+    state_value: np.ndarray  # float32 [T + 1], the last of the observation behind the last step
+    terminated: bool  # of the last step
+    truncated: bool
+    logits: np.ndarray | None = None  # float32 [T, A] of the policy that acted, where actions are discrete
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @property
+    def is_done(self) -> bool:
+        return self.terminated or self.truncated
+
+    def steps(self) -> TensorDict:
+        """Returns the steps in TorchRL's layout, ``[T]``."""
+        import torch
+        from tensordict import TensorDict
+
+        ends = torch.zeros(3, len(self), dtype=torch.bool)
+        ends[:, -1] = torch.tensor([self.terminated, self.truncated, self.is_done])
+        values = torch.tensor(self.state_value, dtype=torch.float32)
+        following = {"reward": torch.tensor(self.reward, dtype=torch.float32), "state_value": values[1:]}
+        following |= dict(zip(("terminated", "truncated", "done"), ends, strict=True))
+        columns = {"state_value": values[:-1], "next": following}
+        if self.logits is not None:
+            columns["logits"] = torch.tensor(self.logits, dtype=torch.float32)
+        return TensorDict(columns, [len(self)])

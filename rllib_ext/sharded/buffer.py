@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.tasks import TaskAssignment
 
-
 Stats = Mapping[str, Any]
-
+_SAMPLED = "steps_sampled"
 _LARGEST = {"age_max", "drawn_age_max"}
 _SUMS = {
     *("admitted", "refused", "evicted", "size", "capacity", "rows", "rows_drawn", "num_episodes_lifetime"),
@@ -51,122 +50,6 @@ _SUMS = {
 _BY_NAME = ("tables", "tasks")
 # of a table's statistics the weight of each shard's value; by rows where there is none
 _WEIGHTS = {"fill": "capacity", "share_drawn": "rows_drawn", "age_mean": "size"}
-
-
-def joined_stats(parts: Sequence[Stats]) -> dict[str, Any]:
-    """Returns the statistics of one replay that holds the rows of all shards, under the same names.
-
-    Counts and sizes are added up, and the largest is taken of largest ages; other numbers are means, weighted by the
-    rows of each shard (of tables by what each figure is a share of). Ages count the rows of a shard.
-
-    Example:
-        >>> parts = [{"rows": 30, "evicted": 3, "age_mean": 4.0}, {"rows": 10, "evicted": 5, "age_mean": 8.0}]
-        >>> joined_stats(parts)
-        {'rows': 40, 'evicted': 8, 'age_mean': 5.0}
-    """
-    return _joined(parts, parts)
-
-
-def _joined(parts: Sequence[Stats], shards: Sequence[Stats]) -> dict[str, Any]:
-    joined: dict[str, Any] = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        held = [(part[name], part, shard) for part, shard in zip(parts, shards, strict=True) if name in part]
-        values = [value for value, _, _ in held]
-        if name in _BY_NAME:
-            joined[name] = {}
-            for entry in dict.fromkeys(entry for value in values for entry in value):
-                of_entry = [(value[entry], shard) for value, _, shard in held if entry in value]
-                joined[name][entry] = _joined([value for value, _ in of_entry], [shard for _, shard in of_entry])
-        elif name in _SUMS:
-            joined[name] = sum(values)
-        elif name in _LARGEST:
-            joined[name] = max(values)
-        elif all(isinstance(value, int | float) for value in values):
-            weight = _WEIGHTS.get(name, "rows")
-            weights = [part.get(weight, shard.get(weight, shard["rows"])) for _, part, shard in held]
-            weighted = sum(value * weight for value, weight in zip(values, weights, strict=True))
-            joined[name] = weighted / sum(weights) if sum(weights) else sum(values) / len(values)
-    return joined
-
-
-_SAMPLED = "steps_sampled"
-
-
-class ShardMetrics:
-    """Counters under RLlib's usual keys, see :class:`~rllib_ext.buffer.metrics.BufferMetrics`, and under ``shards``.
-
-    ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``. Current
-    values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.buffer.joined_stats` from
-    those that each shard sends at every tenth of its draws.
-
-    ``template`` returns the replay of a module without rows, whose sampler has the schedules of all shards.
-    """
-
-    def __init__(self, template: Callable[[str], ModuleReplay]) -> None:
-        self._template = template
-        self._stats: dict[str, dict[int, Mapping[str, Any]]] = {}  # by module and shard
-        self.sampled: Counts = Counter()  # rows, by module, and of all under the module ""
-        self._mean_n_step = 1.0  # of the last draw
-        self._log = CounterLog()
-        self._calls = self._reported = 0
-
-    def count_draw(self, batches: Mapping[str, RemoteBatch]) -> None:
-        steps = 0.0
-        for name, batch in batches.items():
-            self.sampled[_SAMPLED, name] += len(batch)
-            self.sampled[_SAMPLED, ""] += len(batch)
-            steps += sum(part.mean_n_step * len(part.slot) for part in batch.parts) / len(batch)
-            first = 0
-            for part in batch.parts:
-                if part.stats is not None:
-                    self._stats.setdefault(name, {})[int(batch.ids.shard[first])] = part.stats
-                first += len(part.slot)
-        self._mean_n_step = steps / len(batches)
-
-    def report(self, shards: ShardActors, draws_per_report: int) -> dict[str, Any]:
-        # Where they are due, and nothing otherwise; called once per draw.
-        self._calls += 1
-        return self._reduce(shards) if self._calls - self._reported >= draws_per_report else {}
-
-    def remaining(self, shards: ShardActors) -> dict[str, Any]:
-        return self._reduce(shards) if self._calls > self._reported else {}
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "sampled": [[*key, amount] for key, amount in self.sampled.items()],
-            "logged": [[*key, amount] for key, amount in self._log.logged.items()],
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.sampled, self._log.logged = (
-            Counter({(counter, module): amount for counter, module, amount in state[name]})
-            for name in ("sampled", "logged")
-        )
-
-    def _reduce(self, shards: ShardActors) -> dict[str, Any]:
-        self._reported = self._calls
-        stored = sum(report.env_steps_stored for report in shards.reports)
-        self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
-        log = functools.partial(self._log.logger.log_value, reduce="item")
-        self._log.items({name: self._joined(name, parts) for name, parts in self._stats.items()})
-        log(keys.ACTUAL_N_STEP, self._mean_n_step)
-        rows = [report.num_rows for report in shards.reports]
-        log(("shards", "num_alive"), sum(shards.alive))
-        log(("shards", "rows_lost"), shards.lost.rows)
-        log(("shards", "rows_smallest"), min(rows))
-        log(("shards", "rows_largest"), max(rows))
-        log(("shards", "td_errors_dropped"), shards.lost.td_errors)
-        return self._log.logger.reduce()
-
-    def _joined(self, name: str, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-        joined = joined_stats(list(parts.values()))
-        replay = self._template(name).replay
-        if replay.is_prioritized:
-            joined["importance_exponent"] = declared_sampler(replay.sampler).base_sampler.beta
-        if "tasks" in joined:
-            for task, probability in replay.probabilities().items():
-                joined["tasks"][task]["probability"] = probability
-        return joined
 
 
 class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
@@ -306,6 +189,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         by_shard: dict[int, list[EpisodeReference]] = {}
         for one in [*given, *put_episodes(self._router, others)]:
             by_shard.setdefault(one.shard, []).append(one)
+        # The driver sends references alone; the shard fetches the steps, and new rows get the group's largest priority.
         for shard, parts in by_shard.items():
             references, steps = [one.reference for one in parts], sum(one.num_steps for one in parts)
             self.shards.send(shard, "add", references, self.draws.largest(shard), steps=steps)
@@ -357,6 +241,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         timeout_s = self.shards.options.shard_timeout_s
         pieces = {name: [_piece(batch, timeout_s)] for name, batch in batches.items()}
         dealt, places = deal(pieces, self.num_learners)
+        # Shard, slot and generation of each row, in the order in which the TD errors will come.
         self.expected = {name: batch.ids.take(places[name]) for name, batch in batches.items()}
         self._metrics.count_draw(batches)
         return [piece.episode for _, piece in dealt]
@@ -477,3 +362,116 @@ def _piece(batch: RemoteBatch, timeout_s: float) -> Piece:
     module_id = batch.parts[0].module_id
     block = RemoteBlock(f"rows_of_{module_id or 'batch'}", batch.blocks, batch.weights, module_id, timeout_s)
     return Piece(block, np.arange(len(batch)))
+
+
+class ShardMetrics:
+    """Counters under RLlib's usual keys, see :class:`~rllib_ext.buffer.metrics.BufferMetrics`, and under ``shards``.
+
+    ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``. Current
+    values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.buffer.joined_stats` from
+    those that each shard sends at every tenth of its draws.
+
+    ``template`` returns the replay of a module without rows, whose sampler has the schedules of all shards.
+    """
+
+    def __init__(self, template: Callable[[str], ModuleReplay]) -> None:
+        self._template = template
+        self._stats: dict[str, dict[int, Mapping[str, Any]]] = {}  # by module and shard
+        self.sampled: Counts = Counter()  # rows, by module, and of all under the module ""
+        self._mean_n_step = 1.0  # of the last draw
+        self._log = CounterLog()
+        self._calls = self._reported = 0
+
+    def count_draw(self, batches: Mapping[str, RemoteBatch]) -> None:
+        steps = 0.0
+        for name, batch in batches.items():
+            self.sampled[_SAMPLED, name] += len(batch)
+            self.sampled[_SAMPLED, ""] += len(batch)
+            steps += sum(part.mean_n_step * len(part.slot) for part in batch.parts) / len(batch)
+            first = 0
+            for part in batch.parts:
+                if part.stats is not None:
+                    self._stats.setdefault(name, {})[int(batch.ids.shard[first])] = part.stats
+                first += len(part.slot)
+        self._mean_n_step = steps / len(batches)
+
+    def report(self, shards: ShardActors, draws_per_report: int) -> dict[str, Any]:
+        # Where they are due, and nothing otherwise; called once per draw.
+        self._calls += 1
+        return self._reduce(shards) if self._calls - self._reported >= draws_per_report else {}
+
+    def remaining(self, shards: ShardActors) -> dict[str, Any]:
+        return self._reduce(shards) if self._calls > self._reported else {}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "sampled": [[*key, amount] for key, amount in self.sampled.items()],
+            "logged": [[*key, amount] for key, amount in self._log.logged.items()],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.sampled, self._log.logged = (
+            Counter({(counter, module): amount for counter, module, amount in state[name]})
+            for name in ("sampled", "logged")
+        )
+
+    def _reduce(self, shards: ShardActors) -> dict[str, Any]:
+        self._reported = self._calls
+        stored = sum(report.env_steps_stored for report in shards.reports)
+        self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
+        log = functools.partial(self._log.logger.log_value, reduce="item")
+        self._log.items({name: self._joined(name, parts) for name, parts in self._stats.items()})
+        log(keys.ACTUAL_N_STEP, self._mean_n_step)
+        rows = [report.num_rows for report in shards.reports]
+        log(("shards", "num_alive"), sum(shards.alive))
+        log(("shards", "rows_lost"), shards.lost.rows)
+        log(("shards", "rows_smallest"), min(rows))
+        log(("shards", "rows_largest"), max(rows))
+        log(("shards", "td_errors_dropped"), shards.lost.td_errors)
+        return self._log.logger.reduce()
+
+    def _joined(self, name: str, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+        joined = joined_stats(list(parts.values()))
+        replay = self._template(name).replay
+        if replay.is_prioritized:
+            joined["importance_exponent"] = declared_sampler(replay.sampler).base_sampler.beta
+        if "tasks" in joined:
+            for task, probability in replay.probabilities().items():
+                joined["tasks"][task]["probability"] = probability
+        return joined
+
+
+def joined_stats(parts: Sequence[Stats]) -> dict[str, Any]:
+    """Returns the statistics of one replay that holds the rows of all shards, under the same names.
+
+    Counts and sizes are added up, and the largest is taken of largest ages; other numbers are means, weighted by the
+    rows of each shard (of tables by what each figure is a share of). Ages count the rows of a shard.
+
+    Example:
+        >>> parts = [{"rows": 30, "evicted": 3, "age_mean": 4.0}, {"rows": 10, "evicted": 5, "age_mean": 8.0}]
+        >>> joined_stats(parts)
+        {'rows': 40, 'evicted': 8, 'age_mean': 5.0}
+    """
+    return _joined(parts, parts)
+
+
+def _joined(parts: Sequence[Stats], shards: Sequence[Stats]) -> dict[str, Any]:
+    joined: dict[str, Any] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        held = [(part[name], part, shard) for part, shard in zip(parts, shards, strict=True) if name in part]
+        values = [value for value, _, _ in held]
+        if name in _BY_NAME:
+            joined[name] = {}
+            for entry in dict.fromkeys(entry for value in values for entry in value):
+                of_entry = [(value[entry], shard) for value, _, shard in held if entry in value]
+                joined[name][entry] = _joined([value for value, _ in of_entry], [shard for _, shard in of_entry])
+        elif name in _SUMS:
+            joined[name] = sum(values)
+        elif name in _LARGEST:
+            joined[name] = max(values)
+        elif all(isinstance(value, int | float) for value in values):
+            weight = _WEIGHTS.get(name, "rows")
+            weights = [part.get(weight, shard.get(weight, shard["rows"])) for _, part, shard in held]
+            weighted = sum(value * weight for value, weight in zip(values, weights, strict=True))
+            joined[name] = weighted / sum(weights) if sum(weights) else sum(values) / len(values)
+    return joined

@@ -30,88 +30,6 @@ if TYPE_CHECKING:
     from rllib_ext.buffer.building import Returns
 
 
-def reshard_saved(
-    buffer: RecipeEpisodeReplayBuffer, saved: Iterable[SavedBuffer], number: int, num_shards: int
-) -> SavedBuffer:
-    """Returns the part of saved buffers that one of ``num_shards`` new shards gets, by :class:`ReshardedRows`.
-
-    Counters are divided, so that all shards together have the sums of the save.
-
-    Args:
-        buffer: of the new shard, which is not changed.
-        saved: each was read into an empty buffer, and is discarded before the next is read.
-        number: of the new shard.
-        num_shards: S.
-
-    Raises:
-        ValueError: as :meth:`~lightning_replay.sharded.resharding.ReshardedRows.add`.
-    """
-
-    def shares(counts: Iterable[Sequence[int]]) -> list[int]:
-        return [_share(sum(values), number, num_shards) for values in zip(*counts, strict=True)]
-
-    rows: dict[str, ReshardedRows] = {}
-    states: list[dict[str, Any]] = []
-    for one in saved:
-        states.append(one.state)
-        for name, module in one.modules.items():
-            rows.setdefault(name, ReshardedRows(number, num_shards)).add(module.replay)
-    several_agents = any(state["several_agents"] for state in states)
-    modules = {}
-    for name, resharded in rows.items():
-        of_module = [state["modules"][name] for state in states if name in state["modules"]]
-        counts = shares(state["converter"]["fragments"]["counts"] for state in of_module)
-        counts[-1] = resharded.next_trajectory
-        converter = of_module[0]["converter"] | {"fragments": {"counts": counts, "known": []}}
-        draws = max(state["draws"] for state in of_module)
-        modules[name] = buffer.options.build(name, several_agents)
-        modules[name].load_state(of_module[0] | {"converter": converter, "draws": draws})
-        resharded.store(modules[name].replay)
-    counters: dict[str, Any] = {}
-    for counter in ("counts", "logged"):
-        total: Counter[tuple[str, str]] = Counter()
-        for state in states:
-            total.update({(kind, key): amount for kind, key, amount in state["counters"][counter]})
-        counters[counter] = [[*key, _share(amount, number, num_shards)] for key, amount in total.items()]
-    environment = shares(state["counters"]["environment"]["counts"] for state in states)
-    counters["environment"] = {"counts": environment, "known": []}
-    state = states[0] | {"several_agents": several_agents, "counters": counters}
-    return SavedBuffer(modules, state, one.warm_up, one.algorithm)
-
-
-def _share(amount: int, number: int, num_shards: int) -> int:
-    return amount // num_shards + (number < amount % num_shards)
-
-
-def without_shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    given = [name for name in SHARD_OPTIONS if options.get(name) is not None]
-    if given:
-        raise ValueError(f"{', '.join(given)} is for a replay of several shards. Add num_shards=4, or leave it out")
-    return {name: value for name, value in options.items() if name not in SHARD_OPTIONS}
-
-
-def check_shard_layout(layout: str | None) -> None:
-    if layout not in (None, "flagged"):
-        raise ValueError(
-            f"layout is {layout!r}, and Learners fetch the rows of shards in blocks, layout='flagged'. Leave layout "
-            "out, or num_shards"
-        )
-
-
-def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:
-    """Returns the options of the buffer in one shard, or without rows, also of single modules."""
-    own = {name: value for name, value in options.items() if name != "modules"}
-    if own.get("tables") is not None and number is not None:
-        own["tables"] = built_tables(own["tables"])
-    divided = of_recipe.options_of_shard(own, num_shards, number)
-    if options.get("modules"):
-        divided["modules"] = {
-            name: None if special is None else options_of_shard(special, num_shards, number)
-            for name, special in options["modules"].items()
-        }
-    return divided
-
-
 class EpisodeShard(ReplayShard):
     """A shard that holds a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`.
 
@@ -173,15 +91,7 @@ class EpisodeShard(ReplayShard):
         return self._answer()
 
     def stage(self, folders: Sequence[Folder], spaces: Mapping[str, Any]) -> Answer:  # type: ignore[override]
-        """Reads a save without using it yet; returns the draws made before it.
-
-        Args:
-            folders: as of the base class.
-            spaces: RLlib's, which the stored columns are compared with.
-
-        Raises:
-            DamagedFileError, ValueError, MemoryError: as :func:`~rllib_ext.checkpoints.read_buffer`.
-        """
+        """Reads a save without using it yet; returns the draws made before it."""
         self._staged = None  # of a save that another shard could not read
         if len(folders) == self._num_shards:
             staged = self._read(folders[self._number], self.held)
@@ -229,4 +139,77 @@ class EpisodeShard(ReplayShard):
             env_steps_stored=self.held.num_env_steps_stored,
             counts=self.held.counts(),
             signals={name: one.new_signals() for name, one in progress.items() if one is not None},
+        )
+
+
+def reshard_saved(
+    buffer: RecipeEpisodeReplayBuffer, saved: Iterable[SavedBuffer], number: int, num_shards: int
+) -> SavedBuffer:
+    """Returns the part of saved buffers that one of ``num_shards`` new shards gets, by :class:`ReshardedRows`.
+
+    Counters are divided, so that all shards together have the sums of the save.
+    """
+
+    def shares(counts: Iterable[Sequence[int]]) -> list[int]:
+        return [_share(sum(values), number, num_shards) for values in zip(*counts, strict=True)]
+
+    rows: dict[str, ReshardedRows] = {}
+    states: list[dict[str, Any]] = []
+    for one in saved:
+        states.append(one.state)
+        for name, module in one.modules.items():
+            rows.setdefault(name, ReshardedRows(number, num_shards)).add(module.replay)
+    several_agents = any(state["several_agents"] for state in states)
+    modules = {}
+    for name, resharded in rows.items():
+        of_module = [state["modules"][name] for state in states if name in state["modules"]]
+        counts = shares(state["converter"]["fragments"]["counts"] for state in of_module)
+        counts[-1] = resharded.next_trajectory
+        converter = of_module[0]["converter"] | {"fragments": {"counts": counts, "known": []}}
+        draws = max(state["draws"] for state in of_module)
+        modules[name] = buffer.options.build(name, several_agents)
+        modules[name].load_state(of_module[0] | {"converter": converter, "draws": draws})
+        resharded.store(modules[name].replay)
+    counters: dict[str, Any] = {}
+    for counter in ("counts", "logged"):
+        total: Counter[tuple[str, str]] = Counter()
+        for state in states:
+            total.update({(kind, key): amount for kind, key, amount in state["counters"][counter]})
+        counters[counter] = [[*key, _share(amount, number, num_shards)] for key, amount in total.items()]
+    environment = shares(state["counters"]["environment"]["counts"] for state in states)
+    counters["environment"] = {"counts": environment, "known": []}
+    state = states[0] | {"several_agents": several_agents, "counters": counters}
+    return SavedBuffer(modules, state, one.warm_up, one.algorithm)
+
+
+def _share(amount: int, number: int, num_shards: int) -> int:
+    return amount // num_shards + (number < amount % num_shards)
+
+
+def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:
+    """Returns the options of the buffer in one shard, or without rows, also of single modules."""
+    own = {name: value for name, value in options.items() if name != "modules"}
+    if own.get("tables") is not None and number is not None:
+        own["tables"] = built_tables(own["tables"])
+    divided = of_recipe.options_of_shard(own, num_shards, number)
+    if options.get("modules"):
+        divided["modules"] = {
+            name: None if special is None else options_of_shard(special, num_shards, number)
+            for name, special in options["modules"].items()
+        }
+    return divided
+
+
+def without_shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = [name for name in SHARD_OPTIONS if options.get(name) is not None]
+    if given:
+        raise ValueError(f"{', '.join(given)} is for a replay of several shards. Add num_shards=4, or leave it out")
+    return {name: value for name, value in options.items() if name not in SHARD_OPTIONS}
+
+
+def check_shard_layout(layout: str | None) -> None:
+    if layout not in (None, "flagged"):
+        raise ValueError(
+            f"layout is {layout!r}, and Learners fetch the rows of shards in blocks, layout='flagged'. Leave layout "
+            "out, or num_shards"
         )
