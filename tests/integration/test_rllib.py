@@ -11,7 +11,6 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
-from ray.rllib.algorithms.tqc import TQCConfig
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
@@ -24,7 +23,6 @@ CONFIGS = {
     "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized", priority_exponent=0.6).env_runners(num_env_runners=1),
     "dqn_n_step": lambda: small(DQNConfig, "CartPole-v1", "uniform", layout="rows").training(n_step=(1, 3)),
     "sac": lambda: small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4),
-    "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized").training(n_step=3),
 }
 
 
