@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from pyarrow import fs
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -322,19 +321,3 @@ def test_without_configure_the_buffer_says_that_it_is_not_saved(
     algorithm.stop()
     assert caplog.text.count("not part of the algorithm's checkpoints") == 1
     assert not (tmp_path / "checkpoint" / FOLDER).exists()
-
-
-def test_rllib_itself_loses_its_buffer() -> None:
-    """Why we save ours: ray 2.60.0 takes the option and ignores it. A release that heeds it fails here."""
-    assert ray.__version__ == "2.60.0"
-    plain = small(DQNConfig, "CartPole-v1", "uniform").training(store_buffer_in_checkpoints=True)
-    plain.training(replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 1000})
-    algorithm = plain.build_algo()
-    algorithm.train()
-    assert algorithm.local_replay_buffer.get_num_timesteps() > 0
-    path = algorithm.save_to_path()
-    algorithm.stop()
-    again = Algorithm.from_checkpoint(path)
-    assert again.local_replay_buffer.get_num_timesteps() == 0
-    again.stop()
-    shutil.rmtree(path)

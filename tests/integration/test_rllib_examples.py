@@ -40,6 +40,7 @@ def test_dqn_goes_on_from_a_checkpoint_with_its_buffer(run_example: Any, tmp_pat
 
 
 def test_rllibs_own_buffer_for_comparison(run_example: Any) -> None:
+    """Its rows are lost, which is why we save ours; a release of Ray that saves them fails here."""
     lines = run_example("rllib_dqn_prioritized.py", "--buffer", "rllib")
     assert len(rows(lines, "env_steps  return  stored  steps/second")) == 6
     assert re.fullmatch(r"2\d\d rows saved, 0 restored", lines[-1])
