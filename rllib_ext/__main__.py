@@ -182,11 +182,6 @@ def _print(result: dict[str, Any], held: int, drawn: float) -> None:
     print(f"{_row((*clocks, f'{episode_return:.1f}', held))}{drawn:>10.0f}{_row(test)}", flush=True)
 
 
-if __name__ == "__main__":
-    if sys.path[0] == os.getcwd():  # a file of the user's must not stand in for a module of a library
-        sys.path.append(sys.path.pop(0))
-    main()
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HINT = b"interrupted: training ends after this iteration; a second signal ends it at once\n"
 
@@ -234,3 +229,9 @@ class Interruption:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
+
+
+if __name__ == "__main__":
+    if sys.path[0] == os.getcwd():  # a file of the user's must not stand in for a module of a library
+        sys.path.append(sys.path.pop(0))
+    main()
