@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,16 +17,9 @@ LIGHTNING_CONFIGS = [name for name in config_files() if name.startswith("lightni
 WITH_REPLAY = [name for name in LIGHTNING_CONFIGS if "LevelDataModule" not in (config_directory() / name).read_text()]
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("in_an_empty_folder"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's use of jsonargparse
 ]
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def run_tiny(name: str, *more: str) -> None:

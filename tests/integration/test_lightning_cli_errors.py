@@ -49,17 +49,10 @@ class Agent(L.LightningModule):
 """
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("in_an_empty_folder"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's use of jsonargparse
     pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def options(**changes: object) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_replay import recipes
-from lightning_replay.agents import DQN, SAC, TD3
+from lightning_replay.agents import DQN, TD3
 from lightning_replay.lit import Evaluate, ReplayDataModule
 
 ROOT = Path(__file__).parents[2]
@@ -50,9 +50,7 @@ def test_event_tables(run_script: Any, tmp_path: Path) -> None:
     assert "table default: 2000 steps" in output[-3] and "table gap" in output[-2] and "table goal" in output[-1]
 
 
-@pytest.mark.parametrize(
-    ("agent", "env"), [(TD3, "Pendulum-v1"), (SAC, "Pendulum-v1"), (DQN, "CartPole-v1")], ids=["td3", "sac", "dqn"]
-)
+@pytest.mark.parametrize(("agent", "env"), [(TD3, "Pendulum-v1"), (DQN, "CartPole-v1")], ids=["td3", "dqn"])
 @pytest.mark.parametrize(
     ("recipe", "n_steps"),
     [("uniform", 3), ("prioritized", 1), ("neighborhood_mixup", 3), ("continuous_transition", 1), ("noisy", 3)],

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,9 @@ from tests.unit.lit.toys import make_trainer
 FILE = "lightning/plr_ppo_multiroom.yaml"
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("in_an_empty_folder"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's use of jsonargparse
 ]
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.mark.parametrize(

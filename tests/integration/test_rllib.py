@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
-from ray.rllib.algorithms.tqc import TQCConfig
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
@@ -24,7 +20,6 @@ CONFIGS = {
     "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized", priority_exponent=0.6).env_runners(num_env_runners=1),
     "dqn_n_step": lambda: small(DQNConfig, "CartPole-v1", "uniform", layout="rows").training(n_step=(1, 3)),
     "sac": lambda: small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4),
-    "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized").training(n_step=3),
 }
 
 
@@ -44,18 +39,6 @@ def test_two_iterations(name: str) -> None:
     if buffer.replay.is_prioritized:
         assert buffer.replay.stats()["priorities_updated"] >= 16 * 10
         assert buffer.replay.stats()["late_updates_dropped"] == 0
-
-
-def test_a_config_from_a_checkpoint_builds_and_trains(tmp_path: Path) -> None:
-    algorithm = small(DQNConfig, "CartPole-v1", "prioritized", importance_exponent=0.5).build_algo()
-    algorithm.train()
-    path = algorithm.save_to_path(tmp_path / "checkpoint")
-    algorithm.stop()
-    again = Algorithm.from_checkpoint(path)
-    again.train()
-    assert type(again.local_replay_buffer) is RecipeEpisodeReplayBuffer
-    assert again.config.replay_buffer_config["importance_exponent"] == 0.5
-    again.stop()
 
 
 def test_config_seed_decides_the_draws() -> None:

@@ -9,17 +9,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-import ray
 import torch
 from pyarrow import fs
-from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 import rllib_ext
 from lightning_replay.saving import DamagedFileError
@@ -29,20 +25,6 @@ from tests.saves import forge
 from .rllib_algorithms import Counting, small
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
-
-
-class Wider(Counting):
-    """The same with two numbers in an observation."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        observation, info = super().reset()
-        return observation.repeat(2), info
-
-    def step(self, action: Any) -> Any:
-        observation, *rest = super().step(action)
-        return observation.repeat(2), *rest
 
 
 def config(recipe: str = "prioritized", env: Any = "CartPole-v1", **options: Any) -> AlgorithmConfig:
@@ -129,7 +111,7 @@ def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCapt
             algorithm.train()
         first = Path(algorithm.save_to_path(tmp_path / f"first_{incremental}"))
         algorithm.train()
-        with caplog.at_level(logging.INFO, logger="rllib_ext"):
+        with caplog.at_level(logging.INFO, logger="rllib_ext.checkpoints"):
             second = Path(algorithm.save_to_path(tmp_path / f"second_{incremental}"))
         state, drawn = snapshot(algorithm), draws(algorithm)
         algorithm.stop()
@@ -257,88 +239,75 @@ def weights(algorithm: Algorithm) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-def damaged(path: Path, copy: Path) -> Path:
-    shutil.copytree(path, copy)
+def damaged(copy: Path) -> None:
     largest = max((copy / FOLDER).glob("rows-*/module-*/data-*/*"), key=os.path.getsize)
     largest.write_bytes(largest.read_bytes()[:-7])
-    return copy
 
 
-def without(path: Path, copy: Path) -> Path:
-    shutil.copytree(path, copy)
+def without(copy: Path) -> None:
     shutil.rmtree(copy / FOLDER)
-    return copy
 
 
-def without_rows(path: Path, copy: Path) -> Path:
-    shutil.copytree(path, copy)
+def without_rows(copy: Path) -> None:
     (rows,) = (copy / FOLDER).glob("rows-*")
     shutil.rmtree(rows)
-    return copy
 
 
-def with_broken_manifest(path: Path, copy: Path) -> Path:
-    shutil.copytree(path, copy)
+def with_broken_manifest(copy: Path) -> None:
     manifest = copy / FOLDER / "buffer.json"
     manifest.write_text(
         manifest.read_text().replace('"steps_added', '"steps_addfd').replace("steps_added", "steps_addfd")
     )
-    return copy
 
 
-def of_a_newer_version(path: Path, copy: Path) -> Path:
-    shutil.copytree(path, copy)
+def of_a_newer_version(copy: Path) -> None:
     forge(copy / FOLDER / "buffer.json", version=99)
-    return copy
 
 
-@pytest.mark.parametrize(
-    ("change", "settings", "error", "message"),
-    [
-        (damaged, {}, DamagedFileError, "truncated or changed"),
-        (without, {}, FileNotFoundError, "saved without rllib_ext.configure.*restore_replay=False"),
-        (with_broken_manifest, {}, DamagedFileError, "its checksum differs"),
-        (of_a_newer_version, {}, ValueError, "format version 99"),
-        (None, {"recipe": "uniform"}, ValueError, "state is of recipe 'prioritized'; this buffer is 'uniform'"),
-        (None, {"capacity": 500}, ValueError, "capacity 1000, here 500"),
-        (None, {"env": Wider}, ValueError, r"holds observations of \[\(4,\)\]; here they are .*\(2,\)"),
-        (None, {"env": "Acrobot-v1"}, ValueError, r"holds observations of \[\(4,\)\]; here they are .*\(6,\)"),
-        (without_rows, {}, DamagedFileError, "is missing"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_nothing_is_overwritten(
-    saved: Any, tmp_path: Path, change: Any, settings: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    path = saved[0] if change is None else change(saved[0], tmp_path / "changed")
-    algorithm = built(config(**settings))
-    algorithm.train()
+def check_refused(algorithm: Algorithm, path: Path, error: type[Exception], message: str) -> None:
+    """Asserts that a checkpoint is refused and that neither the buffer nor the weights are overwritten."""
     before, parameters = snapshot(algorithm), weights(algorithm)
     with pytest.raises(error, match=message):
         algorithm.restore_from_path(path)
     after = snapshot(algorithm)
     assert (after["rows"] == before["rows"]).all() and after["counters"] == before["counters"]
     assert torch.equal(weights(algorithm), parameters)
+
+
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_overwritten(saved: Any, tmp_path: Path) -> None:
+    algorithm = built(config())
     algorithm.train()
+    for change, error, message in (
+        (damaged, DamagedFileError, "truncated or changed"),
+        (without, FileNotFoundError, "saved without rllib_ext.configure.*restore_replay=False"),
+        (with_broken_manifest, DamagedFileError, "its checksum differs"),
+        (of_a_newer_version, ValueError, "format version 99"),
+        (without_rows, DamagedFileError, "is missing"),
+    ):
+        copy = tmp_path / change.__name__
+        shutil.copytree(saved[0], copy)
+        change(copy)
+        check_refused(algorithm, copy, error, message)
+        algorithm.train()
     algorithm.stop()
 
 
-class PauseOnce(FIFOScheduler):
-    """Stops the trial's actor after its second iteration; Tune restores it from its checkpoint in a new one."""
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        due = result["training_iteration"] == 2 and result["iterations_since_restore"] == 2
-        return TrialScheduler.PAUSE if due else TrialScheduler.CONTINUE
-
-
-def test_tune_pauses_and_restores_with_the_buffer(tmp_path: Path) -> None:
-    space = rllib_ext.configure(config())
-    run = tune.RunConfig(name="run", stop={"training_iteration": 4}, storage_path=str(tmp_path), verbose=0)
-    settings = tune.TuneConfig(scheduler=PauseOnce())
-    (result,) = tune.Tuner(space.algo_class, param_space=space, run_config=run, tune_config=settings).fit()
-    assert result.error is None
-    history = result.metrics_dataframe
-    assert history["iterations_since_restore"].tolist() == [1, 2, 1, 2]
-    assert history["replay_buffer/num_env_steps_stored"].tolist() == [42, 84, 126, 168]
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recipe": "uniform"}, "state is of recipe 'prioritized'; this buffer is 'uniform'"),
+        ({"capacity": 500}, "capacity 1000, here 500"),
+        ({"env": Counting}, r"holds observations of \[\(4,\)\]; here they are .*\(1,\)"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_overwritten(
+    saved: Any, settings: dict[str, Any], message: str
+) -> None:
+    algorithm = built(config(**settings))
+    algorithm.train()
+    check_refused(algorithm, saved[0], ValueError, message)
+    algorithm.train()
+    algorithm.stop()
 
 
 def test_without_configure_the_buffer_says_that_it_is_not_saved(
@@ -352,19 +321,3 @@ def test_without_configure_the_buffer_says_that_it_is_not_saved(
     algorithm.stop()
     assert caplog.text.count("not part of the algorithm's checkpoints") == 1
     assert not (tmp_path / "checkpoint" / FOLDER).exists()
-
-
-def test_rllib_itself_loses_its_buffer() -> None:
-    """Why we save ours: ray 2.60.0 takes the option and ignores it. A release that heeds it fails here."""
-    assert ray.__version__ == "2.60.0"
-    plain = small(DQNConfig, "CartPole-v1", "uniform").training(store_buffer_in_checkpoints=True)
-    plain.training(replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 1000})
-    algorithm = plain.build_algo()
-    algorithm.train()
-    assert algorithm.local_replay_buffer.get_num_timesteps() > 0
-    path = algorithm.save_to_path()
-    algorithm.stop()
-    again = Algorithm.from_checkpoint(path)
-    assert again.local_replay_buffer.get_num_timesteps() == 0
-    again.stop()
-    shutil.rmtree(path)

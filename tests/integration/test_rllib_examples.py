@@ -18,21 +18,6 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-def printed(folder: Path, *command: str) -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    return result.stdout.splitlines()
-
-
 def rows(lines: list[str], header: str) -> list[list[str]]:
     """The cells of the lines of numbers behind the header."""
     start = next(place for place, line in enumerate(lines) if line.startswith(header))
@@ -55,6 +40,7 @@ def test_dqn_goes_on_from_a_checkpoint_with_its_buffer(run_example: Any, tmp_pat
 
 
 def test_rllibs_own_buffer_for_comparison(run_example: Any) -> None:
+    """Its rows are lost, which is why we save ours; a release of Ray that saves them fails here."""
     lines = run_example("rllib_dqn_prioritized.py", "--buffer", "rllib")
     assert len(rows(lines, "env_steps  return  stored  steps/second")) == 6
     assert re.fullmatch(r"2\d\d rows saved, 0 restored", lines[-1])
@@ -172,11 +158,6 @@ def test_the_command_takes_modules_of_the_folder_and_ctrl_c_leaves_a_checkpoint(
     assert rest.splitlines()[-1] == f"checkpoint with the replay buffer: {tmp_path / 'here'}"
     saved = json.loads((tmp_path / "here" / "replay_buffer" / "buffer.json").read_text())
     assert "my_recipes.gentle" in str(saved)
-
-
-def test_the_command_lists_the_files_of_the_library(tmp_path: Path) -> None:
-    lines = printed(tmp_path, "-m", "rllib_ext", "--help")
-    assert f"  {ROOT / 'configs' / 'rllib' / 'nmer_sac_pendulum.yaml'}" in lines
 
 
 def test_the_command_without_its_extra_is_one_sentence(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 
-import rllib_ext
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
 from .rllib_algorithms import small, trained
@@ -72,20 +71,6 @@ def _cluster(forked_ray_workers: None) -> Iterator[None]:
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=STORE_BYTES)
     yield
     ray.shutdown()
-
-
-@pytest.fixture
-def build() -> Iterator[Callable[[AlgorithmConfig], Algorithm]]:
-    """Builds configured algorithms and stops them whatever happens."""
-    algorithms: list[Algorithm] = []
-
-    def built(config: AlgorithmConfig) -> Algorithm:
-        algorithms.append(rllib_ext.configure(config).build_algo())
-        return algorithms[-1]
-
-    yield built
-    for algorithm in algorithms:
-        algorithm.stop()
 
 
 def stamped(**options: Any) -> AlgorithmConfig:

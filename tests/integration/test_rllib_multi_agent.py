@@ -154,7 +154,7 @@ def assert_learners_agree(algorithm: Algorithm) -> None:
                 np.testing.assert_array_equal(array, other[module_id][name])
 
 
-@pytest.mark.parametrize(("num_learners", "module_of"), [(0, each_its_own), (0, all_share), (2, two_share)])
+@pytest.mark.parametrize(("num_learners", "module_of"), [(0, each_its_own), (2, two_share)])
 def test_rows_are_true_and_every_td_error_reaches_its_row(
     num_learners: int, module_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

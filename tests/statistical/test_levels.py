@@ -55,16 +55,18 @@ def stated(sampler: LevelSampler, name: str, temperature: float, rho: float) -> 
     return (1 - rho) * h / h.sum() + rho * staleness / staleness.sum()
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.3, 1.0])
+RULES = [
+    ("rank", Rank(), 0.1),
+    ("rank", Rank(), 1.4),
+    ("proportional", Proportional(), 0.5),
+    ("boltzmann", Boltzmann(), 0.3),
+    ("greedy", Greedy(), 1.0),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "prioritization", "temperature"),
-    [
-        ("rank", Rank(), 0.1),
-        ("rank", Rank(), 1.4),
-        ("proportional", Proportional(), 0.5),
-        ("boltzmann", Boltzmann(), 0.3),
-        ("greedy", Greedy(), 1.0),
-    ],
+    ("name", "prioritization", "temperature", "rho"),
+    [*((*rule, rho) for rule in RULES for rho in (0.0, 0.3)), (*RULES[0], 1.0)],  # 1 is of no scores
 )
 def test_drawn_levels_follow_the_stated_distribution(name, prioritization, temperature, rho):
     sampler = sampler_of(prioritization, temperature, rho)

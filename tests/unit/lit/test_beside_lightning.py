@@ -268,9 +268,17 @@ def test_the_best_checkpoint_holds_the_weights_that_were_scored(tmp_path: Path, 
     check_best(tmp_path, name, AVERAGING["ema"](), is_last=True, kind="lightning", best=5.0)
 
 
-@pytest.mark.parametrize("averaging", AVERAGING)
 @pytest.mark.parametrize(
-    ("is_last", "best", "kind"), [(True, 5.0, "ours"), (False, 10.0, "lightning"), (True, 5.0, "steps")]
+    ("averaging", "is_last", "best", "kind"),
+    [
+        ("none", True, 5.0, "ours"),
+        ("ema", True, 5.0, "steps"),
+        ("ema", False, 10.0, "lightning"),
+        ("epochs", True, 5.0, "steps"),
+        ("epochs", False, 10.0, "ours"),
+        ("both", True, 5.0, "ours"),
+        ("both", False, 10.0, "lightning"),
+    ],
 )
 def test_so_it_does_for_every_average_and_checkpoint(tmp_path, averaging, is_last, kind, best) -> None:
     check_best(tmp_path, "TD3", AVERAGING[averaging](), is_last, kind, best)
@@ -311,10 +319,13 @@ def test_a_checkpoint_at_steps_is_kept_only_for_a_score(tmp_path: Path) -> None:
         assert torch.equal(saved, evaluate.weights[float(score)]["weight"])
 
 
-@pytest.mark.parametrize("run", ["fit", "validate"])
 @pytest.mark.parametrize(
-    ("precision", "agent", "make_data"),
-    [("64-true", lambda: TD3(**SMALL), replayed), ("bf16-true", Tiny, replayed), ("16-true", Valuer, levelled)],
+    ("run", "precision", "agent", "make_data"),
+    [
+        ("fit", "64-true", lambda: TD3(**SMALL), replayed),
+        ("validate", "bf16-true", Tiny, replayed),
+        ("fit", "16-true", Valuer, levelled),
+    ],
 )
 def test_a_precision_of_other_weights_is_refused(tmp_path: Path, run: str, precision: str, agent, make_data) -> None:
     trainer = make_trainer(tmp_path, precision=precision)

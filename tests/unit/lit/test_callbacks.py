@@ -18,7 +18,7 @@ from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, Replay
 from lightning_replay.lit import evaluation as progress
 from lightning_replay.lit.playing import episode_returns
 from lightning_replay.writers import SurpriseOnly
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+from tests.unit.lit.toys import Counting, Tiny, make_data, make_replay, make_trainer
 
 
 class ScriptedEvaluate(Evaluate):
@@ -32,11 +32,6 @@ class ScriptedEvaluate(Evaluate):
         steps, _ = self.history[-1]
         self.history[-1] = (steps, self.script[min(len(self.history) - 1, len(self.script) - 1)])
         super()._publish(trainer)
-
-
-def make_data(**options) -> ReplayDataModule:
-    defaults = {"env": Counting, "env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10}
-    return ReplayDataModule(replay=make_replay(), **(defaults | options))
 
 
 class Memory(Logger):

@@ -69,7 +69,7 @@ def test_a_uniform_stream_needs_no_feedback(tmp_path: Path) -> None:
     assert trainer.global_step == 40
 
 
-@pytest.mark.parametrize(("prioritized", "count"), [(True, 3), (False, 8), (True, 1_000)])
+@pytest.mark.parametrize(("prioritized", "count"), [(True, 3), (False, 8)])
 def test_several_updates_per_training_step_are_the_same_training(tmp_path: Path, prioritized: bool, count: int) -> None:
     torch.manual_seed(1)
     _, single, _ = fit(tmp_path, prioritized, updates_per_env_step=2)

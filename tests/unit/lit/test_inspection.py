@@ -12,19 +12,14 @@ import numpy as np
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 
-from lightning_replay.lit import InspectBuffer, LogReplayStats, ReplayDataModule
+from lightning_replay.lit import InspectBuffer, LogReplayStats
 from tests.unit.lit import level_toys
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
-
-
-def make_data(**options: Any) -> ReplayDataModule:
-    defaults = {"env": Counting, "env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10}
-    return ReplayDataModule(replay=make_replay(prioritized=True), **(defaults | options))
+from tests.unit.lit.toys import Tiny, make_data, make_replay, make_trainer
 
 
 def test_figures_are_logged_and_the_page_has_them_over_the_run(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
-    inspect, data = InspectBuffer(every_n_updates=15), make_data()
+    inspect, data = InspectBuffer(every_n_updates=15), make_data(make_replay(prioritized=True))
     callbacks = [inspect, LogReplayStats(every_n_updates=15)]
     make_trainer(tmp_path, callbacks, logger=logger).fit(Tiny(), datamodule=data)
     rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))

@@ -18,12 +18,7 @@ from lightning_replay.saving import states as state
 from tests.unit.lit.level_toys import Valuer
 from tests.unit.lit.level_toys import make_data as make_level_data
 from tests.unit.lit.test_callbacks import ScriptedEvaluate
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
-
-
-def make_data(replay=None, **options) -> ReplayDataModule:
-    defaults = {"env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10}
-    return ReplayDataModule(Counting, make_replay() if replay is None else replay, **(defaults | options))
+from tests.unit.lit.toys import Counting, Tiny, make_data, make_replay, make_trainer
 
 
 def saved(path: Path) -> dict:

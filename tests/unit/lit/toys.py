@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import torch
 
-from lightning_replay.lit import UpdatePriorities
+from lightning_replay.lit import ReplayDataModule, UpdatePriorities
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.storage.packed import PackedStorage
@@ -87,6 +87,12 @@ class Tiny(L.LightningModule):
 def make_replay(prioritized: bool = False, capacity: int = 500, batch_size: int = 4) -> Replay:
     sampler = PrioritizedSampler(capacity=capacity, seed=0) if prioritized else None
     return Replay(storage=PackedStorage(capacity), sampler=sampler, batch_size=batch_size, seed=0)
+
+
+def make_data(replay: Replay | None = None, env=Counting, **options) -> ReplayDataModule:
+    """Forty updates in four epochs."""
+    defaults = {"env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10}
+    return ReplayDataModule(env, make_replay() if replay is None else replay, **(defaults | options))
 
 
 def make_trainer(directory, callbacks=(), **options) -> L.Trainer:

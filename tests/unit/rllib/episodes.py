@@ -70,3 +70,8 @@ def played(env: gym.Env, steps: int, fragment: int, seed: int = 0) -> list[Singl
 def column(episodes: list[Any], method: str, *args: Any) -> np.ndarray:
     """One column of all rows of a train batch, as the learner connectors read it."""
     return np.concatenate([getattr(episode, method)(*args, slice(0, len(episode))) for episode in episodes])
+
+
+def numbers(episodes: list[Any]) -> np.ndarray:
+    """The first number that each row observes."""
+    return column(episodes, "get_observations")[:, 0].astype(int)

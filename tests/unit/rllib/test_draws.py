@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from rllib_ext.episodes import Columns
 from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece
-from rllib_ext.learner.sharding import deal, learner_order
+from rllib_ext.learner.sharding import deal
 
 from .episodes import column
 
@@ -63,18 +63,6 @@ def test_every_row_travels_once_with_its_own_end(layout: str, terminated: list[i
     following = np.concatenate([e.get_observations(slice(1, len(e) + 1))["b"][0][:, 0] for e in episodes])
     np.testing.assert_array_equal(following, order + 100)
     assert len({episode.id_ for episode in episodes}) == len(episodes)
-
-
-@pytest.mark.parametrize("num_learners", [1, 2, 3])
-@pytest.mark.parametrize("done", [0, 1, 2, 5, 9, 12])
-def test_learner_order_is_that_of_the_real_shards(num_learners: int, done: int) -> None:
-    episodes, order = apart(drawn(list(range(done)), [], count=12).blocks())
-    dealt = learner_order([len(episode) for episode in episodes], num_learners)
-    shards = ShardEpisodesIterator(episodes, num_shards=num_learners)
-    returned = np.concatenate([column(shard, "get_actions") for shard in shards])
-    np.testing.assert_array_equal(order[dealt], returned)
-    if num_learners == 1:
-        assert dealt.tolist() == list(range(12))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

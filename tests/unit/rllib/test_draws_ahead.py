@@ -13,13 +13,10 @@ from lightning_replay import recipes
 from lightning_replay.schedules import Linear
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
-from .local_shards import first_numbers, read, replays, start_locally
+from .local_shards import first_numbers, read, replays
 from .test_sharded_replay import build, episodes
 
-
-@pytest.fixture(autouse=True)
-def _local_shards(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_locally(monkeypatch)
+pytestmark = pytest.mark.usefixtures("local_shards")
 
 
 def drawn(replay: ShardedEpisodeReplayBuffer, num_items: int = 16) -> tuple[list[Any], list[float]]:

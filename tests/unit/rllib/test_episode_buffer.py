@@ -11,7 +11,7 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.rllib_compat import complete_results
 
-from .episodes import column, numbered
+from .episodes import column, numbered, numbers
 
 GAMMA = 0.9
 
@@ -22,10 +22,6 @@ def filled(recipe: str = "uniform", capacity: int = 100, **options: object) -> R
     buffer.add([numbered("a", 3), numbered("b", 7, offset=100, truncated=True)])
     buffer.add([numbered("a", 2, start=3, terminated=True), numbered("c", 3, offset=200)])
     return buffer
-
-
-def numbers(episodes: list[SingleAgentEpisode]) -> np.ndarray:
-    return column(episodes, "get_observations")[:, 0].astype(int)
 
 
 LAST = {0: 4, 100: 106, 200: 202}
@@ -162,22 +158,6 @@ def test_results_are_the_same_with_metrics_of_every_tenth_draw() -> None:
         assert sum(reported) == {1: 57, 10: 0 + 1 + 1 + 0 + 2}[draws_per_report]
     assert results[10] == results[1]
     assert results[10][1]["num_env_steps_sampled"] == 36 and results[10][1]["drawn_age_mean"] >= 0
-
-
-@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
-@pytest.mark.parametrize("n_step", [1, 3, (1, 3)])
-def test_a_restored_buffer_goes_on_with_the_same_draws(recipe: str, n_step: int | tuple[int, int]) -> None:
-    buffer = filled(recipe)
-    drawn = numbers(buffer.sample(num_items=30, n_step=n_step))
-    buffer.update_priorities(drawn.astype(float))
-    again = RecipeEpisodeReplayBuffer(recipe, capacity=100, seed=5)
-    again.set_state(buffer.get_state())
-    assert len(again) == len(buffer) == 15
-    for _ in range(3):
-        expected, restored = buffer.sample(num_items=20, n_step=n_step), again.sample(num_items=20, n_step=n_step)
-        for method in ("get_observations", "get_actions", "get_rewards"):
-            np.testing.assert_array_equal(column(restored, method), column(expected, method))
-    assert again.plain_state()["counters"] == buffer.plain_state()["counters"]
 
 
 @pytest.mark.parametrize("n_step", [1, 3])

@@ -319,6 +319,12 @@ def test_the_command_refuses_numbers_out_of_range(capsys: pytest.CaptureFixture[
     assert "argument --num-cpus: -1 is below 1" in capsys.readouterr().err
 
 
+def test_the_command_lists_the_files_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert f"  {config_directory() / 'rllib' / 'nmer_sac_pendulum.yaml'}\n" in capsys.readouterr().out
+
+
 def test_the_command_reads_its_file_before_it_starts_ray(tmp_path: Path) -> None:
     ray.shutdown()  # of an earlier test in this process
     with pytest.raises(SystemExit, match=r"python -m rllib_ext: error: there is no file .*none.yaml"):

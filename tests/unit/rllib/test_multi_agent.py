@@ -14,13 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
-from .episodes import column
+from .episodes import column, numbers
 from .multi_agent_episodes import (
     AGENTS,
     OBSERVED,
@@ -57,10 +56,6 @@ def stored_rows(buffer: RecipeEpisodeReplayBuffer, module_id: str) -> list[Row]:
         following["truncated"][:, 0],
     )
     return [Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def drawn_numbers(episodes: list[SingleAgentEpisode]) -> np.ndarray:
-    return column(episodes, "get_observations")[:, 0].astype(int)
 
 
 def agents_do(words: dict[str, str]) -> list[dict[str, int]]:
@@ -123,7 +118,7 @@ def test_every_row_is_a_step_an_agent_took(random: Random) -> None:
             rewards = [later.reward for later in run[place : place + 3]]
             returns[row.observation].append(sum(GAMMA**step * reward for step, reward in enumerate(rewards)))
     drawn = buffer.sample(num_items=50, n_step=3, gamma=GAMMA)
-    for observed, summed in zip(drawn_numbers(drawn), column(drawn, "get_rewards"), strict=True):
+    for observed, summed in zip(numbers(drawn), column(drawn, "get_rewards"), strict=True):
         assert summed in returns[observed]
 
 
@@ -220,7 +215,7 @@ def test_a_module_can_store_nothing() -> None:
 def test_modules_draw_independently_of_each_other() -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0, layout="flagged")
     buffer.add(play(AGENTS, agents_do({agent: "oooooooooo" for agent in AGENTS}), fragment=20).fragments)
-    drawn = {tuple(drawn_numbers([block]) % 1000) for block in buffer.sample(num_items=20)}
+    drawn = {tuple(numbers([block]) % 1000) for block in buffer.sample(num_items=20)}
     assert len(drawn) == 3
 
 
@@ -274,7 +269,7 @@ def test_td_errors_come_home_and_each_learner_has_each_module(
     assert len(orders) == 1 and set(*orders) == set(buffer.modules)
     for name in buffer.modules:
         parts = [episode for shard in shards for episode in shard if episode.module_id == name]
-        buffer.update_priorities(drawn_numbers(parts), name)
+        buffer.update_priorities(numbers(parts), name)
     assert len(home) == rows * len(buffer.modules) and all(home)
 
 

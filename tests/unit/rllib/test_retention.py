@@ -20,7 +20,7 @@ from rllib_ext.buffer.n_step import MAX_LAG
 from rllib_ext.learner.sharding import learner_order
 from rllib_ext.learner.signals import add_signals
 
-from .episodes import column, numbered
+from .episodes import column, numbered, numbers
 from .recurrent_episodes import recurrent
 
 GAMMA = 0.5  # whose powers are exact
@@ -31,10 +31,6 @@ def retaining(capacity: int = 100, n_step: int = 1, **options: Any) -> RecipeEpi
     buffer = RecipeEpisodeReplayBuffer("surprise_retention", **{"capacity": capacity, "seed": 0, **options})
     buffer.form_returns(n_step, GAMMA)
     return buffer
-
-
-def numbers(episodes: list[SingleAgentEpisode]) -> np.ndarray:
-    return column(episodes, "get_observations")[:, 0].astype(int)
 
 
 def softmax(values: np.ndarray) -> np.ndarray:

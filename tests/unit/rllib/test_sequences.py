@@ -56,11 +56,6 @@ def test_steps_are_counted_and_sequences_sorted_by_length() -> None:
         assert len({episode.id_ for episode in drawn(buffer, steps, longest=4)}) > 1 or steps < 5
 
 
-def test_sequences_are_longer_than_the_burn_in() -> None:
-    starts = {numbers(episode)[0] for episode in drawn(filled(), 2000, longest=5, burn_in=3)}
-    assert starts == {0, 1, 100, 101, 102, 103}
-
-
 def test_a_start_whose_state_was_overwritten_begins_one_step_later() -> None:
     # slot  0 1 2 3 4 5 6 7      the ring of 8 holds 102 to 109; 101, the state before 102, is gone
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=8, seed=0)

@@ -14,12 +14,8 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer, joined_stats
 from tests.recipe_options import required_options
 
 from .episodes import numbered
-from .local_shards import start_locally
 
-
-@pytest.fixture(autouse=True)
-def _local_shards(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_locally(monkeypatch)
+pytestmark = pytest.mark.usefixtures("local_shards")
 
 
 def reported(recipe: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:

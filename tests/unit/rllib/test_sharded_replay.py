@@ -18,7 +18,7 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.recipe_options import required_options
 
 from .episodes import numbered
-from .local_shards import first_numbers, read, replays, start_locally
+from .local_shards import first_numbers, read, replays
 from .multi_agent_episodes import OBSERVED, play
 
 PAIRS = {"mixup", "neighborhood_mixup", "continuous_transition"}
@@ -29,9 +29,7 @@ WHOLE_ACTIONS: dict[str, Any] = {
 UNMIXED = sorted(set(recipes.known()) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
 
 
-@pytest.fixture(autouse=True)
-def _local_shards(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_locally(monkeypatch)
+pytestmark = pytest.mark.usefixtures("local_shards")
 
 
 def with_task(episode: Any, task: int) -> Any:

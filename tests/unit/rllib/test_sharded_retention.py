@@ -13,15 +13,13 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.shard import options_of_shard
 
 from .episodes import numbered
-from .local_shards import first_numbers, read, replays, start_locally
+from .local_shards import first_numbers, read, replays
 
 OPTIONS = {"capacity": 40, "seed": 0}
 EPISODES, LENGTH = 16, 7
 
 
-@pytest.fixture(autouse=True)
-def _local_shards(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_locally(monkeypatch)
+pytestmark = pytest.mark.usefixtures("local_shards")
 
 
 def signals(observation: np.ndarray) -> np.ndarray:
