@@ -76,13 +76,15 @@ class SAC(ContinuousAgent):
     def build(self) -> None:
         """Creates the policy, two critics and their targets, and the entropy coefficient."""
         options, action_size = self.hparams, self.register_bounds()
-        self.actor = Perceptron(options["observation_size"], options["hidden_sizes"], 2 * action_size)
-        self.critics = TwoCritics(options["observation_size"], action_size, options["hidden_sizes"])
-        self.target_critics = target_of(self.critics)
+        self.actor: Perceptron = Perceptron(options["observation_size"], options["hidden_sizes"], 2 * action_size)
+        self.critics: TwoCritics = TwoCritics(options["observation_size"], action_size, options["hidden_sizes"])
+        self.target_critics: TwoCritics = target_of(self.critics)
         self.log_alpha: nn.Parameter = nn.Parameter(torch.tensor(options["initial_entropy_coefficient"]).log())
         given = options["target_entropy"]
         self.target_entropy: float = -float(action_size) if given is None else given
-        self.target_update = TargetUpdate([(self.critics, self.target_critics)], options["target_update_rate"])
+        self.target_update: TargetUpdate = TargetUpdate(
+            [(self.critics, self.target_critics)], options["target_update_rate"]
+        )
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
@@ -193,12 +195,12 @@ class TD3(ContinuousAgent):
     def build(self) -> None:
         """Creates the policy, two critics and their targets."""
         options, action_size = self.hparams, self.register_bounds()
-        self.actor = Perceptron(options["observation_size"], options["hidden_sizes"], action_size)
-        self.critics = TwoCritics(options["observation_size"], action_size, options["hidden_sizes"])
+        self.actor: Perceptron = Perceptron(options["observation_size"], options["hidden_sizes"], action_size)
+        self.critics: TwoCritics = TwoCritics(options["observation_size"], action_size, options["hidden_sizes"])
         self.target_actor: Perceptron = target_of(self.actor)
-        self.target_critics = target_of(self.critics)
+        self.target_critics: TwoCritics = target_of(self.critics)
         pairs = [(self.actor, self.target_actor), (self.critics, self.target_critics)]
-        self.target_update = TargetUpdate(pairs, options["target_update_rate"])
+        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``, with noise if ``explore``."""

@@ -88,7 +88,9 @@ class DQN(ExploringAgent):
             options["observation_size"], options["hidden_sizes"], options["num_actions"]
         )
         self.target_network: Perceptron = target_of(self.network)
-        self.target_update = TargetUpdate([(self.network, self.target_network)], options["target_update_rate"])
+        self.target_update: TargetUpdate = TargetUpdate(
+            [(self.network, self.target_network)], options["target_update_rate"]
+        )
         if self._conflict_aversion != 0:
             self._averse_step = ConflictAverseStep(self.network.parameters(), self._conflict_aversion)
 

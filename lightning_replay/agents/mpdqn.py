@@ -150,7 +150,7 @@ class MPDQN(ExploringAgent):
             (self.value_network, self.target_value_network),
             (self.parameter_network, self.target_parameter_network),
         ]
-        self.target_update = TargetUpdate(pairs, options["target_update_rate"])
+        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
 
     def scaled(self, parameters: Tensor) -> Tensor:
         """Returns the environment's parameters scaled to [-1, 1]; one that cannot vary is 0."""

@@ -380,8 +380,12 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
 
     def _set_maze(self, difficulty: int) -> None:
         self.difficulty = difficulty
-        _, self.num_quarters, self.agent_room, self.key_in_box, self.blocked, rooms_visited = self.maze
-        self.max_steps: int = 4 * rooms_visited * _MAZE_ROOM_SIZE**2
+        maze = self.maze
+        self.num_quarters: int = maze.quarters
+        self.agent_room: tuple[int, int] = maze.agent_room
+        self.key_in_box: bool = maze.is_key_in_box
+        self.blocked: bool = maze.is_blocked
+        self.max_steps: int = 4 * maze.rooms_visited * _MAZE_ROOM_SIZE**2
 
     def _gen_grid(self, width: int, height: int) -> None:
         if self.num_quarters:

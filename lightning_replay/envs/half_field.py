@@ -74,8 +74,8 @@ class Body:
         return math.hypot(self.velocity_x, self.velocity_y)
 
 
-player = partial(Body, PLAYER_DECAY, PLAYER_SPEED_MAX)
-ball = partial(Body, BALL_DECAY, BALL_SPEED_MAX)
+player: partial[Body] = partial(Body, PLAYER_DECAY, PLAYER_SPEED_MAX)
+ball: partial[Body] = partial(Body, BALL_DECAY, BALL_SPEED_MAX)
 
 
 def dash_acceleration(power: float) -> float:

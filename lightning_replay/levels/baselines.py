@@ -88,7 +88,7 @@ class SequentialLevels(_Unscored):
         ValueError: no ids, negative or repeated ones.
     """
 
-    saved_attributes = (*_Unscored.saved_attributes, "place")
+    saved_attributes: tuple[str, ...] = (*_Unscored.saved_attributes, "place")
 
     def __init__(self, levels: int | Iterable[int]) -> None:
         if levels is None:

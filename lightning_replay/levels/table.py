@@ -325,6 +325,8 @@ class LevelSampler(LevelTable, Sampler):
         7
     """
 
+    dropped: int
+
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws levels for ``batch_size`` episodes, one after another; returns rows ``[B]`` and the sampled keys.
 

@@ -153,7 +153,8 @@ class Rollout(RunningEpisodes):
         if assignment is not None:
             assignment.begin(environments)
         super().__init__(VectorSteps(environments, first_trajectory=first_trajectory), seed)
-        self.action_space = deepcopy(self.action_space)  # for random actions: a space may be shared by environments
+        # for random actions: a space may be shared by environments
+        self.action_space: Space[Any] = deepcopy(self.action_space)
         self.action_space.seed(seed)
         self._assignment = assignment
         self._information = information or InformationColumns()

@@ -65,7 +65,8 @@ class PartOfTables(Tables):
         drawn_among: ``[L]``, see :attr:`Tables.drawn_among <lightning_replay.tables.tables.Tables.drawn_among>`.
     """
 
-    length = drawn_among = None  # type: ignore[assignment]
+    length: Any = None
+    drawn_among: Any = None
 
     def __init__(self, tables: Tables, length: np.ndarray, drawn_among: np.ndarray) -> None:
         self.__dict__.update(vars(tables), length=length, drawn_among=drawn_among)

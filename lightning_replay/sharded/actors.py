@@ -70,7 +70,8 @@ class ShardActors:
         time_left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._wait, self._time_left = wait, time_left
-        self.kind, self._arguments = kind, arguments
+        self.kind: type = kind
+        self._arguments = arguments
         self.options: ShardOptions = options
         self._on_report = on_report
         count = options.num_shards
