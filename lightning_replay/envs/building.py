@@ -61,6 +61,12 @@ def build_environment(
             f"env is {env!r}, which returned {given}; it must build and return one gymnasium.Env. num_envs steps "
             "several of them, and the package shimmy converts environments of OpenAI's gym"
         )
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(made, name, None), Space):
+            raise TypeError(
+                f"environment {env!r} has no {name}; set it in its __init__, such as "
+                f"self.{name} = gymnasium.spaces.Box(-1.0, 1.0, shape=(3,))"
+            )
     return made
 
 

@@ -83,8 +83,16 @@ def draw_band(axes: Any, x: ArrayLike, curves: ArrayLike, label: str, **line_opt
         curves: ``[seeds, P]``.
         label: for the legend; :func:`band_note` describes the band.
         line_options: further ones of ``axes.plot``.
+
+    Raises:
+        ValueError: curves of another shape.
     """
     values, at = np.asarray(curves, dtype=np.float64), np.asarray(x)
+    if values.ndim != 2 or not len(values) or values.shape[1:] != at.shape:
+        raise ValueError(
+            f"curves have the shape {list(values.shape)} and x {list(at.shape)}; give [seeds, P] of at least one seed, "
+            "and [P]. A single curve is curve[None]."
+        )
     mean = values.mean(0)
     (line,) = axes.plot(at, mean, label=label, **line_options)
     if len(values) > 1:

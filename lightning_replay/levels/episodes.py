@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from lightning_replay.levels import scores
 from lightning_replay.levels.level_ids import Actor
 from lightning_replay.levels.scores import EpisodeScore, Score, SegmentScore, ValueColumns, ValueScore
 
@@ -171,6 +173,11 @@ class Scoring:
             raise TypeError(
                 f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
                 "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
+            )
+        if inspect.isfunction(score) and score.__module__ == scores.__name__:
+            raise TypeError(
+                f"score is {score!r}, a function of tensors; give the object of lightning_replay.levels.scores "
+                "that takes a segment, such as L1ValueLoss()"
             )
         self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
         self.initial_score: float | None = None if self._of_episodes is None else self._of_episodes.initial_score

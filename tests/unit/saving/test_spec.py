@@ -149,7 +149,11 @@ def _recorded_classes() -> list[type]:
         new = {cls for cls in type.__subclasses__(classes.pop()) if cls is not type} - found
         found |= new
         classes += new
-    own = [cls for cls in found if str(cls.__module__).startswith("lightning_replay.") and "_record" in vars(cls)]
+    own = [
+        cls
+        for cls in found
+        if str(getattr(cls, "__module__", None)).startswith("lightning_replay.") and "_record" in vars(cls)
+    ]
     return sorted(own, key=lambda cls: cls.__name__)
 
 
