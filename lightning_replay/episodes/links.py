@@ -16,7 +16,7 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.options import checked_count
 from lightning_replay.storage.columns import contradicts
 from lightning_replay.storage.packed import PackedStorage, readable_rows
-from lightning_replay.storage.rows import observation_keys
+from lightning_replay.storage.rows import observation_pairs
 from lightning_replay.tables.kernels import groups_of
 
 MOST_NUMBERS = 4_096  # of a row and a column that are compared: more would cost an eighth of the insert of an image
@@ -156,21 +156,12 @@ class Continuity:
         return self._source if isinstance(self._source, TensorDictBase) else readable_rows(self._source)
 
     def _read(self) -> None:
-        # A packed storage keeps its columns until it is loaded.
-        if not isinstance(self._source, PackedStorage):
-            pairs = observation_pairs(self._rows())
-        elif self._packed is not self._source.all_packed:
-            pairs, self._packed = self._source.observation_pairs(), self._source.all_packed
-        else:
-            return
+        if isinstance(self._source, PackedStorage):
+            if self._packed is self._source.all_packed:
+                return
+            self._packed = self._source.all_packed  # which keeps its columns until it is loaded
+        pairs = observation_pairs(self._rows())
         self._pairs = [(comparable(own), comparable(following)) for own, following in pairs]
-
-
-def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
-    """Returns the columns ``[N, ...]`` of each observation and of the one under ``"next"``."""
-    leaves = {(key,) if isinstance(key, str) else key: value for key, value in rows.items(True, True)}
-    keys = observation_keys({key: (value.dtype, value.shape) for key, value in leaves.items()})
-    return [(leaves[key], leaves["next", *key]) for key in keys]
 
 
 def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:

@@ -22,7 +22,7 @@ SEARCHES = (TorchSearch, NumbaSearch)
 
 @pytest.fixture(params=SEARCHES, ids=lambda search: search.__name__)
 def search(request, monkeypatch) -> type:
-    monkeypatch.setattr(pool_module, "search_for", request.param)
+    monkeypatch.setattr(pool_module, "NumbaSearch", request.param)
     return request.param
 
 
@@ -100,7 +100,7 @@ def test_five_step_successors_share_what_is_equal(search) -> None:
 
 
 def test_frames_of_equal_hash_are_told_apart_by_their_bytes(monkeypatch) -> None:
-    monkeypatch.setattr(pool_module, "search_for", TorchSearch)
+    monkeypatch.setattr(pool_module, "NumbaSearch", TorchSearch)
     monkeypatch.setattr(TorchSearch, "hash_each", lambda self, frames: np.full(len(frames), 3))
     storage = storage_of(frame_rows(EPISODE))
     assert storage.frames_held == 4
@@ -111,7 +111,7 @@ def test_frames_of_equal_hash_are_told_apart_by_their_bytes(monkeypatch) -> None
 
 
 def test_the_compiled_search_tells_frames_of_equal_hash_apart(monkeypatch) -> None:
-    monkeypatch.setattr(pool_module, "search_for", NumbaSearch)
+    monkeypatch.setattr(pool_module, "NumbaSearch", NumbaSearch)
 
     def after(word: int) -> int:  # the hash's state after a frame's first word
         mixed = 1 ^ word
