@@ -135,26 +135,23 @@ class MissingDeviceError(ValueError):
 
 
 def checked_device(device: Any) -> torch.device:
+    """Returns a device of torch that keeps data and is there; torch would fail at the first rows."""
+    wrong = f"device is {device!r}; it must be a device of torch that keeps data, such as 'cpu' or 'cuda'"
+    if not isinstance(device, str | torch.device):
+        raise TypeError(wrong)
     try:
-        known = torch.device(device) if isinstance(device, str | torch.device) else None
+        known = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'") from error
-    if known is None:
-        raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
+        raise ValueError(wrong) from error
     if known.type == "meta":
-        raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
+        raise ValueError(wrong)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if known.type == "cuda" and (known.index or 0) >= count:
+        raise MissingDeviceError(
+            f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
+            "torch that supports the GPU of this machine"
+        )
     return known
-
-
-def check_present(device: torch.device) -> None:
-    # torch would raise an AssertionError, or fail at the first rows.
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise MissingDeviceError(
-                f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
-                "torch that supports the GPU of this machine"
-            )
 
 
 def normalized(rows: TensorDictBase) -> TensorDictBase:

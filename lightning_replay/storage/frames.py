@@ -94,6 +94,7 @@ class FrameStorage(PackedStorage):
                 f"frame_capacity is {frame_capacity}, and a single transition has up to {2 * frame_stack} different "
                 f"frames, {frame_stack} in each of its two stacks. Raise frame_capacity to {2 * frame_stack} or more"
             )
+        self.rows_at_once = min(self.capacity, frame_capacity // (2 * frame_stack))  # if all frames are different
         self.image_key: Key = checked_key("image_key", image_key)
         self.next_key: Key = ("next", *self.image_key)
 
@@ -125,11 +126,6 @@ class FrameStorage(PackedStorage):
             return np.zeros(0, dtype=np.int64)
         return self._frames_of[: self._len, 0].nonzero().flatten().cpu().numpy()
 
-    @property
-    def rows_at_once(self) -> int:
-        """Rows whose frames fit even if all are different and nothing else is stored."""
-        return min(self.capacity, self.frame_capacity // (2 * self.frame_stack))
-
     def build_options(self) -> dict[str, Any]:
         """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``."""
         options = {"frame_stack": self.frame_stack, "image_key": list(self.image_key)}
@@ -158,9 +154,8 @@ class FrameStorage(PackedStorage):
         self._looked_up = None  # tensors that are given again may have other content
         super()._check(values)
 
-    def room_for(self, data: TensorDictBase | Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
-        """Returns whether the frames of rows ``[N]``, or of their values, fit; see :meth:`frames_missing`."""
-        values = self.checked_values(data) if isinstance(data, TensorDictBase) else data
+    def room_for(self, values: Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
+        """Returns whether the frames of values fit; see :meth:`frames_missing`."""
         return self.frames_missing(values, slots) == 0
 
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:

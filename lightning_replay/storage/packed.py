@@ -38,30 +38,10 @@ from lightning_replay.storage.columns import (
     SingleRow,
     StoredColumn,
     TransitionCheck,
-    check_present,
     checked_device,
 )
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of
-
-
-class SharedWrites:
-    """Counts writes into a file that forked processes share, so that a fork can refuse rows written since."""
-
-    def __init__(self) -> None:
-        self._of_all = np.frombuffer(mmap.mmap(-1, 8), dtype=np.int64)  # anonymous, and shared with forked processes
-        self._own = 0  # which a fork copies
-
-    def add(self) -> None:
-        # Called before anything is changed, so that a fork refuses rows that are half-written.
-        self._of_all[0] += 1
-        self._own += 1
-
-    @property
-    def came_since(self) -> bool:
-        """Whether this is a forked process, and another one has written since."""
-        return int(self._of_all[0]) != self._own
-
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -139,12 +119,12 @@ class PackedStorage(LazyTensorStorage):
 
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
         self.capacity: int = checked_count("capacity", capacity, of="transitions")
+        self.rows_at_once: int = self.capacity  #: Most rows that a single write can store, whatever they are.
         known = checked_device(device)
         if memmap is not None and not isinstance(memmap, str | Path):
             raise TypeError(f"memmap is {memmap!r}; it must be a directory, or None")
         if memmap is not None and known.type != "cpu":
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
-        check_present(known)
         if memmap is not None:
             check_writable("memmap", memmap)  # not only when the first row comes
         # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
@@ -164,7 +144,10 @@ class PackedStorage(LazyTensorStorage):
 
     def _begin_life(self) -> None:
         self.snapshots: Snapshots = Snapshots()
-        self._shared_writes = None if self._memmap is None else SharedWrites()
+        # Writes into a file that forked processes share, counted in memory that they share, and in what a fork copies.
+        shared = None if self._memmap is None else mmap.mmap(-1, 8)
+        self._shared_writes = None if shared is None else np.frombuffer(shared, dtype=np.int64)
+        self._own_writes = 0
         self._refusal: str | None = None
         register(self)
 
@@ -185,7 +168,7 @@ class PackedStorage(LazyTensorStorage):
 
     def check_read(self) -> None:
         """Raises ``RuntimeError`` after a read in a forked process, if the parent has written into the file since."""
-        if self._shared_writes is not None and self._shared_writes.came_since:
+        if self._shared_writes is not None and self._shared_writes[0] != self._own_writes:
             raise RuntimeError(
                 f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its parent, "
                 "which has written into it since the fork: what is read here is of no one moment. Save the buffer in "
@@ -263,11 +246,6 @@ class PackedStorage(LazyTensorStorage):
     @property
     def rows_in_memory(self) -> int:
         """Rows for which memory is taken."""
-        return self.capacity
-
-    @property
-    def rows_at_once(self) -> int:
-        """Most rows that a single write can store, whatever they are."""
         return self.capacity
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
@@ -441,12 +419,8 @@ class PackedStorage(LazyTensorStorage):
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
         assert self._columns is not None
         places = slots if type(slots) is slice or self.generations is None else slots.numpy()
-        snapshots = self.snapshots
-        with snapshots.lock:
-            # A save that runs now reads these rows as they were when it began.
-            snapshots.keep(places)
-            if self._shared_writes is not None:
-                self._shared_writes.add()
+        with self.snapshots.lock:
+            self.begin_write(places)
             single = self._single
             if (
                 # One row, as environments give it, is written by one copy.
@@ -472,9 +446,12 @@ class PackedStorage(LazyTensorStorage):
 
     def begin_write(self, slots: slice | Tensor | np.ndarray) -> None:
         """Prepares a change of rows in these slots; call it with the lock of the snapshots held."""
+        # A save that runs now reads these rows as they were when it began.
         self.snapshots.keep(slots)
         if self._shared_writes is not None:
-            self._shared_writes.add()
+            # Before anything is changed, so that a fork refuses rows that are half-written.
+            self._shared_writes[0] += 1
+            self._own_writes += 1
 
     def slots(self, start: int, stop: int) -> Tensor:
         """Returns the slots from ``start`` to below ``stop``, int64 on the storage's device."""
@@ -493,16 +470,9 @@ class PackedStorage(LazyTensorStorage):
         self._last_cursor = cursor
 
     def _next_generation(self, slots: slice | Tensor) -> None:
-        generation = self.generations
-        if generation is not None:
-            if isinstance(slots, slice):
-                view = generation[slots]
-                view += 1  # in place: generation[slots] += 1 would write twice
-                if self._least_generation:
-                    np.maximum(view, self._least_generation + 1, out=view)
-            else:
-                index = slots.numpy()
-                generation[index] = np.maximum(generation[index], self._least_generation) + 1
+        if (generations := self.generations) is not None:
+            places = slots if isinstance(slots, slice) else slots.numpy()
+            generations[places] = np.maximum(generations[places], self._least_generation) + 1
         else:
             assert self._generation is not None
             self._generation[slots] = self._generation[slots].clamp_min(self._least_generation) + 1

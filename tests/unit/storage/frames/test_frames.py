@@ -167,14 +167,15 @@ def test_stacks_that_are_views_are_stored_as_they_look(search) -> None:
 def test_without_room_nothing_is_written(search) -> None:
     storage = storage_of(frame_rows(EPISODE), frames=6)  # 4 of 6 frames
     row = frame_rows([((1, 2, 5), (2, 5, 3))])
-    assert not storage.room_for(row)
+    assert not storage.room_for(storage.checked_values(row))
     before = copy.deepcopy(storage.state_dict())
     with pytest.raises(RuntimeError, match=r"1 more frames are needed than the 6.*frame_capacity"):
         storage.set(slice(3, 4), row)
     assert storage.frames_held == 4 and len(storage) == 3
     assert torch.equal(storage.state_dict()["rows"], before["rows"])
-    assert storage.room_for(row, torch.tensor([2])), "8 leaves with row 2"
-    assert not storage.room_for(row, torch.tensor([0])) and not storage.room_for(row, np.array([1]))
+    assert storage.room_for(storage.checked_values(row), torch.tensor([2])), "8 leaves with row 2"
+    values = storage.checked_values(row)
+    assert not storage.room_for(values, torch.tensor([0])) and not storage.room_for(values, np.array([1]))
     storage.set(slice(2, 3), row)
     assert storage.frames_held == 6
 
@@ -182,7 +183,7 @@ def test_without_room_nothing_is_written(search) -> None:
 def test_rows_changed_after_a_question_about_their_room_are_stored_as_they_are() -> None:
     storage = storage_of(frame_rows(EPISODE), frames=7)  # 5, 6, 7 and 8 are held, and 1 to 4 are too many
     row = frame_rows([((1, 2, 3), (4, 5, 6))])
-    assert not storage.room_for(row)
+    assert not storage.room_for(storage.checked_values(row))
     row["pixels"].copy_(image_of((8, 8, 7), (4, 4)))
     storage.set(slice(3, 4), row)
     assert stacks_in(storage.get(torch.tensor([3]))) == [((8, 8, 7), (4, 5, 6))]
