@@ -16,8 +16,8 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.options import checked_count
 from lightning_replay.storage.columns import contradicts
 from lightning_replay.storage.packed import PackedStorage, readable_rows
-from lightning_replay.storage.rows import observation_keys
-from lightning_replay.tables.kernels import groups_of
+from lightning_replay.storage.rows import observation_pairs
+from lightning_replay.tables.kernels import EpisodeGroups, groups_of
 
 MOST_NUMBERS = 4_096  # of a row and a column that are compared: more would cost an eighth of the insert of an image
 _LEAST_COMPARED = 16  # before rows are reported that do not continue others
@@ -156,21 +156,19 @@ class Continuity:
         return self._source if isinstance(self._source, TensorDictBase) else readable_rows(self._source)
 
     def _read(self) -> None:
-        # A packed storage keeps its columns until it is loaded.
-        if not isinstance(self._source, PackedStorage):
-            pairs = observation_pairs(self._rows())
-        elif self._packed is not self._source.all_packed:
-            pairs, self._packed = self._source.observation_pairs(), self._source.all_packed
-        else:
-            return
+        if isinstance(self._source, PackedStorage):
+            if self._packed is self._source.all_packed:
+                return
+            self._packed = self._source.all_packed  # which keeps its columns until it is loaded
+        pairs = observation_pairs(self._rows())
         self._pairs = [(comparable(own), comparable(following)) for own, following in pairs]
 
 
-def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
-    """Returns the columns ``[N, ...]`` of each observation and of the one under ``"next"``."""
-    leaves = {(key,) if isinstance(key, str) else key: value for key, value in rows.items(True, True)}
-    keys = observation_keys({key: (value.dtype, value.shape) for key, value in leaves.items()})
-    return [(leaves[key], leaves["next", *key]) for key in keys]
+def consecutive(episodes: EpisodeGroups) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows of a batch that another row of their episode follows, int64 ``[n]``, and these."""
+    is_followed = ~episodes.done[episodes.order[:-1]]
+    is_followed[episodes.start[1:-1] - 1] = False
+    return episodes.order[:-1][is_followed], episodes.order[1:][is_followed]
 
 
 def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
@@ -362,12 +360,9 @@ class EpisodeLinks:
         successor[written] = -1
         predecessor[written] = -1
         self._forget_running(slots.tolist())
-        order = slots[episodes.order]
-        linked = ~episodes.done[episodes.order[:-1]]
-        linked[episodes.start[1:-1] - 1] = False
-        first, second = order[:-1][linked], order[1:][linked]
+        first, second = (slots[rows] for rows in consecutive(episodes))
         # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
-        lasts, ended = order[episodes.start[1:] - 1].tolist(), episodes.ended.tolist()
+        lasts, ended = slots[episodes.order[episodes.start[1:] - 1]].tolist(), episodes.ended.tolist()
         streams = [None] if names is None else episodes.trajectory.tolist()
         previous = [self._forget(stream) for stream in streams]
         for stream, slot, is_over in zip(streams, lasts, ended, strict=True):
@@ -375,7 +370,7 @@ class EpisodeLinks:
                 self._remember(stream, slot)
         newest = np.array(previous, dtype=np.int64)
         if (newest >= 0).any():
-            heads = order[episodes.start[:-1]][newest >= 0]
+            heads = slots[episodes.order[episodes.start[:-1]]][newest >= 0]
             first, second = np.concatenate((newest[newest >= 0], first)), np.concatenate((heads, second))
         if self.continuity is not None and len(first):
             continued = self.continuity.of_slots(first, second)
@@ -402,15 +397,10 @@ class EpisodeLinks:
 
 
 class MissingSteps(NamedTuple):
-    """Missing steps among new rows of which not all were stored.
+    """Missing steps among new rows of which not all were stored."""
 
-    Attributes:
-        trajectories: those that begin with a missing row.
-        last_before: places, among the stored rows, of those whose next row is missing, int64 ``[n]``.
-    """
-
-    trajectories: list[int | None]
-    last_before: Tensor
+    trajectories: list[int | None]  #: Those that begin with a missing row.
+    last_before: Tensor  #: Places, among the stored rows, of those whose next row is missing, int64 ``[n]``.
 
 
 def missing_steps(trajectory: Tensor | None, stored: np.ndarray, count: int) -> MissingSteps:
@@ -425,16 +415,15 @@ def missing_steps(trajectory: Tensor | None, stored: np.ndarray, count: int) -> 
         >>> missing_steps(torch.tensor([7, 8, 7, 8, 7]), np.array([0, 3, 4]), 5)
         MissingSteps(trajectories=[8], last_before=tensor([0]))
     """
-    if not len(stored):  # in a tenth of the time
+    if not len(stored):  # in a third of the time
         nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
         return MissingSteps([None] if trajectory is None else sorted(set(trajectory.flatten().tolist())), nothing)
-    names = np.zeros(count, dtype=np.int64) if trajectory is None else trajectory.flatten().cpu().numpy()
-    order = np.argsort(names, kind="stable")
-    place = np.full(count, -1)
-    place[stored] = np.arange(len(stored))
-    grouped, places = names[order], place[order]
-    starts = np.concatenate(([True], grouped[1:] != grouped[:-1]))
-    begins_missing = grouped[starts & (places < 0)].tolist()
-    before = np.flatnonzero((places[:-1] >= 0) & (places[1:] < 0) & ~starts[1:])
-    named: list[int | None] = [None] * len(begins_missing) if trajectory is None else begins_missing
-    return MissingSteps(named, torch.from_numpy(places[before]))
+    is_stored = np.zeros(count, dtype=np.bool_)
+    is_stored[stored] = True
+    names = None if trajectory is None else trajectory.flatten().cpu().numpy()
+    episodes = groups_of(names, np.zeros(count, dtype=np.bool_))
+    begins_missing = ~is_stored[episodes.order[episodes.start[:-1]]]
+    named = [None] * int(begins_missing.sum()) if names is None else episodes.trajectory[begins_missing].tolist()
+    before, after = consecutive(episodes)
+    last = before[is_stored[before] & ~is_stored[after]]
+    return MissingSteps(named, torch.from_numpy(np.searchsorted(stored, last)))

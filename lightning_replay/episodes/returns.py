@@ -60,17 +60,8 @@ class NStepTransitions(ReplayTransform):
         self.n_steps = n_steps
         self.discount = discount
         self._check_continuity = check_continuity
-        self._waiting: TensorDictBase | None = None
-        self._columns: frozenset[_Column] | None = None  # of the first steps; later ones must have the same
-
-    @property
-    def pending(self) -> tuple[TensorDictBase | None, frozenset[_Column] | None]:
-        """Returns waiting steps and known columns; ``Replay`` sets both back where rows are refused."""
-        return self._waiting, self._columns
-
-    @pending.setter
-    def pending(self, value: tuple[TensorDictBase | None, frozenset[_Column] | None]) -> None:
-        self._waiting, self._columns = value
+        # Waiting steps, and the columns of the first steps, which later ones must have too.
+        self.pending: tuple[TensorDictBase | None, frozenset[_Column] | None] = (None, None)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         # Stored transitions are formed already.
@@ -82,17 +73,19 @@ class NStepTransitions(ReplayTransform):
                 f"NStepTransitions got steps of batch size {list(tensordict.shape)}; it takes rows [N] in time order. "
                 "Reshape them, or call extend(step.unsqueeze(0)) for a single step."
             )
-        if self._columns is None:  # later steps have the columns of the first
+        waiting, columns = self.pending
+        if columns is None:
             refuse_formed(tensordict, self.n_steps)
         require_columns(tensordict, f"returns over {self.n_steps} steps")
-        given = _columns_of(tensordict)
-        if self._columns is not None and given != self._columns:
+        leaves = tensordict.items(True, True)
+        given = frozenset((str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in leaves)
+        if columns is not None and given != columns:
             raise ValueError(
                 "steps must have the columns of the steps before; nothing was changed. "
-                f"Different: given {sorted(given - self._columns)}, before {sorted(self._columns - given)}"
+                f"Different: given {sorted(given - columns)}, before {sorted(columns - given)}"
             )
-        if self._waiting is not None:
-            tensordict = torch.cat([self._waiting, tensordict])
+        if waiting is not None:
+            tensordict = torch.cat([waiting, tensordict])
         slots, steps_used, ended = self._chain(tensordict)
         complete = (steps_used == self.n_steps) | ended
         formed = self._form(tensordict, complete, slots, steps_used, ended)
@@ -109,10 +102,9 @@ class NStepTransitions(ReplayTransform):
         Args:
             trajectories: ids of the episodes that will not continue; ``None`` for all.
         """
-        steps = self._waiting
+        (steps, columns), remaining = self.pending, None
         if steps is None:
             return None
-        remaining = None
         if trajectories is not None:
             trajectory = trajectory_of(steps)
             if trajectory is None:
@@ -122,12 +114,12 @@ class NStepTransitions(ReplayTransform):
             steps, remaining = steps[chosen], None if bool(chosen.all()) else steps[~chosen]
             if not len(steps):
                 return None
-        self._waiting = remaining
+        self.pending = remaining, columns
         slots, steps_used, ended = self._chain(steps)
         return self._form(steps, torch.ones_like(ended), slots, steps_used, ended)
 
     def clear(self) -> None:
-        self._waiting = self._columns = None
+        self.pending = None, None
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the waiting steps and the known columns; TorchRL saves them with the buffer."""
@@ -139,9 +131,9 @@ class NStepTransitions(ReplayTransform):
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self._waiting = TensorDict(state["waiting"], [state["length"]]) if state["length"] else None
+        waiting = TensorDict(state["waiting"], [state["length"]]) if state["length"] else None
         given = state["columns"]
-        self._columns = None if given is None else frozenset((name, dtype, shape) for name, dtype, shape in given)
+        self.pending = waiting, None if given is None else frozenset(tuple(column) for column in given)
 
     def _chain(self, steps: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the positions of each step's return ``[N, n]``, how many are used, and whether nothing follows it."""
@@ -173,7 +165,3 @@ class NStepTransitions(ReplayTransform):
         formed.set("next", following)
         formed.set("discount", remaining.float().unsqueeze(1))
         return formed.set("steps_to_next_obs", steps_used.unsqueeze(1))
-
-
-def _columns_of(steps: TensorDictBase) -> frozenset[_Column]:
-    return frozenset((str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in steps.items(True, True))

@@ -18,6 +18,7 @@ from lightning_replay.episodes.links import (
     Continuity,
     EpisodeLinks,
     Tally,
+    consecutive,
     equal_rows,
     trajectory_name,
     trajectory_of,
@@ -26,18 +27,6 @@ from lightning_replay.options import checked_count, checked_flag, checked_share
 from lightning_replay.parts import WriterHooks
 from lightning_replay.storage.packed import PackedStorage, device_of, occupancy_of, read_columns, stored_before
 from lightning_replay.tables.kernels import EpisodeGroups
-
-__all__ = [
-    "Breaks",
-    "RunningObservations",
-    "bootstrap_discounts",
-    "n_step_returns",
-    "newest_running",
-    "refuse_formed",
-    "slots_by_age",
-    "stored_trajectories",
-]
-
 
 # Columns of rows whose rewards are returns, as this library, TorchRL's transform and its collectors' MultiStep have.
 _FORMED = ("steps_to_next_obs", ("next", "original_reward"))
@@ -58,16 +47,10 @@ def refuse_formed(rows: TensorDictBase, n_steps: int) -> None:
 
 
 def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tensor:
-    """Computes ``sum(discount**t * reward[:, t] for t < steps_used)`` of each row.
+    """Computes ``sum(discount**t * reward[:, t] for t < steps_used)`` of rewards ``[B, n]`` along a chain of links.
 
-    Args:
-        reward: ``[B, n]``, the rewards along :meth:`EpisodeLinks.chain`; those after ``steps_used`` are ignored.
-        steps_used: int64 ``[B]``, 1 to n.
-        discount: γ.
-
-    Returns:
-        ``[B]`` of the dtype of the rewards; float32 for integers and for floats of fewer bits, in which a sum may be
-        infinite.
+    Rewards after ``steps_used``, int64 ``[B]`` from 1 to n, are ignored. The result ``[B]`` has the dtype of the
+    rewards; float32 for integers and for floats of fewer bits, in which a sum may be infinite.
 
     Example:
         >>> n_step_returns(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([2]), discount=0.5)
@@ -84,13 +67,8 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
 def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float) -> Tensor:
     """Computes the factor of the bootstrap value: ``discount**steps_used``, and 0 where the last step terminated.
 
-    Args:
-        steps_used: int64 ``[B]``.
-        terminated: bool ``[B]``, of the last step used; truncation does not count.
-        discount: γ.
-
-    Returns:
-        float64 ``[B]``.
+    ``steps_used`` is int64 ``[B]``, ``terminated`` bool ``[B]``, of the last step used; truncation does not count.
+    Returns float64 ``[B]``.
 
     Example:
         >>> bootstrap_discounts(torch.tensor([2, 1]), torch.tensor([False, True]), discount=0.5)
@@ -225,7 +203,7 @@ class EpisodeTracker:
     def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
         """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
         if self.links is None:  # rows were stored before the tracker came
-            self.mark_update(occupancy_of(storage).slots().to(index.device), storage)
+            self.mark_update(_held(storage).to(index.device), storage)
         assert self.links is not None
         slots, steps_used = self.links.chain(index.flatten(), self.n_steps)
         return slots, slots[:, -1], steps_used
@@ -274,15 +252,10 @@ class Breaks(NamedTuple):
 
 
 class RunningObservations:
-    """The observations that running episodes ended with so far, with which their next rows must start, bit for bit.
-
-    Rows of the same episodes in each call, as environments side by side give them, are compared as one block.
-    """
+    """The observations that running episodes ended with so far, with which their next rows must start, bit for bit."""
 
     def __init__(self) -> None:
         self._last: dict[int, bytes] = {}
-        self._names: np.ndarray | None = None  # the episodes whose observations are in the block instead
-        self._block: list[np.ndarray] = []
         self.tally: Tally = Tally()  #: Of rows that do not continue the row before.
 
     def breaks(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> Breaks | None:
@@ -295,25 +268,16 @@ class RunningObservations:
         if not pairs:
             return None
         begins: list[tuple[int, int]] = []
-        if len(episodes.done) == 1 and self._names is None:  # in half the time
-            name = int(episodes.trajectory[0])
-            last = self._last.get(name)
-            if last is None or last == b"".join([own.tobytes() for own, _ in pairs]):
-                return None
-            return Breaks(episodes.done, [name], [(0, name)])
         # Across batches: the first row of each episode against what the episode ended with.
-        if not self._is_block(pairs, episodes):
-            heads = episodes.order[episodes.start[:-1]].tolist()
-            for name, first in zip(episodes.trajectory.tolist(), heads, strict=True):
-                last = self._last.get(name)
-                if last is not None and last != b"".join([own[first].tobytes() for own, _ in pairs]):
-                    begins.append((first, name))
+        heads = episodes.order[episodes.start[:-1]]
+        given = _bytes_at([own for own, _ in pairs], heads)
+        for name, first, observation in zip(episodes.trajectory.tolist(), heads.tolist(), given, strict=True):
+            if self._last.get(name, observation) != observation:
+                begins.append((first, name))
         starts, done = [name for _, name in begins], episodes.done
         # Within the batch: each row against the one before it in its episode.
         if len(done) > len(episodes.trajectory) and not _is_one_run(pairs, episodes):
-            is_inner = ~done[episodes.order[:-1]]
-            is_inner[episodes.start[1:-1] - 1] = False
-            before, after = episodes.order[:-1][is_inner], episodes.order[1:][is_inner]
+            before, after = consecutive(episodes)
             broken = np.zeros(len(before), dtype=np.bool_)
             for own, following in pairs:
                 broken |= ~equal_rows(own[after], following[before])
@@ -335,51 +299,19 @@ class RunningObservations:
         if not pairs:
             return
         self.tally.add(len(episodes.done), num_broken)
-        if len(episodes.trajectory) == 1 and self._names is None and not episodes.done[-1]:  # in half the time
-            self._last[int(episodes.trajectory[0])] = b"".join([following[-1].tobytes() for _, following in pairs])
-            return
-        names, lasts = episodes.trajectory, episodes.order[episodes.start[1:] - 1]
-        if len(names) > 1 and not episodes.ended.any():
-            if self._names is None or not np.array_equal(names, self._names):
-                self._spill()
-                for name in names.tolist():
-                    self._last.pop(name, None)
-            self._names, self._block = names, [following[lasts] for _, following in pairs]
-            return
-        self._spill()
-        for name, row, has_ended in zip(names.tolist(), lasts.tolist(), episodes.ended.tolist(), strict=True):
-            if has_ended:
-                self._last.pop(name, None)
-            else:
-                self._last[name] = b"".join([following[row].tobytes() for _, following in pairs])
-
-    def _is_block(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> bool:
-        """Returns whether the first rows of all episodes continue the block, which is spilled where they do not."""
-        if self._names is None:
-            return False
-        if np.array_equal(self._names, episodes.trajectory):
-            heads = episodes.order[episodes.start[:-1]]
-            if all(own[heads].tobytes() == last.tobytes() for (own, _), last in zip(pairs, self._block, strict=True)):
-                return True
-        self._spill()
-        return False
-
-    def _spill(self) -> None:
-        if self._names is not None:
-            for place, name in enumerate(self._names.tolist()):
-                self._last[name] = b"".join([last[place].tobytes() for last in self._block])
-            self._names, self._block = None, []
+        lasts = _bytes_at([following for _, following in pairs], episodes.order[episodes.start[1:] - 1])
+        self._last.update(zip(episodes.trajectory.tolist(), lasts, strict=True))
+        for name in episodes.trajectory[episodes.ended].tolist():
+            del self._last[name]
 
     def forget(self, trajectory: int) -> None:
-        self._spill()
         self._last.pop(trajectory, None)
 
     def abandon(self, trajectories: Iterable[int]) -> None:
         # No observation is empty, so that no row continues these episodes.
-        self._names, self._last = None, dict.fromkeys(trajectories, b"")
+        self._last = dict.fromkeys(trajectories, b"")
 
     def state_dict(self) -> dict[str, Any]:
-        self._spill()
         known = {name: last for name, last in self._last.items() if last}
         abandoned = [name for name, last in self._last.items() if not last]
         last = np.frombuffer(b"".join(known.values()), dtype=np.uint8).reshape(len(known) or 1, -1)
@@ -392,21 +324,34 @@ class RunningObservations:
         self._last |= {name: row.tobytes() for name, row in zip(names, last, strict=False)}
 
 
+def _bytes_at(columns: Sequence[np.ndarray], places: np.ndarray) -> list[bytes]:
+    """Returns the bytes of all columns ``[N, numbers]`` in each of the rows at ``places``."""
+    if len(places) == 1:  # in half the time
+        return [b"".join([column[places[0]].tobytes() for column in columns])]
+    rows = np.concatenate([np.ascontiguousarray(column[places]).view(np.uint8) for column in columns], 1)
+    content, width = rows.tobytes(), rows.shape[1]
+    return [content[start : start + width] for start in range(0, len(content), width)]
+
+
 def _is_one_run(pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> bool:
     if len(episodes.trajectory) > 1 or episodes.done[:-1].any():
         return False
     return all(own[1:].tobytes() == following[:-1].tobytes() for own, following in pairs)
 
 
+def _held(storage: Storage) -> Tensor:
+    return occupancy_of(storage).slots().to(device_of(storage) or "cpu")
+
+
 def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
     """Returns the slots of the stored rows, int64 ``[N]``, oldest first; ``None`` where the writer keeps no order."""
-    slots = occupancy_of(storage).slots().to(device_of(storage) or "cpu")
+    slots = _held(storage)
     age = writer.age_of(slots)
     return None if age is None else slots[age.to(slots.device).argsort(descending=True)]
 
 
 def stored_trajectories(storage: Storage) -> list[int | None]:
-    slots = occupancy_of(storage).slots().to(device_of(storage) or "cpu")
+    slots = _held(storage)
     ids = read_trajectory(storage, slots) if len(slots) else None
     return [None] if ids is None else ids.unique().tolist()
 
@@ -414,16 +359,12 @@ def stored_trajectories(storage: Storage) -> list[int | None]:
 def newest_running(
     storage: PackedStorage, oldest_first: Tensor, trajectories: Iterable[int] | None = None
 ) -> tuple[Tensor, list[int | None]]:
-    """Returns the newest slot and the id of each running episode.
+    """Returns the newest slot of each running episode, int64 ``[E]``, and their ids, ``[None]`` where rows name none.
 
     Args:
-        storage: with a column ``("next", "done")``; without ``trajectory`` (or ``("collector", "traj_ids")``) all rows
-            are one environment in order.
+        storage: without a column ``("next", "done")`` no episode is known to run.
         oldest_first: int64 ``[N]``, the stored slots in the order in which they were written.
         trajectories: ids of the episodes to return; ``None`` for all.
-
-    Returns:
-        The slots of the newest rows, int64 ``[E]``, and the ids of the E trajectories, ``[None]`` without ids.
     """
     done = storage.column(("next", "done"), oldest_first) if len(oldest_first) else None
     if done is None:

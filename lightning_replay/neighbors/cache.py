@@ -212,8 +212,6 @@ class CompiledNeighborCache(NeighborCache):
     """A :class:`~lightning_replay.neighbors.cache.NeighborCache` updated in one loop each."""
 
     def pick(self, index: Tensor, uniform: Tensor) -> Tensor:
-        if uniform.dtype != torch.float32:
-            return super().pick(index, uniform)
         picked = torch.empty_like(index)
         pick(index.numpy(), uniform.numpy(), self.choices.numpy(), self.slot.numpy(), picked.numpy())
         return picked

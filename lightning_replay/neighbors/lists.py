@@ -13,138 +13,14 @@ from torch import Tensor
 
 from lightning_replay.neighbors.cache import NO_LIST, CompiledNeighborCache, NeighborCache
 from lightning_replay.neighbors.rows import FeatureRows, Standardization
-from lightning_replay.neighbors.search import PointTable, Search, blocks_of, direct_neighbors, search_by_name
+from lightning_replay.neighbors.search import PointTable, blocks_of, direct_neighbors, search_by_name
 from lightning_replay.options import check_option, checked_count
+from lightning_replay.state import DeclaredState
 
 _BLOCK = 64  # queries of one product
 # Distances that each arriving row pays for the renewal of old lists after a restandardisation: a sixth of its own
 # search at 100,000 rows; at 1,000 rows a few arriving rows renew everything.
 _RENEWAL_DISTANCES = 2**14
-
-
-class NeighborUpkeep:
-    """Collects the rows that were written and adds them to the lists together, in one pass over the table.
-
-    A pass searches the lists of the waiting rows, those with fewer rows than neighbours, and, after a
-    restandardisation, all others, a few per pass. Where at least half of all rows wait, every list is rebuilt.
-
-    ``search`` finds the lists of a rebuild; ``refresh_interval`` and ``drift_tolerance`` are those of
-    :class:`~lightning_replay.neighbors.NeighborLists`.
-    """
-
-    def __init__(
-        self, rows: FeatureRows, cache: NeighborCache, search: Search, refresh_interval: int, drift_tolerance: float
-    ) -> None:
-        self.rows = rows
-        self.cache = cache
-        self.search = search
-        self.refresh_interval = refresh_interval
-        self.drift_tolerance = drift_tolerance
-        # One more than slots: short lists refer to the slot after the last.
-        self.waiting: Tensor = torch.zeros(rows.capacity + 1, dtype=torch.bool, device=rows.features.device)
-        self.waiting_count: int = 0
-        self._left: list[Tensor] = []  # features overwritten since the last pass, of rows that may be in lists
-        self._renewals_left = 0
-        self._renewal_cursor = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self.cache.nbytes + self.cache.table.nbytes + self.waiting.nbytes
-
-    def announce(self, index: Tensor, held: Tensor, old: Tensor) -> None:
-        """Adds ``index``, just written, to the waiting rows; ``held`` of it held other rows with features ``old``."""
-        if len(held):
-            was_waiting = self.waiting.index_select(0, held)
-            again = int(was_waiting.sum())
-            self._left.append(old[~was_waiting] if again else old)
-            self.waiting_count -= again
-        self.waiting_count += len(index)
-        self.waiting.index_fill_(0, index, True)
-
-    def catch_up(self, index: Tensor) -> None:
-        """Runs a pass if enough rows wait, or one of ``index``."""
-        enough = self.waiting_count >= min(self.refresh_interval, self.rows.count // 2)
-        if self.waiting_count and (enough or bool(self.waiting.index_select(0, index).any())):
-            self.run()
-
-    def run(self) -> None:
-        if 2 * self.waiting_count >= self.rows.count:
-            self._rebuild()
-        else:
-            self._admit(self.waiting[: self.rows.limit].nonzero().squeeze(1))
-        self.waiting.fill_(False)
-        self.waiting_count = 0
-        self._left = []
-
-    def _rebuild(self) -> None:
-        cache, slots = self.cache, self._refit()
-        cache.put(slots, *self.search(cache.table, slots, cache.num_candidates, self.rows.limit))
-        cache.radius[slots] = cache.distance[slots, -1]
-        self._renewals_left = 0
-
-    def _refit(self) -> Tensor:
-        slots = self.rows.refit()
-        self.cache.table.place(slots, self.rows.standardized(slots))
-        return slots
-
-    def _admit(self, arriving: Tensor) -> None:
-        cache, limit = self.cache, self.rows.limit
-        left = self._rows_left()
-        if len(left):
-            cache.drop(self.waiting, limit)
-        cache.radius[arriving] = NO_LIST
-        self.rows.standardization.replace(left, self.rows.features[arriving])
-        if self.rows.standardization.drift() > self.drift_tolerance:
-            slots = self._refit()
-            cache.rerank(slots[~self.waiting[slots]])
-            self._renewals_left = limit
-        else:
-            cache.table.place(arriving, self.rows.standardized(arriving))
-        due = self._due(len(arriving))
-        for block in blocks_of(arriving, _BLOCK):
-            distance, slot, closest = cache.table.nearest(block, cache.num_candidates, limit)
-            cache.put(block, distance, slot)
-            cache.enter(block, closest)
-        for block in blocks_of(due, _BLOCK):
-            cache.put(block, *cache.table.nearest(block, cache.num_candidates, limit)[:2])
-        # Only now: a list just computed has all arriving rows, those of later blocks too.
-        searched = torch.cat([arriving, due])
-        cache.radius[searched] = cache.distance[searched, -1]
-
-    def _rows_left(self) -> Tensor:
-        return torch.cat([self.rows.features[:0], *self._left])
-
-    def _due(self, arriving_count: int) -> Tensor:
-        """Returns slots whose lists are searched again: too short ones, and the next of a renewal."""
-        limit = self.rows.limit
-        short = self.cache.short(limit, min(self.cache.num_neighbors, self.rows.count - 1))
-        if not self._renewals_left:
-            return short
-        number = min(math.ceil(arriving_count * _RENEWAL_DISTANCES / self.rows.count), self._renewals_left)
-        renewed = (torch.arange(number, device=short.device) + self._renewal_cursor) % limit
-        self._renewal_cursor = (self._renewal_cursor + number) % limit
-        self._renewals_left -= number
-        return torch.cat([short, renewed[self.cache.radius[renewed] >= 0]]).unique()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "cache": self.cache.state_dict(self.rows.limit),
-            "waiting": self.waiting[: self.rows.limit].clone(),
-            "left": self._rows_left(),
-            "renewals_left": self._renewals_left,
-            "renewal_cursor": self._renewal_cursor,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The rows are loaded before.
-        slots = self.rows.slots()
-        self.cache.table.place(slots, self.rows.standardized(slots))
-        self.cache.load_state_dict(state["cache"])
-        self.waiting[: self.rows.limit] = state["waiting"].to(self.waiting.device)
-        self.waiting_count = int(self.waiting.sum())
-        self._left = [state["left"].to(self.rows.features)] if len(state["left"]) else []
-        self._renewals_left = int(state["renewals_left"])
-        self._renewal_cursor = int(state["renewal_cursor"])
 
 
 class NeighborLists:
@@ -210,7 +86,10 @@ class NeighborLists:
     def clear(self) -> None:
         """Removes every row; features of another width may follow."""
         self._rows = FeatureRows(self.capacity)
-        self._upkeep: NeighborUpkeep | None = None
+        self._cache: NeighborCache | None = None
+        self._waiting_count = 0
+        self._left: list[Tensor] = []  # features overwritten since the last pass, of rows that may be in lists
+        self._renewals_left = self._renewal_cursor = 0
 
     def __len__(self) -> int:
         return self._rows.count
@@ -218,7 +97,8 @@ class NeighborLists:
     @property
     def nbytes(self) -> int:
         """Bytes of features and lists, allocated by the first write."""
-        return self._rows.nbytes + (self._upkeep.nbytes if self._upkeep else 0)
+        cache = self._cache
+        return self._rows.nbytes + (cache.nbytes + cache.table.nbytes + self._waiting.nbytes if cache else 0)
 
     @property
     def standardization(self) -> Standardization:
@@ -239,16 +119,24 @@ class NeighborLists:
         if not self._rows.width:
             self._allocate(features)
         held, old = self._rows.write(index, features)
-        if self._upkeep:
-            self._upkeep.announce(index, held, old)
+        if self._cache is None:
+            return
+        if len(held):
+            was_waiting = self._waiting.index_select(0, held)
+            again = int(was_waiting.sum())
+            self._left.append(old[~was_waiting] if again else old)
+            self._waiting_count -= again
+        self._waiting_count += len(index)
+        self._waiting.index_fill_(0, index, True)
 
     @torch.inference_mode(False)
     def _allocate(self, features: Tensor) -> None:
         self._rows.allocate(features)
         if self.refresh_interval > 1:
             table = PointTable(self.capacity, self._rows.width, features.device)
-            cache = cache_for(table, self.num_neighbors, -(-(self.num_neighbors + self.num_spare) // 8) * 8)
-            self._upkeep = NeighborUpkeep(self._rows, cache, self._search, self.refresh_interval, self.drift_tolerance)
+            self._cache = cache_for(table, self.num_neighbors, -(-(self.num_neighbors + self.num_spare) // 8) * 8)
+            # One more than slots: short lists refer to the slot after the last.
+            self._waiting = torch.zeros(self.capacity + 1, dtype=torch.bool, device=features.device)
 
     def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
         """Draws a partner for each of the stored rows ``index`` ``[B]``, uniform over its nearest other rows.
@@ -262,37 +150,96 @@ class NeighborLists:
             IndexError: a slot that holds no row.
         """
         self._rows.check_range(index)
-        uniform = torch.rand(index.shape, generator=generator, device=generator.device).to(index.device)
-        if self._upkeep is None or len(self) < 2 or not len(index):
+        uniform = _uniform(index, generator)
+        cache = self._cache
+        if cache is None or len(self) < 2 or not len(index):
             return _choose(index, self.neighbors(index), uniform)
-        self._upkeep.catch_up(index)
-        partner = self._upkeep.cache.pick(index, uniform)
+        self._catch_up(cache, index)
+        partner = cache.pick(index, uniform)
         if int(partner.amax()) == self.capacity:
             self._rows.check_stored(index)
-        if self._upkeep.waiting_count:
-            stale = self._upkeep.waiting[partner]
+        if self._waiting_count:
+            stale = self._waiting[partner]
             if bool(stale.any()):
-                partner[stale] = self._draw_again(index[stale], generator)
+                index = index[stale]
+                neighbor = self.neighbors(index)
+                if bool((neighbor[:, 0] < 0).any()):
+                    self._run_pass(cache)
+                    neighbor = self.neighbors(index)
+                partner[stale] = _choose(index, neighbor, _uniform(index, generator))
         return partner
-
-    def _draw_again(self, index: Tensor, generator: torch.Generator) -> Tensor:
-        assert self._upkeep is not None
-        neighbor = self.neighbors(index)
-        if bool((neighbor[:, 0] < 0).any()):
-            self._upkeep.run()
-            neighbor = self.neighbors(index)
-        uniform = torch.rand(index.shape, generator=generator, device=generator.device).to(index.device)
-        return _choose(index, neighbor, uniform)
 
     def neighbors(self, index: Tensor) -> Tensor:
         """Returns the rows that partners of ``index`` are drawn from, int64 ``[B, k]``: nearest first, -1 for none."""
         self._rows.check_stored(index)
-        if self._upkeep is None:
+        if self._cache is None:
             return self._by_definition(index, self.num_neighbors)[1]
-        self._upkeep.catch_up(index)
-        slot = self._upkeep.cache.slot[index, : self.num_neighbors].long()
-        gone = (slot == self.capacity) | self._upkeep.waiting[slot]
+        self._catch_up(self._cache, index)
+        slot = self._cache.slot[index, : self.num_neighbors].long()
+        gone = (slot == self.capacity) | self._waiting[slot]
         return slot.masked_fill(gone, -1).gather(1, gone.to(torch.uint8).argsort(dim=1, stable=True))
+
+    def _catch_up(self, cache: NeighborCache, index: Tensor) -> None:
+        """Runs a pass if enough rows wait, or one of ``index``."""
+        enough = self._waiting_count >= min(self.refresh_interval, len(self) // 2)
+        if self._waiting_count and (enough or bool(self._waiting.index_select(0, index).any())):
+            self._run_pass(cache)
+
+    def _run_pass(self, cache: NeighborCache) -> None:
+        # All waiting rows enter the lists together, in one pass over the table.
+        if 2 * self._waiting_count >= len(self):
+            slots = self._refit(cache)
+            cache.put(slots, *self._search(cache.table, slots, cache.num_candidates, self._rows.limit))
+            cache.radius[slots] = cache.distance[slots, -1]
+            self._renewals_left = 0
+        else:
+            self._admit(cache, self._waiting[: self._rows.limit].nonzero().squeeze(1))
+        self._waiting.fill_(False)
+        self._waiting_count = 0
+        self._left = []
+
+    def _refit(self, cache: NeighborCache) -> Tensor:
+        slots = self._rows.refit()
+        cache.table.place(slots, self._rows.standardized(slots))
+        return slots
+
+    def _admit(self, cache: NeighborCache, arriving: Tensor) -> None:
+        limit, left = self._rows.limit, self._features_left()
+        if len(left):
+            cache.drop(self._waiting, limit)
+        cache.radius[arriving] = NO_LIST
+        self._rows.standardization.replace(left, self._rows.features[arriving])
+        if self._rows.standardization.drift() > self.drift_tolerance:
+            slots = self._refit(cache)
+            cache.rerank(slots[~self._waiting[slots]])
+            self._renewals_left = limit
+        else:
+            cache.table.place(arriving, self._rows.standardized(arriving))
+        due = self._due(cache, len(arriving))
+        for block in blocks_of(arriving, _BLOCK):
+            distance, slot, closest = cache.table.nearest(block, cache.num_candidates, limit)
+            cache.put(block, distance, slot)
+            cache.enter(block, closest)
+        for block in blocks_of(due, _BLOCK):
+            cache.put(block, *cache.table.nearest(block, cache.num_candidates, limit)[:2])
+        # Only now: a list just computed has all arriving rows, those of later blocks too.
+        searched = torch.cat([arriving, due])
+        cache.radius[searched] = cache.distance[searched, -1]
+
+    def _features_left(self) -> Tensor:
+        return torch.cat([self._rows.features[:0], *self._left])
+
+    def _due(self, cache: NeighborCache, arriving_count: int) -> Tensor:
+        """Returns slots whose lists are searched again: too short ones, and the next of a renewal."""
+        limit = self._rows.limit
+        short = cache.short(limit, min(self.num_neighbors, len(self) - 1))
+        if not self._renewals_left:
+            return short
+        number = min(math.ceil(arriving_count * _RENEWAL_DISTANCES / len(self)), self._renewals_left)
+        renewed = (torch.arange(number, device=short.device) + self._renewal_cursor) % limit
+        self._renewal_cursor = (self._renewal_cursor + number) % limit
+        self._renewals_left -= number
+        return torch.cat([short, renewed[cache.radius[renewed] >= 0]]).unique()
 
     def _by_definition(self, index: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Returns distances and slots ``[B, count]`` in the present standardisation, padded with infinity and -1."""
@@ -331,7 +278,14 @@ class NeighborLists:
             "num_neighbors": self.num_neighbors,
             "num_spare": self.num_spare,
             "rows": self._rows.state_dict(),
-            "upkeep": self._upkeep.state_dict() if self._upkeep else None,
+            "upkeep": self._cache
+            and {
+                "cache": self._cache.state_dict(self._rows.limit),
+                "waiting": self._waiting[: self._rows.limit].clone(),
+                "left": self._features_left(),
+                "renewals_left": self._renewals_left,
+                "renewal_cursor": self._renewal_cursor,
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -351,8 +305,19 @@ class NeighborLists:
         if state["rows"]["limit"]:
             self._allocate(state["rows"]["features"])
             self._rows.load_state_dict(state["rows"])
-        if self._upkeep:
-            self._upkeep.load_state_dict(state["upkeep"])
+        if self._cache is not None:
+            upkeep, slots = state["upkeep"], self._rows.slots()
+            self._cache.table.place(slots, self._rows.standardized(slots))
+            self._cache.load_state_dict(upkeep["cache"])
+            self._waiting[: self._rows.limit] = upkeep["waiting"].to(self._waiting.device)
+            self._waiting_count = int(self._waiting.sum())
+            self._left = [upkeep["left"].to(self._rows.features)] if len(upkeep["left"]) else []
+            self._renewals_left = int(upkeep["renewals_left"])
+            self._renewal_cursor = int(upkeep["renewal_cursor"])
+
+
+def _uniform(index: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(index.shape, dtype=torch.float32, generator=generator, device=generator.device).to(index.device)
 
 
 def _choose(index: Tensor, neighbor: Tensor, uniform: Tensor) -> Tensor:
@@ -368,7 +333,7 @@ def cache_for(table: PointTable, num_neighbors: int, num_candidates: int) -> Nei
     return kind(table, num_neighbors, num_candidates)
 
 
-class SameActionLists:
+class SameActionLists(DeclaredState):
     """Neighbour lists per discrete action, a :class:`NeighborLists` each: a partner always has the same action.
 
     The rows of each action have numbers of their own; the number of an overwritten row goes to the next row of that
@@ -385,6 +350,8 @@ class SameActionLists:
         >>> lists.draw(torch.arange(3), torch.Generator())
         tensor([2, 1, 0])
     """
+
+    saved_attributes = ("_group", "_number", "_free", "_used")
 
     def __init__(self, capacity: int, num_neighbors: int, **options: Any) -> None:
         lists = NeighborLists(capacity, num_neighbors, **options)  # refuses bad options before the first action
@@ -441,14 +408,8 @@ class SameActionLists:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns tensors and plain values from which :meth:`load_state_dict` restores everything."""
-        return {
-            "actions": [list(value) for value in self._actions],
-            "lists": [lists.state_dict() for lists in self._lists],
-            "group": self._group.clone(),
-            "number": self._number.clone(),
-            "free": [list(free) for free in self._free],
-            "used": list(self._used),
-        }
+        lists = [lists.state_dict() for lists in self._lists]
+        return {"actions": [list(value) for value in self._actions], "lists": lists, **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned; the capacity must be the same."""
@@ -457,10 +418,7 @@ class SameActionLists:
             self._group_of(tuple(value))
         for lists, saved in zip(self._lists, state["lists"], strict=True):
             lists.load_state_dict(saved)
-        self._group.copy_(state["group"])
-        self._number.copy_(state["number"])
-        self._free = [list(free) for free in state["free"]]
-        self._used = list(state["used"])
+        super().load_state_dict(state)
         held = (self._group >= 0).nonzero().squeeze(1)
         for group, slot_of in enumerate(self._slot_of):
             slots = held[self._group[held] == group]

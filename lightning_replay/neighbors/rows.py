@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_replay.state import DeclaredState
+
 # A variance below this share of the mean square about the shift is the rounding error of a constant feature.
 _ROUNDING = 1e-10
 
 
-class Standardization:
+class Standardization(DeclaredState):
     """Divides each of ``width`` features by its population standard deviation over the stored rows.
 
     Every write updates the sums (:meth:`replace`), in float64 and about a shift near the mean. ``mean`` and ``std``
@@ -28,6 +30,8 @@ class Standardization:
         tensor([[-1.,  0.],
                 [ 1.,  0.]])
     """
+
+    saved_attributes = ("count", "mean", "std", "_total", "_square")
 
     def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
         self.count: int = 0
@@ -74,15 +78,6 @@ class Standardization:
     def apply(self, rows: Tensor) -> Tensor:
         scale = torch.where(self.std > 0, 1 / self.std, 0.0)
         return ((rows.double() - self.mean) * scale).float()
-
-    def state_dict(self) -> dict[str, Any]:
-        tensors = {"mean": self.mean, "std": self.std, "total": self._total, "square": self._square}
-        return {"count": self.count, **{name: tensor.clone() for name, tensor in tensors.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = int(state["count"])
-        self.mean, self.std = state["mean"].to(self.mean, copy=True), state["std"].to(self.mean, copy=True)
-        self._total, self._square = state["total"].to(self.mean, copy=True), state["square"].to(self.mean, copy=True)
 
 
 class FeatureRows:

@@ -125,19 +125,12 @@ def faiss_search(
     longer exact. Otherwise the index is flat and exact.
     """
     points = table.points(slots)
-    index = _faiss_index(points, inverted_file)
-    blocks = []
-    for start in range(0, len(slots), 4096):
-        found_distance, found = index.search(points[start : start + 4096].cpu().numpy(), count + 1)
-        distance = torch.from_numpy(found_distance).to(points.device)
-        position = torch.from_numpy(found).to(points.device)
-        itself = torch.arange(start, start + len(position), device=points.device).unsqueeze(1)
-        distance = distance.masked_fill((position < 0) | (position == itself), torch.inf)
-        distance, order = distance.topk(count, dim=1, largest=False)
-        slot = slots[position.gather(1, order).clamp_(min=0)].masked_fill(distance.isinf(), table.capacity)
-        blocks.append((distance, slot))
-    distances, found_slots = zip(*blocks, strict=True)
-    return torch.cat(distances), torch.cat(found_slots)
+    found_distance, found = _faiss_index(points, inverted_file).search(points.cpu().numpy(), count + 1)
+    distance, position = (torch.from_numpy(array).to(points.device) for array in (found_distance, found))
+    itself = torch.arange(len(slots), device=points.device).unsqueeze(1)
+    distance = distance.masked_fill((position < 0) | (position == itself), torch.inf)
+    distance, order = distance.topk(count, dim=1, largest=False)
+    return distance, slots[position.gather(1, order).clamp_(min=0)].masked_fill(distance.isinf(), table.capacity)
 
 
 def _faiss_index(points: Tensor, inverted_file: bool) -> Any:

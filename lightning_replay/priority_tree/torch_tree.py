@@ -26,8 +26,8 @@ class TorchTree:
     """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for any device; validates only where stated.
 
     Node ``n`` of ``sums[0]`` is the sum of leaves ``32 n`` to ``32 n + 31``, and of the levels above of 64 nodes below.
-    Shapes never depend on values and nothing is read back, so that every method but :meth:`has_mass` and :meth:`bounds`
-    can be captured in a CUDA graph; :meth:`set_checked` and :meth:`fill_checked` then skip what they would refuse.
+    Shapes never depend on values and nothing is read back, so that every method but :meth:`bounds` can be
+    captured in a CUDA graph; :meth:`set_checked` and :meth:`fill_checked` then skip what they would refuse.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -64,29 +64,22 @@ class TorchTree:
         self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int
     ) -> float | Tensor | None:
         value = priority.add(offset).pow_(exponent)
-        if self._on_cpu:
-            return self._set_checked_on_cpu(index, priority, value, limit)
-        kept = (index >= 0) & (index < limit) & (priority >= 0) & (value < torch.inf)
-        if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-            sound = (priority >= 0) & (value < torch.inf)
-            if not bool((kept | ((index == -1) & sound)).all()):
+        if self._on_cpu:  # by bounds, which are cheaper there than masks
+            low, high = (bound.item() for bound in torch.aminmax(index))
+            least, largest = (bound.item() for bound in torch.aminmax(priority))
+            if low < -1 or high >= limit or not (least >= 0 and value.amax().item() < torch.inf > largest):
                 return None
-        self.set(torch.where(kept, index, self._capacity), torch.where(kept, value, 0.0))
-        return torch.where(kept, priority, -1.0).amax()
-
-    def _set_checked_on_cpu(self, index: Tensor, priority: Tensor, value: Tensor, limit: int) -> float | None:
-        low, high = (bound.item() for bound in torch.aminmax(index))
-        least, largest = (bound.item() for bound in torch.aminmax(priority))
-        if low < -1 or high >= limit or not (least >= 0 and largest < torch.inf and value.amax().item() < torch.inf):
+            if low >= 0:
+                self.set(index, value)
+                return largest
+        sound = (priority >= 0) & (value < torch.inf)
+        kept = (index >= 0) & (index < limit) & sound
+        is_captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if not is_captured and not bool((kept | ((index == -1) & sound)).all()):
             return None
-        if low == -1:
-            kept = index >= 0
-            index, value, priority = index[kept], value[kept], priority[kept]
-            if not index.numel():
-                return -1.0
-            largest = priority.amax().item()
-        self.set(index, value)
-        return largest
+        self.set(torch.where(kept, index, self._capacity), torch.where(kept, value, 0.0))
+        written = torch.where(kept, priority, -1.0).amax()
+        return written.item() if self._on_cpu else written
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         if isinstance(index, int):
@@ -118,9 +111,6 @@ class TorchTree:
 
     def bounds(self) -> tuple[float, float]:
         return float(self.total()), float(self.min())
-
-    def has_mass(self) -> bool:
-        return bool(self.total() > 0)
 
     def draw(self, uniform: Tensor, over_batch: bool, exponent: float) -> tuple[Tensor, Tensor]:
         index = self._descend(uniform * self.total())
@@ -210,13 +200,6 @@ class TorchTree:
 
     def load_leaves(self, leaves: Tensor) -> None:
         self._leaves[: self._capacity] = leaves.to(self.device)
-        self._rebuild()
-
-    def clear(self) -> None:
-        self._leaves.zero_()
-        self._rebuild()
-
-    def _rebuild(self) -> None:
         self._refresh_range(0, self._leaves.numel())
 
     @property

@@ -59,17 +59,8 @@ class NumbaTree:
         kernels.set(index.numpy(), value.numpy(), *self._arrays)
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
-        largest, _ = kernels.update(
-            index.numpy(),
-            priority.numpy(),
-            False,
-            _NO_GENERATIONS,
-            _NO_GENERATIONS,
-            np.float32(offset),
-            np.float32(exponent),
-            limit,
-            *self._arrays,
-        )
+        given = index.numpy(), priority.numpy(), False, _NO_GENERATIONS, _NO_GENERATIONS
+        largest, _ = kernels.update(*given, np.float32(offset), np.float32(exponent), limit, *self._arrays)
         return None if largest == -2.0 else largest
 
     def update(
@@ -122,21 +113,11 @@ class NumbaTree:
     def bounds(self) -> tuple[float, float]:
         return float(self._sums[self._root]), float(self._minima[self._root])
 
-    def has_mass(self) -> bool:
-        return bool(self._sums[self._root] > 0)
-
     def leaves(self) -> Tensor:
         return torch.from_numpy(self._leaves[: self._capacity].copy())
 
     def load_leaves(self, leaves: Tensor) -> None:
         self._leaves[: self._capacity] = leaves.numpy()
-        self._rebuild()
-
-    def clear(self) -> None:
-        self._leaves.fill(0.0)
-        self._rebuild()
-
-    def _rebuild(self) -> None:
         # As many entries as nodes above the leaves, over all slots, so that every level is recomputed whole.
         span = np.zeros(int(self._counts[1]) + 1, np.int64)
         span[-1] = self._capacity - 1
@@ -232,8 +213,6 @@ class PriorityTree:
 
         Args:
             uniform: float64 ``[n]`` in ``[0, 1)``.
-            over_batch: see the return value.
-            exponent: see the return value.
 
         Returns:
             Slots int64 ``[n]``, and each drawn value over the smallest positive one of all slots (of the drawn
@@ -251,7 +230,7 @@ class PriorityTree:
 
     def has_mass(self) -> bool:
         """Returns whether any value is positive."""
-        return self._tree.has_mass()
+        return self._tree.bounds()[0] > 0
 
     def set_checked(
         self, index: Tensor, priority: Tensor, limit: int, *, offset: float = 0.0, exponent: float = 1.0
@@ -262,8 +241,6 @@ class PriorityTree:
             index: int64 ``[n]``, n > 0, in ``[-1, limit)``; -1 is skipped.
             priority: float32 ``[n]``, finite and non-negative, and what is written finite.
             limit: slots that may be written.
-            offset: see above.
-            exponent: see above.
 
         Returns:
             The largest priority written (a scalar tensor on CUDA), -1 when every entry was skipped, or ``None`` with
@@ -290,8 +267,6 @@ class PriorityTree:
             generation: int64 ``[n]``; where another one is ``stored`` for the slot the row is late, and skipped.
             stored: int64, the present generation of every slot.
             limit: slots that may be written.
-            offset: see above.
-            exponent: see above.
 
         Returns:
             The largest magnitude written, -1 when there was none, and the number of late rows; ``None``, with nothing
@@ -305,7 +280,7 @@ class PriorityTree:
 
     def clear(self) -> None:
         """Writes 0 to every slot."""
-        self._tree.clear()
+        self._tree.load_leaves(torch.zeros(self.capacity, device="cpu"))
 
     def leaves(self) -> Tensor:
         """Returns a copy of all values, float32 ``[capacity]``."""

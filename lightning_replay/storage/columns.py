@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -15,29 +15,6 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor
 
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, gather_branch, nest, shown
-
-__all__ = [
-    "MASKS",
-    "ONE_EACH",
-    "TRAJECTORIES",
-    "Column",
-    "ColumnsCheck",
-    "ContradictingFlags",
-    "MissingDeviceError",
-    "TransitionCheck",
-    "as_rows",
-    "as_tensor",
-    "check_present",
-    "check_trajectory",
-    "checked_device",
-    "contradicts",
-    "normalized",
-    "rows_of_columns",
-    "with_done",
-    "with_one_shape",
-    "without_padding",
-]
-
 
 _MOST_ROW_BYTES = 4096  # columns of longer rows are written as fast one by one
 
@@ -53,7 +30,6 @@ ONE_EACH: tuple[Key, ...] = (
     *(_DONE, _TERMINATED, _TRUNCATED),
     *(("done",), ("terminated",), ("truncated",)),
 )
-_NAMES_OF_ONE = frozenset(key[-1] for key in ONE_EACH)
 #: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
 MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
 GENERATION: Key = ("generation",)
@@ -137,15 +113,13 @@ def rows_of_columns(columns: Mapping[Any, Any]) -> TensorDict:
 
 
 def _tensor(key: Key, value: Any) -> Tensor:
-    if isinstance(value, np.ndarray):
-        try:
-            # A copy where torch takes no view: read-only, or with negative strides.
-            tensor = torch.from_numpy(value if value.flags.carray else np.array(value))
-        except TypeError:
-            tensor = None
-    else:
-        tensor = value if isinstance(value, Tensor) else None
-    if tensor is None or not tensor.ndim:
+    try:
+        # A copy where torch takes no view: read-only, or with negative strides.
+        copied = isinstance(value, np.ndarray) and not value.flags.carray
+        tensor = torch.from_numpy(np.array(value) if copied else value) if isinstance(value, np.ndarray) else value
+    except TypeError:
+        tensor = None
+    if not isinstance(tensor, Tensor) or not tensor.ndim:
         kind = f"an array of {value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)[:60]
         raise TypeError(f"{_ACCEPTED}; the column {shown(key)} is {kind}")
     return tensor
@@ -161,70 +135,44 @@ class MissingDeviceError(ValueError):
 
 
 def checked_device(device: Any) -> torch.device:
+    """Returns a device of torch that keeps data and is there; torch would fail at the first rows."""
+    wrong = f"device is {device!r}; it must be a device of torch that keeps data, such as 'cpu' or 'cuda'"
+    if not isinstance(device, str | torch.device):
+        raise TypeError(wrong)
     try:
-        known = torch.device(device) if isinstance(device, str | torch.device) else None
+        known = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'") from error
-    if known is None:
-        raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
+        raise ValueError(wrong) from error
     if known.type == "meta":
-        raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
+        raise ValueError(wrong)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if known.type == "cuda" and (known.index or 0) >= count:
+        raise MissingDeviceError(
+            f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
+            "torch that supports the GPU of this machine"
+        )
     return known
 
 
-def check_present(device: torch.device) -> None:
-    # torch would raise an AssertionError, or fail at the first rows.
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise MissingDeviceError(
-                f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
-                "torch that supports the GPU of this machine"
-            )
-
-
 def normalized(rows: TensorDictBase) -> TensorDictBase:
-    """Returns rows as buffers store them: without padding, with one shape of rewards and flags, and with ``done``."""
-    return with_done(with_one_shape(without_padding(rows)))
+    """Returns rows as buffers store them.
 
-
-def without_padding(rows: TensorDictBase) -> TensorDictBase:
-    """Returns the rows ``[n]`` for which a mask, see :data:`MASKS`, is true; rows of any shape as they are without one.
-
-    Trajectories ``[N, T]`` are flattened, the steps of each in order.
+    Those for which a mask, see :data:`MASKS`, is false are padding and left out; trajectories ``[N, T]`` with a mask
+    are flattened, the steps of each in order. Rewards and flags ``[N]`` become ``[N, 1]``, as those of TorchRL: a
+    mixture would broadcast. ``("next", "done")`` is derived from ``terminated`` and ``truncated`` where it is absent,
+    unless these are not bool or of two shapes.
     """
     names = rows.keys()
     for key in (key for key in MASKS if key[0] in names):  # few rows have one
         mask = rows.get(key, None)
         if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == rows.numel():
             rows = rows[mask.reshape(rows.shape)]
-    return rows
-
-
-def with_one_shape(rows: TensorDictBase) -> TensorDictBase:
-    """Returns rows whose rewards and flags ``[N]`` are ``[N, 1]``, as those of TorchRL: a mixture would broadcast."""
-    dimensions, flat = rows.ndim, []
-    for path, branch in (((), rows), (("next",), rows.get("next", None))):
-        if isinstance(branch, TensorDictBase):
-            # Reading all is fastest, but a lazy stack would stack every column.
-            names = (name for name in branch.keys() if name in _NAMES_OF_ONE)  # noqa: SIM118, not the rows
-            found = branch.items() if type(branch) is TensorDict else ((name, branch.get(name)) for name in names)
-            flat += [
-                ((*path, name), value) for name, value in found if name in _NAMES_OF_ONE and value.ndim == dimensions
-            ]
-    flat = [(key, value) for key, value in flat if key in ONE_EACH and isinstance(value, Tensor)]
+    flat = {key: value for key in ONE_EACH if isinstance(value := rows.get(key, None), Tensor)}
+    flat = {key: value for key, value in flat.items() if value.ndim == rows.ndim}
     if flat:
         rows = rows.copy()
-    for key, value in flat:
+    for key, value in flat.items():
         rows.set(key, value.unsqueeze(-1))
-    return rows
-
-
-def with_done(rows: TensorDictBase) -> TensorDictBase:
-    """Returns rows that have ``("next", "done")``: derived from ``terminated`` and ``truncated`` where it is absent.
-
-    Rows with neither flag, or with flags that are not bool or of two shapes, are returned as they are.
-    """
     following = rows.get("next", None)
     if not isinstance(following, TensorDictBase) or "done" in following:
         return rows
@@ -261,23 +209,48 @@ class TransitionCheck:
         """
         self.of(columns)(list(columns.values()))
 
-    def of(self, columns: Mapping[Key, Column]) -> ColumnsCheck:
-        """Returns the check of further rows with columns of these names, dtypes and shapes; refuses ``trajectory``."""
+    def of(self, columns: Mapping[Key, Column]) -> Callable[[Sequence[Column]], None]:
+        """Returns the check of further rows, whose columns have the names, dtypes and shapes and order of these.
+
+        Refuses ``trajectory``, whose dtype and shape then stay.
+        """
         for key in (key for key in TRAJECTORIES if key in columns):
             given = as_tensor(columns[key])
             check_trajectory(key, given.dtype, given.shape[1:])
-        place_of = {key: place for place, key in enumerate(columns)}
-        flags = [key for key in (_DONE, _TERMINATED, _TRUNCATED) if key in columns]
-        shapes = {(str(columns[key].dtype).endswith("bool"), columns[key].shape[1:]) for key in flags}
-        are_alike = len(shapes) == 1 and next(iter(shapes))[0]
+        names = list(columns)
+        flags = [names.index(key) for key in (_DONE, _TERMINATED, _TRUNCATED) if key in columns]
+        kinds = [columns[names[place]] for place in flags]
+        shapes = {(str(flag.dtype).endswith("bool"), flag.shape[1:]) for flag in kinds}
+        ends = flags[1:] if _DONE in columns and len(shapes) == 1 and next(iter(shapes))[0] else []
         finite = [key for key, value in columns.items() if self.check_finite and _must_be_finite(key, columns, value)]
         arrays = [key for key in finite if isinstance(columns[key], np.ndarray)]
-        return ColumnsCheck(
-            list(columns),
-            [place_of[key] for key in flags] if _DONE in columns and are_alike else [],
-            [(place_of[key], place_of[other]) for key, other in _in_pairs(arrays, columns)],
-            [place_of[key] for key in finite if key not in arrays],
-        )
+        pairs = [(names.index(key), names.index(other)) for key, other in _in_pairs(arrays, columns)]
+        tensors = [names.index(key) for key in finite if key not in arrays]
+
+        def check_each(values: Sequence[Column], places: Sequence[int]) -> None:
+            for place in places:
+                value = as_tensor(values[place])
+                if not bool(value.isfinite().all()):
+                    raise _not_finite(names[place], value)
+
+        def check(values: Sequence[Column]) -> None:
+            if ends:
+                done: Any = values[flags[0]]
+                is_one = type(done) is np.ndarray and done.size == 1  # which takes a tenth of the time
+                for place in () if is_one and done.item() else ends:
+                    ended: Any = values[place]
+                    if ended.item() if is_one else contradicts(done, ended):
+                        raise _contradiction(done, values[ends[0]] | values[ends[-1]])
+            for one, other in pairs:
+                # A sum of products is finite only if every factor is; it may overflow, so each is checked then.
+                a: Any = values[one]
+                b: Any = values[other]
+                if not isfinite(a.item() * b.item() if a.size == 1 else vdot(a, b)):
+                    check_each(values, (one, other))
+            if tensors:
+                check_each(values, tensors)
+
+        return check
 
 
 def check_trajectory(key: Key, dtype: torch.dtype, shape: torch.Size) -> None:
@@ -292,52 +265,6 @@ def check_trajectory(key: Key, dtype: torch.dtype, shape: torch.Size) -> None:
             f"the column {shown(key)} is {dtype}; it names the episode of each row and must be of an integer dtype, as "
             "int64. Nothing was stored"
         )
-
-
-class ColumnsCheck:
-    """A :class:`TransitionCheck` of rows of known columns.
-
-    Args:
-        names: of the columns.
-        flags: places of ``("next", "done")`` and of the flags that imply it.
-        arrays: places of arrays that must be finite, two by two.
-        tensors: places of tensors that must be finite.
-    """
-
-    def __init__(self, names: list[Key], flags: list[int], arrays: list[tuple[int, int]], tensors: list[int]) -> None:
-        self._names = names
-        self._done, *self._ends = flags or [0]
-        self._arrays = arrays
-        self._tensors = tensors
-
-    def __call__(self, columns: Sequence[Column]) -> None:
-        """Checks rows ``[N, ...]``, in the order of the names; see :class:`TransitionCheck`."""
-        if self._ends:
-            self._check_flags(columns)
-        for one, other in self._arrays:
-            # A sum of products is finite only if every factor is; it may overflow, so each is checked then.
-            a: Any = columns[one]
-            b: Any = columns[other]
-            if not isfinite(a.item() * b.item() if a.size == 1 else vdot(a, b)):
-                self._check_each(columns, (one, other))
-        if self._tensors:
-            self._check_each(columns, self._tensors)
-
-    def _check_flags(self, columns: Sequence[Column]) -> None:
-        done: Any = columns[self._done]
-        is_one = type(done) is np.ndarray and done.size == 1  # which takes a tenth of the time
-        if is_one and done.item():
-            return
-        for place in self._ends:
-            ended: Any = columns[place]
-            if ended.item() if is_one else contradicts(done, ended):
-                raise _contradiction(done, columns[self._ends[0]] | columns[self._ends[-1]])
-
-    def _check_each(self, columns: Sequence[Column], places: Sequence[int]) -> None:
-        for place in places:
-            value = as_tensor(columns[place])
-            if not bool(value.isfinite().all()):
-                raise _not_finite(self._names[place], value)
 
 
 def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key, Key]]:

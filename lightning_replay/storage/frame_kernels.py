@@ -15,11 +15,17 @@ _BLOCK = 64  # words compared at once
 
 
 @compiled
-def hold(frames, references):  # type: ignore[no-untyped-def]
-    """Adds a reference to each of ``frames``, int32 ``[M]``, several to one that is named several times."""
+def count(frames, step, references):  # type: ignore[no-untyped-def]
+    """Adds ``step`` references to each of ``frames``, int32 ``[M]``, several times to one that is named several times.
+
+    Places that are not above 0 are skipped. Returns how many have no reference now.
+    """
+    freed = 0
     for place in range(frames.size):
         if frames[place] > 0:
-            references[frames[place]] += 1
+            references[frames[place]] += step
+            freed += references[frames[place]] == 0
+    return freed
 
 
 @compiled
@@ -60,34 +66,6 @@ def enter(frames, new_hashes, hashes, heads, following):  # type: ignore[no-unty
         hashes[frame] = new_hashes[place]
         following[frame] = heads[bucket]
         heads[bucket] = frame
-
-
-@compiled
-def count_freed(held, given_up, references):  # type: ignore[no-untyped-def]
-    """Counts frames that would be free if ``held`` got a reference each and ``given_up`` lost one; changes nothing.
-
-    Args:
-        held: int32 ``[M]``, frames to which new rows refer; new ones are negative and not counted.
-        given_up: int32 ``[M]``, frames of rows that leave.
-        references: int32, of every frame.
-    """
-    freed = 0
-    for place in range(held.size):
-        if held[place] > 0:
-            references[held[place]] += 1
-    for place in range(given_up.size):
-        frame = given_up[place]
-        if frame > 0:
-            references[frame] -= 1
-            if references[frame] == 0:
-                freed += 1
-    for place in range(given_up.size):
-        if given_up[place] > 0:
-            references[given_up[place]] += 1
-    for place in range(held.size):
-        if held[place] > 0:
-            references[held[place]] -= 1
-    return freed
 
 
 @njit(inline="always")

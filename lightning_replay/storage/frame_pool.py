@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -30,36 +31,7 @@ class Found(NamedTuple):
     hashes: np.ndarray
 
 
-class FrameIndex:
-    """Frames of a pool by a hash of their bytes: chains in buckets, 20 bytes a frame or a little more.
-
-    Args:
-        count: frames of the pool; frame 0 is none.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.hashes: np.ndarray = np.zeros(count, dtype=np.int64)
-        self.heads: np.ndarray = np.zeros(1 << max(count - 1, 1).bit_length(), dtype=np.int32)
-        self.following: np.ndarray = np.zeros(count, dtype=np.int32)
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.hashes, self.heads, self.following
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
-
-    def chain(self, key: int) -> list[int]:
-        found, frame = [], int(self.heads[key & (self.heads.size - 1)])
-        while frame:
-            if int(self.hashes[frame]) == key:
-                found.append(frame)
-            frame = int(self.following[frame])
-        return found
-
-    def clear(self) -> None:
-        self.heads.fill(0)
+FrameIndex = tuple[np.ndarray, np.ndarray, np.ndarray]  # hashes, heads and following, as in the compiled loops
 
 
 class TorchSearch:
@@ -89,48 +61,23 @@ class TorchSearch:
         given = torch.cat([stack.reshape(rows, depth, -1) for stack in (first, second)], 1)
         given = given.reshape(rows * 2 * depth, -1).to(self._pool.device)
         keys = self.hash_each(given).tolist()
-        # Equal hashes nearly always mean equal frames: all are compared at once, and one by one only if one was not.
-        found, stored, own = self._match(given, keys, index, careful=False)
-        stored_at, own_at = (
-            torch.tensor(pairs, dtype=torch.int64, device="cpu").reshape(-1, 2) for pairs in (stored, own)
-        )
-        stored_at, own_at = stored_at.to(given.device), own_at.to(given.device)
-        if not (
-            torch.equal(given[stored_at[:, 0]], self._pool[stored_at[:, 1]])
-            and torch.equal(given[own_at[:, 0]], given[own_at[:, 1]])
-        ):
-            found, _, _ = self._match(given, keys, index, careful=True)
-        return Found(found.frames.reshape(rows, 2 * depth), found.sources, found.hashes)
+        pairs: list[tuple[int, int]] = []
 
-    def _match(
-        self, given: Tensor, keys: list[int], index: FrameIndex, *, careful: bool
-    ) -> tuple[Found, list[tuple[int, int]], list[tuple[int, int]]]:
-        """Returns also the pairs of given frames and equal ones in the pool, and of those given before."""
-        frames = np.empty(len(keys), dtype=np.int32)
-        sources: list[int] = []
-        numbers: dict[int, list[int]] = {}
-        stored: list[tuple[int, int]] = []
-        own: list[tuple[int, int]] = []
-        for place, key in enumerate(keys):
-            at = next((at for at in index.chain(key) if not careful or torch.equal(given[place], self._pool[at])), 0)
-            if at:
-                frames[place] = at
-                stored.append((place, at))
-                continue
-            same = (
-                number
-                for number in numbers.get(key, ())
-                if not careful or torch.equal(given[place], given[sources[number]])
+        def presumed(own: int, other: int) -> bool:
+            pairs.append((own, other))
+            return True
+
+        # Equal hashes nearly always mean equal frames: all are compared at once, and one by one only if one was not.
+        frames, sources = _matched(keys, index, presumed)
+        own, other = torch.tensor(pairs, dtype=torch.int64, device="cpu").reshape(-1, 2).to(given.device).unbind(1)
+        is_stored = (other > 0).unsqueeze(1)
+        known = torch.where(is_stored, self._pool[other.clamp(min=0)], given[(-1 - other).clamp(min=0)])
+        if not torch.equal(given[own], known):
+            frames, sources = _matched(
+                keys, index, lambda own, at: torch.equal(given[own], self._pool[at] if at > 0 else given[-1 - at])
             )
-            number = next(same, len(sources))
-            if number == len(sources):
-                sources.append(place)
-                numbers.setdefault(key, []).append(number)
-            else:
-                own.append((place, sources[number]))
-            frames[place] = -1 - number
         hashes = np.array([keys[place] for place in sources], dtype=np.int64)
-        return Found(frames, np.array(sources, dtype=np.int64), hashes), stored, own
+        return Found(frames.reshape(rows, 2 * depth), np.array(sources, dtype=np.int64), hashes)
 
     def store(self, frames: np.ndarray, found: Found, first: Tensor, second: Tensor) -> None:
         """Copies the new frames of two stacks into the pool at ``frames``, int32 ``[new]``."""
@@ -145,6 +92,37 @@ class TorchSearch:
         """Returns the two stacks, uint8 ``[2 * N * k * bytes]``, of ``rows``, int64 ``[N]``, of int32 ``[M, 2 k]``."""
         stacks_first = frames.index_select(0, rows.to(frames.device)).unflatten(1, (2, -1)).transpose(0, 1)
         return self._pool.index_select(0, stacks_first.reshape(-1)).flatten()
+
+
+def chain(key: int, index: FrameIndex) -> Iterator[int]:
+    """Yields the frames of a hash."""
+    hashes, heads, following = index
+    frame = int(heads[key & (heads.size - 1)])
+    while frame:
+        if int(hashes[frame]) == key:
+            yield frame
+        frame = int(following[frame])
+
+
+def _matched(keys: list[int], index: FrameIndex, is_equal: Callable[[int, int], bool]) -> tuple[np.ndarray, list[int]]:
+    """Returns ``frames`` and ``sources`` of :class:`Found` for given frames of these hashes.
+
+    ``is_equal`` compares a given frame with one in the pool, a place above 0, or one given before it, ``-1 - place``.
+    """
+    frames = np.empty(len(keys), dtype=np.int32)
+    sources: list[int] = []
+    numbers: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        at = next((at for at in chain(key, index) if is_equal(place, at)), 0)
+        if not at:
+            new = numbers.setdefault(key, [])
+            at = next((-1 - number for number in new if is_equal(place, -1 - sources[number])), 0)
+            if not at:
+                new.append(len(sources))
+                sources.append(place)
+                at = -len(sources)
+        frames[place] = at
+    return frames, sources
 
 
 class NumbaSearch:
@@ -170,7 +148,7 @@ class NumbaSearch:
         return loops.hash_each(self._words(frames))
 
     def find(self, first: Tensor, second: Tensor, index: FrameIndex) -> Found:
-        return Found(*loops.find(self._stack_words(first), self._stack_words(second), self._pool, *index.arrays))
+        return Found(*loops.find(self._stack_words(first), self._stack_words(second), self._pool, *index))
 
     def store(self, frames: np.ndarray, found: Found, first: Tensor, second: Tensor) -> None:
         loops.store(frames, found.sources, self._stack_words(first), self._stack_words(second), self._pool)
@@ -179,10 +157,6 @@ class NumbaSearch:
         stacks = torch.empty(rows.shape[0] * frames.shape[1] * self._frame_bytes, dtype=torch.uint8, device="cpu")
         loops.gather(rows.numpy(), frames.numpy(), self._pool, stacks.numpy().view(self._dtype))
         return stacks
-
-
-def search_for(pool: Tensor) -> TorchSearch | NumbaSearch:
-    return NumbaSearch(pool) if pool.device.type == "cpu" else TorchSearch(pool)
 
 
 class FramePool:
@@ -226,8 +200,10 @@ class FramePool:
         self.snapshots: Snapshots = Snapshots()
         self._written = 1  # frames up to the highest that was ever held; memory is taken as they are written
         self.references: np.ndarray = np.zeros(count, dtype=np.int32)
-        self._index = FrameIndex(count)
-        self._search = search_for(self.frames)
+        # Frames by a hash of their bytes: chains in buckets, 20 bytes a frame or a little more.
+        heads = np.zeros(1 << max(count - 1, 1).bit_length(), dtype=np.int32)
+        self._index: FrameIndex = (np.zeros(count, dtype=np.int64), heads, np.zeros(count, dtype=np.int32))
+        self._search = (NumbaSearch if self.frames.device.type == "cpu" else TorchSearch)(self.frames)
         self._free = np.arange(capacity, 0, -1, dtype=np.int32)  # a stack: frames used before are used again first
         self.num_free: int = capacity
 
@@ -252,7 +228,7 @@ class FramePool:
         return self._bytes_of(len(self.frames))
 
     def _bytes_of(self, frames: int) -> int:
-        kept_beside = self.references.nbytes + self._free.nbytes + self._index.nbytes
+        kept_beside = sum(array.nbytes for array in (self.references, self._free, *self._index))
         return -(-frames * self.frame_bytes // 8) * 8 + kept_beside
 
     def find(self, first: Tensor, second: Tensor) -> Found:
@@ -263,7 +239,11 @@ class FramePool:
         """Returns how many frames lack for :meth:`replace` with the same arguments; 0 if they fit."""
         lacking = len(found.sources) - self.num_free
         if lacking > 0:
-            lacking -= loops.count_freed(found.frames.ravel(), given_up.ravel(), self.references)
+            held, left = found.frames.ravel(), given_up.ravel()
+            loops.count(held, 1, self.references)
+            lacking -= loops.count(left, -1, self.references)
+            loops.count(left, 1, self.references)
+            loops.count(held, -1, self.references)
         return max(lacking, 0)
 
     def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
@@ -283,7 +263,7 @@ class FramePool:
                 "written. Release rows first, or raise frame_capacity"
             )
         count = len(found.sources)
-        loops.hold(found.frames.ravel(), self.references)
+        loops.count(found.frames.ravel(), 1, self.references)
         self.release(given_up)
         if not count:
             return found.frames
@@ -293,15 +273,15 @@ class FramePool:
             self.snapshots.keep(new)
         self._search.store(new, found, first, second)
         self._written = max(self._written, int(new.max()) + 1)
-        loops.enter(new, found.hashes, *self._index.arrays)
+        loops.enter(new, found.hashes, *self._index)
         is_new = found.frames < 0
         frames = np.where(is_new, new[np.where(is_new, -1 - found.frames, 0)], found.frames)
-        loops.hold(frames[is_new], self.references)
+        loops.count(frames[is_new], 1, self.references)
         return frames
 
     def release(self, frames: np.ndarray) -> None:
         """Removes one reference to each of ``frames``, int32 of any shape; 0 is none."""
-        self.num_free = loops.let_go(frames.ravel(), self.references, self._free, self.num_free, *self._index.arrays)
+        self.num_free = loops.let_go(frames.ravel(), self.references, self._free, self.num_free, *self._index)
 
     def gather(self, frames: Tensor) -> Tensor:
         """Returns the frames of int32 ``[...]``, on the device, uint8 ``[..., *shape]``; one gather."""
@@ -314,7 +294,7 @@ class FramePool:
 
     def clear(self) -> None:
         self.references.fill(0)
-        self._index.clear()
+        self._index[1].fill(0)
         self._free[:] = np.arange(self.capacity, 0, -1, dtype=np.int32)
         self.num_free = self.capacity
 
@@ -340,4 +320,4 @@ class FramePool:
         for part in np.array_split(held, max(1, len(held) // 4096)):
             at = torch.from_numpy(part).to(self.frames.device)
             hashes = self._search.hash_each(self.frames.index_select(0, at))
-            loops.enter(part, hashes, *self._index.arrays)
+            loops.enter(part, hashes, *self._index)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,80 +22,9 @@ from lightning_replay.storage.columns import GENERATION, NOT_STORED, Column
 from lightning_replay.storage.frame_pool import Found, FramePool
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
 from lightning_replay.storage.packed import PackedStorage, is_key
-from lightning_replay.storage.rows import Key, Leaf, RowLayout, gather_branch, leaves_of, nest, shown
+from lightning_replay.storage.rows import FRAMES, Key, Leaf, RowLayout, leaves_of, shown
 
 __all__ = ["FrameStorage"]
-
-
-FRAMES: Key = ("frames_of_stacks",)  # int32 [2 k]: the observation's frames, then the next one's; 0 is none
-
-
-class StackColumns(NamedTuple):
-    """The keys of the stacks and of their successors, and how many frames each stack has."""
-
-    image_key: Key
-    next_key: Key
-    frame_stack: int
-
-    def checked(self, data: TensorDictBase) -> list[Leaf]:
-        """Returns the columns of the first rows, with dtype and shape of a row each.
-
-        Raises:
-            ValueError: stacks are missing, are not uint8 ``[k, H, W]`` or ``[k, H, W, C]``, or differ in shape.
-        """
-        if data.get(self.next_key, None) is None or data.get(self.image_key, None) is None:
-            raise self._refusal("there are " + ", ".join(shown(key) for key, _, _ in leaves_of(data[0])))
-        leaves = {key: (dtype, shape) for key, dtype, shape in leaves_of(data[0]) if key not in NOT_STORED}
-        if FRAMES in leaves:
-            raise ValueError(f"the column {FRAMES[0]!r} is the storage's own; rename it. Nothing was stored")
-        for key in (self.image_key, self.next_key):
-            dtype, shape = leaves.get(key, (None, torch.Size()))
-            if dtype != torch.uint8 or len(shape) not in (3, 4) or shape[0] != self.frame_stack or not shape.numel():
-                given = data.get(key)
-                is_dense = isinstance(given, Tensor) and not given.is_nested
-                described = f"{given.dtype} {list(given.shape)}" if is_dense else type(given).__name__
-                raise self._refusal(f"{shown(key)} is {described}")
-        shapes = [list(leaves[key][1][1:]) for key in (self.image_key, self.next_key)]
-        if shapes[0] != shapes[1]:
-            raise ValueError(
-                f"the frames under {shown(self.image_key)} have shape {shapes[0]} and those under "
-                f"{shown(self.next_key)} {shapes[1]}; all frames need one shape. Nothing was stored"
-            )
-        return [(key, *leaf) for key, leaf in leaves.items()]
-
-    def saved(self, state: Mapping[str, Any], frame_capacity: int) -> list[Leaf]:
-        """Returns the columns of a saved storage, in the order in which rows were given.
-
-        Raises:
-            ValueError: other stacks were saved, or more frames than ``frame_capacity``.
-        """
-        layout = {tuple(leaf["key"]): leaf for leaf in state["layout"]}
-        stacked = layout[FRAMES]["shape"][0] // 2 if FRAMES in layout else 0
-        if stacked != self.frame_stack or list(self.image_key) not in state["order"]:
-            raise ValueError(
-                f"the saved storage has stacks of {stacked} frames in rows of {state['order']}, this one stacks of "
-                f"{self.frame_stack} under {shown(self.image_key)}; build it with the saved options"
-            )
-        if len(state["frames"]) > frame_capacity + 1:
-            raise ValueError(
-                f"the saved storage has {len(state['frames']) - 1:,} frames and this one room for "
-                f"{frame_capacity:,}; build it with the saved frame_capacity"
-            )
-        stack = torch.Size([self.frame_stack, *state["frame_shape"]])
-        columns: list[Leaf] = []
-        for key in map(tuple, state["order"]):
-            if key in (self.image_key, self.next_key):
-                columns.append((key, torch.uint8, stack))
-            elif key != GENERATION:
-                columns.append((key, getattr(torch, layout[key]["dtype"]), torch.Size(layout[key]["shape"])))
-        return columns
-
-    def _refusal(self, given: str) -> ValueError:
-        return ValueError(
-            f"rows need stacks of {self.frame_stack} frames, uint8 [N, {self.frame_stack}, H, W], under "
-            f"{shown(self.image_key)} and {shown(self.next_key)}; {given}. Nothing was stored; give their key as "
-            "image_key and their number of frames as frame_stack, and convert them to uint8 images"
-        )
 
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -137,6 +66,16 @@ class FrameStorage(PackedStorage):
         (5, tensor([2, 3], dtype=torch.uint8))
     """
 
+    _of_columns = (
+        *PackedStorage._of_columns,
+        *("_pool", "_live", "_frames_of", "_outer_layout", "_looked_up"),
+    )
+    _pool: FramePool | None
+    _live: SlotSet | None  # from the first release on, unless tables hold the rows
+    _frames_of: Tensor | None  # int32 [capacity, 2 k], a column of the rows
+    _outer_layout: RowLayout | None  # of rows with stacks in place of the numbers of their frames
+    _looked_up: tuple[Tensor, Tensor, Found] | None
+
     def __init__(
         self,
         capacity: int,
@@ -155,20 +94,9 @@ class FrameStorage(PackedStorage):
                 f"frame_capacity is {frame_capacity}, and a single transition has up to {2 * frame_stack} different "
                 f"frames, {frame_stack} in each of its two stacks. Raise frame_capacity to {2 * frame_stack} or more"
             )
+        self.rows_at_once = min(self.capacity, frame_capacity // (2 * frame_stack))  # if all frames are different
         self.image_key: Key = checked_key("image_key", image_key)
         self.next_key: Key = ("next", *self.image_key)
-        self._stacks = StackColumns(self.image_key, self.next_key, self.frame_stack)
-        self._forget_pool()
-
-    def _forget_pool(self) -> None:
-        self._pool: FramePool | None = None
-        self._was_full = False
-        self._live: SlotSet | None = None  # from the first release on, unless tables hold the rows
-        self._frames_of: Tensor | None = None  # int32 [capacity, 2 k], a column of the rows
-        self._order: list[Key] = []  # columns in the order in which rows were given
-        self._outer_layout: RowLayout | None = None  # of rows without the numbers of their frames
-        self._outer_tree: dict[str, Any] = {}
-        self._looked_up: tuple[Tensor, Tensor, Found] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -186,11 +114,6 @@ class FrameStorage(PackedStorage):
         return 0 if self._pool is None else self._pool.frame_bytes
 
     @property
-    def num_held(self) -> int:
-        """Rows stored and not released; with tables, rows that these refer to."""
-        return self.occupancy.count
-
-    @property
     def occupancy(self) -> Occupancy:
         """The slots that hold a row, which are those not released, or those that a writer's tables refer to."""
         if self._held_by is not None:
@@ -202,11 +125,6 @@ class FrameStorage(PackedStorage):
         if self._frames_of is None:
             return np.zeros(0, dtype=np.int64)
         return self._frames_of[: self._len, 0].nonzero().flatten().cpu().numpy()
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows whose frames fit even if all are different and nothing else is stored."""
-        return min(self.capacity, self.frame_capacity // (2 * self.frame_stack))
 
     def build_options(self) -> dict[str, Any]:
         """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``."""
@@ -229,15 +147,15 @@ class FrameStorage(PackedStorage):
 
     def _forget_columns(self) -> None:
         super()._forget_columns()
-        self._forget_pool()
+        self._was_full = False
+        self._order: list[Key] = []  # columns in the order in which rows were given
 
     def _check(self, values: Sequence[Column]) -> None:
         self._looked_up = None  # tensors that are given again may have other content
         super()._check(values)
 
-    def room_for(self, data: TensorDictBase | Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
-        """Returns whether the frames of rows ``[N]``, or of their values, fit; see :meth:`frames_missing`."""
-        values = self.checked_values(data) if isinstance(data, TensorDictBase) else data
+    def room_for(self, values: Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
+        """Returns whether the frames of values fit; see :meth:`frames_missing`."""
         return self.frames_missing(values, slots) == 0
 
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
@@ -351,27 +269,44 @@ class FrameStorage(PackedStorage):
             self.check_read()
         if index.ndim != 1:
             first, second = (stack.view(*index.shape, *stack.shape[1:]) for stack in (first, second))
-        leaves = self._outer_layout.leaves(rows, index.shape)
-        leaves[self.image_key], leaves[self.next_key] = first, second
-        read = gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
+        read = self._outer_layout.unpack(rows, index.shape, extra, (first, second))
         return self._indexed(read, index) if self._is_torchrls else read
-
-    def observation_pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Returns the columns of observations; stacks as the numbers of their frames, which are equal if these are."""
-        assert self._frames_of is not None
-        first, second = self._frames_of.unflatten(-1, (2, -1)).unbind(1)
-        return [*super().observation_pairs(), (first, second)]
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
         """Returns one column ``[N, ...]`` of the rows ``index``, stacks rebuilt; ``None`` when it is not stored."""
         name: Key = (key,) if isinstance(key, str) else tuple(key)
         if name not in (self.image_key, self.next_key) or self._frames_of is None or self._pool is None:
             return super().column(key, index)
-        frames = self._frames_of[index.to(self._frames_of.device)].unflatten(-1, (2, -1))
-        return self._pool.gather(frames[..., int(name == self.next_key), :])
+        return self._pool.gather_stacks(self._frames_of, index.to(self._frames_of.device))[name == self.next_key]
 
     def _init(self, data: TensorDictBase) -> None:
-        self._allocate_all(self._stacks.checked(data))
+        if data.get(self.next_key, None) is None or data.get(self.image_key, None) is None:
+            raise self._wrong_stacks("there are " + ", ".join(shown(key) for key, _, _ in leaves_of(data[0])))
+        leaves = {key: (dtype, shape) for key, dtype, shape in leaves_of(data[0]) if key not in NOT_STORED}
+        if FRAMES in leaves:
+            raise ValueError(f"the column {FRAMES[0]!r} is the storage's own; rename it. Nothing was stored")
+        images = (self.image_key, self.next_key)
+        for key in images:
+            dtype, shape = leaves.get(key, (None, torch.Size()))
+            if dtype != torch.uint8 or len(shape) not in (3, 4) or shape[0] != self.frame_stack or not shape.numel():
+                given = data.get(key)
+                is_dense = isinstance(given, Tensor) and not given.is_nested
+                described = f"{given.dtype} {list(given.shape)}" if is_dense else type(given).__name__
+                raise self._wrong_stacks(f"{shown(key)} is {described}")
+        one, other = (list(leaves[key][1][1:]) for key in images)
+        if one != other:
+            raise ValueError(
+                f"the frames under {shown(self.image_key)} have shape {one} and those under {shown(self.next_key)} "
+                f"{other}; all frames need one shape. Nothing was stored"
+            )
+        self._allocate_all([(key, *leaf) for key, leaf in leaves.items()])
+
+    def _wrong_stacks(self, given: str) -> ValueError:
+        return ValueError(
+            f"rows need stacks of {self.frame_stack} frames, uint8 [N, {self.frame_stack}, H, W], under "
+            f"{shown(self.image_key)} and {shown(self.next_key)}; {given}. Nothing was stored; give their key as "
+            "image_key and their number of frames as frame_stack, and convert them to uint8 images"
+        )
 
     def _allocate_all(self, leaves: list[Leaf]) -> None:
         # Frames and rows get memory, or neither does.
@@ -381,15 +316,14 @@ class FrameStorage(PackedStorage):
         frames = (FRAMES, torch.int32, torch.Size([2 * self.frame_stack]))
         packed = [leaf for leaf in leaves if leaf[0] not in images]
         self._allocate(RowLayout([*packed, frames, (GENERATION, torch.int64, torch.Size([]))]))
-        assert self._storage is not None and self._layout is not None
+        assert self._storage is not None and self.layout is not None
         self._pool = pool
-        self._outer_layout = self._layout.without(FRAMES)
         self._live = self._looked_up = None
         self._frames_of = self._storage.get(FRAMES)
         stack = (torch.uint8, torch.Size([self.frame_stack, *shape]))
         self._expect({key: (dtype, size) for key, dtype, size in packed} | dict.fromkeys(images, stack))
         self._order = [*(leaf[0] for leaf in leaves), GENERATION]
-        self._outer_tree = nest(self._order)
+        self._outer_layout = self.layout.replacing(FRAMES, images, self._order)
         sizes = [f"{number:,}" for number in (self.frame_capacity, pool.frame_bytes, pool.most_nbytes)]
         logger.info("room for %s frames of %s bytes takes at most %s bytes with its index, as frames come", *sizes)
 
@@ -428,8 +362,8 @@ class FrameStorage(PackedStorage):
         self._saved_layout(state_dict)
         frames = state_dict["frames"]
         if frames is not None:
-            leaves = self._stacks.saved(state_dict, self.frame_capacity)
-            if self._pool is None or self._given != {key: (dtype, shape) for key, dtype, shape in leaves}:
+            leaves = self._saved_columns(state_dict)
+            if self._pool is None or self.row_columns != {key: (dtype, shape) for key, dtype, shape in leaves}:
                 self._allocate_all(leaves)
         before = self._len
         super().load_state_dict(state_dict)
@@ -445,10 +379,32 @@ class FrameStorage(PackedStorage):
         live = state_dict["live"]
         self._live = None if live is None else SlotSet.from_state(self.capacity, live)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        unset = ("_pool", "_live", "_frames_of", "_looked_up", "_outer_layout")
-        return state | dict.fromkeys(unset) | {"_outer_tree": {}, "_given": {}}
+    def _saved_columns(self, state: Mapping[str, Any]) -> list[Leaf]:
+        """Returns the columns of a saved storage, in the order in which rows were given.
+
+        Raises:
+            ValueError: other stacks were saved, or more frames than fit.
+        """
+        layout = {tuple(leaf["key"]): leaf for leaf in state["layout"]}
+        stacked = layout[FRAMES]["shape"][0] // 2 if FRAMES in layout else 0
+        if stacked != self.frame_stack or list(self.image_key) not in state["order"]:
+            raise ValueError(
+                f"the saved storage has stacks of {stacked} frames in rows of {state['order']}, this one stacks of "
+                f"{self.frame_stack} under {shown(self.image_key)}; build it with the saved options"
+            )
+        if len(state["frames"]) > self.frame_capacity + 1:
+            raise ValueError(
+                f"the saved storage has {len(state['frames']) - 1:,} frames and this one room for "
+                f"{self.frame_capacity:,}; build it with the saved frame_capacity"
+            )
+        stack = torch.Size([self.frame_stack, *state["frame_shape"]])
+        columns: list[Leaf] = []
+        for key in map(tuple, state["order"]):
+            if key in (self.image_key, self.next_key):
+                columns.append((key, torch.uint8, stack))
+            elif key != GENERATION:
+                columns.append((key, getattr(torch, layout[key]["dtype"]), torch.Size(layout[key]["shape"])))
+        return columns
 
     def _empty(self) -> None:
         super()._empty()

@@ -7,11 +7,11 @@ import functools
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,61 +34,20 @@ from lightning_replay.storage.columns import (
     MASKS,
     NOT_STORED,
     Column,
-    ColumnsCheck,
     RowReader,
     SingleRow,
     StoredColumn,
     TransitionCheck,
-    check_present,
     checked_device,
 )
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
-from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of, observation_keys
-
-__all__ = [
-    "Forkable",
-    "SharedWrites",
-    "device_of",
-    "empty_storage",
-    "is_held_elsewhere",
-    "occupancy_of",
-    "read_columns",
-    "readable_rows",
-    "register",
-    "stored_before",
-]
-
-
-class Forkable(Protocol):
-    """An object with locks or threads."""
-
-    def after_fork(self) -> None:
-        """Replaces its locks and threads; called in the forked process."""
-
-
-class SharedWrites:
-    """Counts writes into a file that forked processes share, so that a fork can refuse rows written since."""
-
-    def __init__(self) -> None:
-        self._of_all = np.frombuffer(mmap.mmap(-1, 8), dtype=np.int64)  # anonymous, and shared with forked processes
-        self._own = 0  # which a fork copies
-
-    def add(self) -> None:
-        # Called before anything is changed, so that a fork refuses rows that are half-written.
-        self._of_all[0] += 1
-        self._own += 1
-
-    @property
-    def came_since(self) -> bool:
-        """Whether this is a forked process, and another one has written since."""
-        return int(self._of_all[0]) != self._own
-
+from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def register(one: Forkable) -> None:
-    """Calls an object's ``after_fork`` in each process that is forked from this one, for as long as it lives."""
+def register(one: Any) -> None:
+    """Calls ``after_fork`` of an object with locks or threads in each process forked from this one, while it lives."""
     _living.add(one)
 
 
@@ -100,13 +59,8 @@ def is_held_elsewhere(lock: Any) -> bool:
     return False
 
 
-def _after() -> None:
-    for one in list(_living):
-        one.after_fork()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after)
+    os.register_at_fork(after_in_child=lambda: [one.after_fork() for one in list(_living)])
 
 
 # memmap: a save from another machine does not decide where files are created
@@ -142,36 +96,44 @@ class PackedStorage(LazyTensorStorage):
         RuntimeError: a write in a forked process into rows on disk, which are the parent's.
     """
 
-    _revision = 0
+    _mutation_revision = 0  # a plain number, for TorchRL's samplers that keep what they read of the rows
+    # Set with the columns by the first rows or a load; views, which do not survive a copy as views.
+    _of_columns: tuple[str, ...] = (
+        *("layout", "generations", "_rows", "_storage", "_generation", "_columns", "_single", "_reader"),
+        "_columns_check",
+    )
+    layout: RowLayout | None  #: Places of the columns in a row; ``None`` before the first rows.
+    #: Generations of all slots, int64 ``[capacity]``, a view; ``None`` before the first rows and off the CPU.
+    generations: np.ndarray | None
+    #: Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`.
+    row_columns: Mapping[Key, tuple[torch.dtype, torch.Size]]
+    _rows: Tensor | None
+    _generation: Tensor | None
+    _columns: list[StoredColumn] | None
+    _views: dict[NestedKey, Tensor]  # the columns, found faster than in a TensorDict
+    _single: SingleRow | None
+    _reader: RowReader | None
+    _columns_check: Callable[[Sequence[Column]], None] | None
+    _masks: list[int]  # places of the columns that mark padding
+    _len: int
 
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
         self.capacity: int = checked_count("capacity", capacity, of="transitions")
+        self.rows_at_once: int = self.capacity  #: Most rows that a single write can store, whatever they are.
         known = checked_device(device)
         if memmap is not None and not isinstance(memmap, str | Path):
             raise TypeError(f"memmap is {memmap!r}; it must be a directory, or None")
         if memmap is not None and known.type != "cpu":
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
-        check_present(known)
         if memmap is not None:
             check_writable("memmap", memmap)  # not only when the first row comes
         # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
         super().__init__(max_size=self.capacity, device=device, compilable=True)
         self._memmap: str | None = None if memmap is None else str(memmap)
-        self._len: int
-        self._layout: RowLayout | None = None
-        self._rows: Tensor | None = None
-        self._generation: Tensor | None = None
-        self._generations: np.ndarray | None = None  # the same on a CPU
-        self._columns: list[StoredColumn] | None = None
-        self._views: dict[NestedKey, Tensor] = {}  # the columns, found faster than in a TensorDict
-        self._single: SingleRow | None = None
-        self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
-        self._reader: RowReader | None = None
+        self._forget_columns()
         self.row_check: TransitionCheck | None = None  # refuses new rows by raising; set by a Replay
-        self._columns_check: ColumnsCheck | None = None
         self._is_torchrls = False  # whether only buffers of TorchRL read it, whose rows have "index"
         self._last_cursor: int | None = None  # the slot written last
-        self._masks: list[int] = []  # places of the columns that mark padding
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
         self._held_by: Occupancy | None = None
@@ -182,7 +144,10 @@ class PackedStorage(LazyTensorStorage):
 
     def _begin_life(self) -> None:
         self.snapshots: Snapshots = Snapshots()
-        self._shared_writes = None if self._memmap is None else SharedWrites()
+        # Writes into a file that forked processes share, counted in memory that they share, and in what a fork copies.
+        shared = None if self._memmap is None else mmap.mmap(-1, 8)
+        self._shared_writes = None if shared is None else np.frombuffer(shared, dtype=np.int64)
+        self._own_writes = 0
         self._refusal: str | None = None
         register(self)
 
@@ -203,7 +168,7 @@ class PackedStorage(LazyTensorStorage):
 
     def check_read(self) -> None:
         """Raises ``RuntimeError`` after a read in a forked process, if the parent has written into the file since."""
-        if self._shared_writes is not None and self._shared_writes.came_since:
+        if self._shared_writes is not None and self._shared_writes[0] != self._own_writes:
             raise RuntimeError(
                 f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its parent, "
                 "which has written into it since the fork: what is read here is of no one moment. Save the buffer in "
@@ -231,7 +196,7 @@ class PackedStorage(LazyTensorStorage):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row, padding included, 0 before the first rows."""
-        return 0 if self._layout is None else self._layout.row_bytes
+        return 0 if self.layout is None else self.layout.row_bytes
 
     @property
     def all_rows(self) -> TensorDictBase:
@@ -257,11 +222,6 @@ class PackedStorage(LazyTensorStorage):
         return self._rows
 
     @property
-    def layout(self) -> RowLayout | None:
-        """Places of the columns in a row; ``None`` before the first rows."""
-        return self._layout
-
-    @property
     def occupancy(self) -> Occupancy:
         """The slots that hold a row, which are those below the length, or those that a writer's tables refer to."""
         return FirstSlots(self._len) if self._held_by is None else self._held_by
@@ -273,7 +233,7 @@ class PackedStorage(LazyTensorStorage):
     @property
     def num_held(self) -> int:
         """Rows that are stored; fewer than the length where some below it were released."""
-        return self._len if self._held_by is None else self._held_by.count
+        return self.occupancy.count
 
     def build_options(self) -> dict[str, Any]:
         """Returns the options that a saved state presumes beside class and capacity, names by option."""
@@ -288,17 +248,6 @@ class PackedStorage(LazyTensorStorage):
         """Rows for which memory is taken."""
         return self.capacity
 
-    @property
-    def rows_at_once(self) -> int:
-        """Most rows that a single write can store, whatever they are."""
-        return self.capacity
-
-    def observation_pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Returns the columns, ``[capacity, ...]``, of each observation and of the one under ``"next"``, as views."""
-        rows = self.readable_rows
-        keys = observation_keys(self._layout.columns) if self._layout is not None else []
-        return [(rows.get(key), rows.get(("next", *key))) for key in keys]
-
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
         """Returns one column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
         column = self._views.get(key)
@@ -308,11 +257,6 @@ class PackedStorage(LazyTensorStorage):
         if self._shared_writes is not None:
             self.check_read()
         return values
-
-    @property
-    def generations(self) -> np.ndarray | None:
-        """Generations of all slots, int64 ``[capacity]``, a view; ``None`` before the first rows and off the CPU."""
-        return self._generations
 
     def generation_of(self, index: Tensor) -> Tensor:
         """Returns how often each slot has been written, int64 of the shape of ``index``."""
@@ -332,7 +276,7 @@ class PackedStorage(LazyTensorStorage):
             TensorDict with batch size of the shape of ``index``; a copy for tensors, views otherwise. It has
             ``index`` in a buffer of TorchRL, and ``generation`` otherwise.
         """
-        if self._layout is None or self._rows is None:
+        if self.layout is None or self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
             self._has_views = True
@@ -342,7 +286,7 @@ class PackedStorage(LazyTensorStorage):
                 return views
             return self._indexed(views, torch.arange(self._len, device="cpu")[index])
         rows = self.packed_rows(index if index.ndim == 1 else index.flatten())
-        read = self._layout.unpack(rows, index.shape, extra)
+        read = self.layout.unpack(rows, index.shape, extra)
         return self._indexed(read, index) if self._is_torchrls else read
 
     @staticmethod
@@ -449,22 +393,17 @@ class PackedStorage(LazyTensorStorage):
             self.check_writable()
         if self.row_check is not None:
             if self._columns_check is None:
-                self._columns_check = self.row_check.of(dict(zip(self._given, values, strict=True)))
+                self._columns_check = self.row_check.of(dict(zip(self.row_columns, values, strict=True)))
             self._columns_check(values)
 
     def has_column(self, key: NestedKey) -> bool:
         """Returns whether rows must have this column."""
-        return ((key,) if isinstance(key, str) else key) in self._given
+        return ((key,) if isinstance(key, str) else key) in self.row_columns
 
     @property
     def has_columns(self) -> bool:
         """Whether rows have fixed the columns and the device that rows come from."""
         return self._given_device is not None  # set after the columns
-
-    @property
-    def row_columns(self) -> Mapping[Key, tuple[torch.dtype, torch.Size]]:
-        """Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`."""
-        return self._given
 
     def undo_entry(self) -> None:
         """Discards the device of refused rows, and their columns unless rows were ever written."""
@@ -473,22 +412,15 @@ class PackedStorage(LazyTensorStorage):
             self._forget_columns()
 
     def _forget_columns(self) -> None:
-        self._layout = self._rows = self._columns = self._storage = self._single = None
-        self._views = {}
-        self._generation = self._generations = self._columns_check = self._reader = None
-        self._given = {}
+        self.__dict__.update(dict.fromkeys(self._of_columns), _views={}, row_columns={})
         self.initialized: bool = False
 
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
         assert self._columns is not None
-        places = slots if type(slots) is slice or self._generations is None else slots.numpy()
-        snapshots = self.snapshots
-        with snapshots.lock:
-            # A save that runs now reads these rows as they were when it began.
-            snapshots.keep(places)
-            if self._shared_writes is not None:
-                self._shared_writes.add()
+        places = slots if type(slots) is slice or self.generations is None else slots.numpy()
+        with self.snapshots.lock:
+            self.begin_write(places)
             single = self._single
             if (
                 # One row, as environments give it, is written by one copy.
@@ -510,26 +442,25 @@ class PackedStorage(LazyTensorStorage):
                 self._last_cursor = slots.stop - 1 if isinstance(slots, slice) else int(slots[-1])
                 if highest > self._len:
                     self._len = highest
-        self._revision += 1
+        self._mutation_revision += 1
 
     def begin_write(self, slots: slice | Tensor | np.ndarray) -> None:
         """Prepares a change of rows in these slots; call it with the lock of the snapshots held."""
+        # A save that runs now reads these rows as they were when it began.
         self.snapshots.keep(slots)
         if self._shared_writes is not None:
-            self._shared_writes.add()
+            # Before anything is changed, so that a fork refuses rows that are half-written.
+            self._shared_writes[0] += 1
+            self._own_writes += 1
 
     def slots(self, start: int, stop: int) -> Tensor:
         """Returns the slots from ``start`` to below ``stop``, int64 on the storage's device."""
-        if self._generations is None:
+        if self.generations is None:
             return torch.arange(start, stop, device=self.device)
         return torch.from_numpy(np.arange(start, stop))  # half the time
 
     def _bump_mutation_revision(self) -> None:
-        self._revision += 1  # a plain number, for TorchRL's samplers that keep what they read of the rows
-
-    @property
-    def _mutation_revision(self) -> int:
-        return self._revision
+        self._mutation_revision += 1
 
     @property
     def _last_cursor_index(self) -> int | None:
@@ -539,16 +470,9 @@ class PackedStorage(LazyTensorStorage):
         self._last_cursor = cursor
 
     def _next_generation(self, slots: slice | Tensor) -> None:
-        generation = self._generations
-        if generation is not None:
-            if isinstance(slots, slice):
-                view = generation[slots]
-                view += 1  # in place: generation[slots] += 1 would write twice
-                if self._least_generation:
-                    np.maximum(view, self._least_generation + 1, out=view)
-            else:
-                index = slots.numpy()
-                generation[index] = np.maximum(generation[index], self._least_generation) + 1
+        if (generations := self.generations) is not None:
+            places = slots if isinstance(slots, slice) else slots.numpy()
+            generations[places] = np.maximum(generations[places], self._least_generation) + 1
         else:
             assert self._generation is not None
             self._generation[slots] = self._generation[slots].clamp_min(self._least_generation) + 1
@@ -574,10 +498,10 @@ class PackedStorage(LazyTensorStorage):
         device = torch.device(self.device)
         self.snapshots.keep_no_result()
         self._rows = allocate_rows(self.capacity, layout.row_bytes // WORD_BYTES, device, self._memmap, breakdown)
-        self._layout = layout
+        self.layout = layout
         self._storage = slots = layout.unpack(self._rows, torch.Size([self.capacity]))
         self._generation = slots.get("generation")
-        self._generations = self._generation.numpy() if device.type == "cpu" else None
+        self.generations = self._generation.numpy() if device.type == "cpu" else None
         self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
         self._views = {key if len(key) > 1 else key[0]: slots.get(key) for key in layout.columns}
         self._single = None
@@ -588,14 +512,14 @@ class PackedStorage(LazyTensorStorage):
 
     def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]]) -> None:
         assert self._columns is not None
-        self._given = columns
+        self.row_columns = columns
         self._reader = RowReader(columns, {column.key for column in self._columns if column.array is not None})
         self._columns_check = None
         self._masks = [place for place, key in enumerate(columns) if key in MASKS]
 
     def _mismatch(self, data: TensorDictBase) -> ValueError:
         given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}
-        stored = {key: (dtype, tuple(shape)) for key, (dtype, shape) in self._given.items()}
+        stored = {key: (dtype, tuple(shape)) for key, (dtype, shape) in self.row_columns.items()}
         for key in NOT_STORED - stored.keys():
             given.pop(key, None)
         different = [
@@ -611,8 +535,8 @@ class PackedStorage(LazyTensorStorage):
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows written so far (a view, not a copy, to be read alone) and the layout of their bytes."""
         state: dict[str, Any] = {"capacity": self.capacity, "length": 0, "layout": None, "rows": None, "emptied": None}
-        if self._layout is not None and self._rows is not None and self._generation is not None:
-            state |= {"length": self._len, "layout": self._layout.description(), "rows": self._rows[: self._len]}
+        if self.layout is not None and self._rows is not None and self._generation is not None:
+            state |= {"length": self._len, "layout": self.layout.description(), "rows": self._rows[: self._len]}
             # Generations of slots that held rows once: they continue from there.
             state["emptied"] = self._generation[self._len : self._reached].clone()
         return state | {"least_generation": self._least_generation, "last_cursor": self._last_cursor}
@@ -649,7 +573,7 @@ class PackedStorage(LazyTensorStorage):
         if self._generation is not None and self._reached:  # above all that were handed out
             least = max(least, int(self._generation[: self._reached].max()))
         with self.snapshots.lock:
-            if layout is not None and (self._layout is None or self._layout.description() != layout.description()):
+            if layout is not None and (self.layout is None or self.layout.description() != layout.description()):
                 self._allocate(layout)
             if self._rows is not None and self._generation is not None:
                 self.begin_write(slice(0, self._reached))
@@ -710,9 +634,7 @@ class PackedStorage(LazyTensorStorage):
         state["packed"] = self.state_dict()
         self.check_read()
         del state["snapshots"], state["_shared_writes"]
-        # Views do not survive a copy as views: they are created again.
-        unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_single", "_layout", "_reader")
-        return state | dict.fromkeys(unset) | {"_reached": 0, "_views": {}}
+        return state | dict.fromkeys(self._of_columns) | {"_reached": 0, "_views": {}, "row_columns": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed = state.pop("packed")

@@ -16,6 +16,7 @@ Leaf = tuple[Key, torch.dtype, torch.Size]  # a column, and dtype and shape of o
 
 WORD_BYTES = 8
 ROW_ALIGNMENT_BYTES = 64
+FRAMES: Key = ("frames_of_stacks",)  # int32 [2 k]: the observation's frames, then the next one's; 0 is none
 _NO_OBSERVATIONS = frozenset(("reward", "done", "terminated", "truncated", "is_init"))
 
 
@@ -38,7 +39,6 @@ class RowLayout:
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         self.columns: dict[Key, tuple[torch.dtype, torch.Size]] = {key: (dtype, shape) for key, dtype, shape in leaves}
-        self.tree: dict[str, Any] = nest(self.columns)
         num_bytes = sum(shape.numel() * dtype.itemsize for _, dtype, shape in leaves)
         self.row_bytes: int = -(-num_bytes // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
         self._groups: list[_Group] = []
@@ -59,17 +59,24 @@ class RowLayout:
             self._groups.append(_Group(dtype, parts, columns, None if are_vectors else shapes, scalar_at))
             self._order += keys
             offset += sum(sizes) * dtype.itemsize
-        self._branches = _branches(self.tree, self._order)
+        self._branches = _branches(nest(self.columns), self._order)
 
-    def unpack(self, rows: Tensor, batch_size: torch.Size, extra: dict[str, Tensor] | None = None) -> TensorDict:
+    def unpack(
+        self,
+        rows: Tensor,
+        batch_size: torch.Size,
+        extra: dict[str, Tensor] | None = None,
+        outside: Sequence[Tensor] = (),
+    ) -> TensorDict:
         """Returns the TensorDict whose leaves are views of packed rows.
 
         Args:
             rows: int64 ``[N, words]``, contiguous.
             batch_size: ``[N]``, or ``[B, 2]`` with ``B * 2 == N``.
             extra: further entries of the TensorDict.
+            outside: the columns that are kept elsewhere, see :meth:`replacing`.
         """
-        values: list[Any] = self._views(rows, batch_size)
+        values: list[Any] = [*self._views(rows, batch_size), *outside]
         device = rows.device
         for branch in self._branches[:-1]:
             entries = {name: values[place] for name, place in branch}
@@ -100,14 +107,17 @@ class RowLayout:
             views += parts
         return views
 
-    def without(self, key: Key) -> RowLayout:
-        """Returns the layout of the same rows whose :meth:`leaves` may lack ``key``: if no other has its dtype."""
-        kind = self.columns[key][0]
-        if any(dtype == kind for other, (dtype, _) in self.columns.items() if other != key):
-            return self
-        layout = copy.copy(self)
-        layout._groups = [group for group in self._groups if group.dtype != kind]
-        layout._order = [other for other in self._order if other != key]
+    def replacing(self, key: Key, outside: Sequence[Key], order: Sequence[Key]) -> RowLayout:
+        """Returns the layout of the same rows that are unpacked with columns kept ``outside`` in place of ``key``.
+
+        ``order`` has the keys of all columns that are returned.
+        """
+        layout, kind = copy.copy(self), self.columns[key][0]
+        if not any(dtype == kind for other, (dtype, _) in self.columns.items() if other != key):
+            # The only column of its dtype need not be cut out of the rows.
+            layout._groups = [group for group in self._groups if group.dtype != kind]
+            layout._order = [other for other in self._order if other != key]
+        layout._branches = _branches(nest(order), [*layout._order, *outside])
         return layout
 
     def description(self) -> list[dict[str, Any]]:
@@ -146,6 +156,20 @@ def observation_keys(columns: Mapping[Key, tuple[torch.dtype, Any]]) -> list[Key
         if columns.get(("next", *key)) == kind and key[-1] not in _NO_OBSERVATIONS and 0 not in kind[1]
     )
     return [key for key in both if any(part.startswith("observation") for part in key)] or both
+
+
+def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
+    """Returns the columns ``[N, ...]`` of each observation and of the one under ``"next"``, as views.
+
+    Frames that are stored once are given as their numbers, which are equal where the frames are.
+    """
+    leaves = {(key,) if isinstance(key, str) else key: value for key, value in rows.items(True, True)}
+    keys = observation_keys({key: (value.dtype, value.shape) for key, value in leaves.items()})
+    pairs = [(leaves[key], leaves["next", *key]) for key in keys]
+    if FRAMES in leaves:
+        first, second = leaves[FRAMES].unflatten(-1, (2, -1)).unbind(1)
+        pairs.append((first, second))
+    return pairs
 
 
 def shown(key: Key) -> str:
@@ -187,17 +211,12 @@ def assemble_unchecked(source: dict[str, Any], batch_size: torch.Size, device: t
 
 
 def gather_branch(
-    tree: dict[str, Any],
-    leaves: dict[Key, Tensor],
-    batch_size: torch.Size,
-    device: torch.device,
-    extra: dict[str, Tensor] | None = None,
+    tree: dict[str, Any], leaves: dict[Key, Tensor], batch_size: torch.Size, device: torch.device
 ) -> TensorDict:
-    source: dict[str, Any] = {}
-    for name, node in tree.items():
-        source[name] = leaves[node] if type(node) is tuple else gather_branch(node, leaves, batch_size, device)
-    if extra:
-        source.update(extra)
+    source = {
+        name: leaves[node] if type(node) is tuple else gather_branch(node, leaves, batch_size, device)
+        for name, node in tree.items()
+    }
     return assemble_unchecked(source, batch_size, device)
 
 

@@ -112,7 +112,7 @@ def test_bad_arguments_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="device is 'meta'.* it must be a device"):
         PackedStorage(10, device="meta")
     with pytest.raises(ValueError, match="needs device"):
-        PackedStorage(10, device="cuda", memmap=str(tmp_path))
+        PackedStorage(10, device="mps", memmap=str(tmp_path))
     with pytest.raises(RuntimeError, match="call extend first"):
         PackedStorage(10).get(torch.tensor([0]))
     with pytest.raises(TypeError, match="dense tensors"):

@@ -22,7 +22,7 @@ SEARCHES = (TorchSearch, NumbaSearch)
 
 @pytest.fixture(params=SEARCHES, ids=lambda search: search.__name__)
 def search(request, monkeypatch) -> type:
-    monkeypatch.setattr(pool_module, "search_for", request.param)
+    monkeypatch.setattr(pool_module, "NumbaSearch", request.param)
     return request.param
 
 
@@ -100,7 +100,7 @@ def test_five_step_successors_share_what_is_equal(search) -> None:
 
 
 def test_frames_of_equal_hash_are_told_apart_by_their_bytes(monkeypatch) -> None:
-    monkeypatch.setattr(pool_module, "search_for", TorchSearch)
+    monkeypatch.setattr(pool_module, "NumbaSearch", TorchSearch)
     monkeypatch.setattr(TorchSearch, "hash_each", lambda self, frames: np.full(len(frames), 3))
     storage = storage_of(frame_rows(EPISODE))
     assert storage.frames_held == 4
@@ -111,7 +111,7 @@ def test_frames_of_equal_hash_are_told_apart_by_their_bytes(monkeypatch) -> None
 
 
 def test_the_compiled_search_tells_frames_of_equal_hash_apart(monkeypatch) -> None:
-    monkeypatch.setattr(pool_module, "search_for", NumbaSearch)
+    monkeypatch.setattr(pool_module, "NumbaSearch", NumbaSearch)
 
     def after(word: int) -> int:  # the hash's state after a frame's first word
         mixed = 1 ^ word
@@ -167,14 +167,15 @@ def test_stacks_that_are_views_are_stored_as_they_look(search) -> None:
 def test_without_room_nothing_is_written(search) -> None:
     storage = storage_of(frame_rows(EPISODE), frames=6)  # 4 of 6 frames
     row = frame_rows([((1, 2, 5), (2, 5, 3))])
-    assert not storage.room_for(row)
+    assert not storage.room_for(storage.checked_values(row))
     before = copy.deepcopy(storage.state_dict())
     with pytest.raises(RuntimeError, match=r"1 more frames are needed than the 6.*frame_capacity"):
         storage.set(slice(3, 4), row)
     assert storage.frames_held == 4 and len(storage) == 3
     assert torch.equal(storage.state_dict()["rows"], before["rows"])
-    assert storage.room_for(row, torch.tensor([2])), "8 leaves with row 2"
-    assert not storage.room_for(row, torch.tensor([0])) and not storage.room_for(row, np.array([1]))
+    assert storage.room_for(storage.checked_values(row), torch.tensor([2])), "8 leaves with row 2"
+    values = storage.checked_values(row)
+    assert not storage.room_for(values, torch.tensor([0])) and not storage.room_for(values, np.array([1]))
     storage.set(slice(2, 3), row)
     assert storage.frames_held == 6
 
@@ -182,7 +183,7 @@ def test_without_room_nothing_is_written(search) -> None:
 def test_rows_changed_after_a_question_about_their_room_are_stored_as_they_are() -> None:
     storage = storage_of(frame_rows(EPISODE), frames=7)  # 5, 6, 7 and 8 are held, and 1 to 4 are too many
     row = frame_rows([((1, 2, 3), (4, 5, 6))])
-    assert not storage.room_for(row)
+    assert not storage.room_for(storage.checked_values(row))
     row["pixels"].copy_(image_of((8, 8, 7), (4, 4)))
     storage.set(slice(3, 4), row)
     assert stacks_in(storage.get(torch.tensor([3]))) == [((8, 8, 7), (4, 5, 6))]
