@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
+from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
 from lightning_replay.episodes.running import Breaks, ObservationPair, RunningObservations
@@ -38,7 +36,7 @@ _SUSPICIOUS_SHARE = 0.95
 SHARED_TABLE = "all tasks"
 
 
-class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
+class TableWriter(ReplayWriter):
     """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
 
     The storage is a ``PackedStorage`` with ``num_slots`` rows or more; the tables are its ``occupancy``.
@@ -47,13 +45,14 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         tables: where the slots are kept.
     """
 
-    keeps_tables = True
-    tables: Tables
+    saved_attributes: tuple[str, ...] = ("_write_count",)
+    saved_parts: tuple[str, ...] = ("tables",)
     _is_on_cpu: bool
 
     def __init__(self, tables: Tables) -> None:
-        super().__init__(compilable=True)  # plain counters, see PackedStorage
-        self.tables = tables
+        super().__init__()
+        self.tables: Tables = tables
+        self._write_count = 0
         self._frames: FrameStorage | None = None
 
     @property
@@ -88,10 +87,6 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         if self._frames is not None:
             # Slots become free in the compiled loops over tables, which have no frames.
             self.tables.pool.on_free = self._frames.release
-
-    @abstractmethod
-    def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes transitions ``[N]``, oldest first; returns the slots of those that stayed, int64."""
 
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
         """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``, that were just appended.
@@ -132,15 +127,9 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        super()._empty(empty_write_count=empty_write_count)
+        if empty_write_count:
+            self._write_count = 0
         self.tables.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"tables": self.tables.state_dict(), "write_count": self._write_count}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.tables.load_state_dict(state_dict["tables"])
-        self._write_count = int(state_dict["write_count"])
 
 
 @recorded
@@ -213,21 +202,7 @@ class EventTableWriter(TableWriter):
         if self._counts_state_actions:
             self.tables.state_action_counts = StateActionCounts(self.num_slots)
 
-    def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes transitions ``[N]``, in order of time within each trajectory.
-
-        Returns:
-            Slots of the rows that are in the default table afterwards, int64 ``[min(N, capacity)]``; fewer where the
-            frames of so many do not fit.
-
-        Raises:
-            TypeError: a ``trajectory`` that is not of an integer dtype.
-            ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
-                does not return one bool per row, or too many running episodes. Nothing is stored then.
-        """
-        return self.insert_columns(self._storage.checked_values(data), data).slots
-
-    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+    def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
         # Once for the columns that the first rows fixed, and again where others do.
         if self._columns is not self._storage.row_columns:
             self._read_columns(self._storage.row_columns)
@@ -512,22 +487,7 @@ class TaskTableWriter(TableWriter):
         everything = {SHARED_TABLE: capacity_per_task * len(tasks)}
         super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
 
-    def extend(self, data: TensorDictBase) -> Tensor:
-        return self.insert(data).slots
-
-    def insert(self, data: TensorDictBase) -> Insertion:
-        """Writes transitions ``[N]``, oldest first.
-
-        Returns:
-            The slots of the rows that are stored afterwards, in the order of the rows, and these rows.
-
-        Raises:
-            ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
-                before. Nothing is stored then.
-        """
-        return self.insert_columns(self._storage.checked_values(data), data)
-
-    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+    def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
         task, storage = self._tasks_of(columns), self._storage
         count, at_once = len(task), storage.rows_at_once
         table = np.zeros_like(task) if self._shares_one_table else task
