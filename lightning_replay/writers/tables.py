@@ -86,7 +86,7 @@ class TableWriter(ReplayWriter):
         self._is_on_cpu = storage.device.type == "cpu"
         if self._frames is not None:
             # Slots become free in the compiled loops over tables, which have no frames.
-            self.tables.pool.on_free = self._frames.release
+            self.tables.on_free = self._frames.release
 
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
         """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``, that were just appended.
@@ -509,7 +509,7 @@ class TaskTableWriter(TableWriter):
             # Of rows written part by part, those that did not leave to make room for later ones.
             is_last = np.zeros(len(table), dtype=np.bool_)
             is_last[len(table) - 1 - np.unique(slots[::-1], return_index=True)[1]] = True
-            stayed = is_last & (self.tables.pool.references[slots] > 0)
+            stayed = is_last & (self.tables.references[slots] > 0)
             slots, kept = slots[stayed], kept[stayed]
             index = torch.from_numpy(slots).to(storage.device)
             inserted = Insertion(index, torch.from_numpy(kept))
