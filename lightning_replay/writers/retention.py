@@ -32,7 +32,7 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.state import DeclaredState
 from lightning_replay.storage.columns import Column, as_array, as_rows
 from lightning_replay.storage.frames import FrameStorage
-from lightning_replay.writers.rows import announce, chosen, packed_storage
+from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
 
 HOARDING_AGE = 3.0  # mean age over the capacity
 HOARDING_RATIO = 2.0  # of the share of episode ends, or of the TD error, to that of the newest rows
@@ -216,14 +216,12 @@ class RetentionWriter(Seeded, ReplayWriter):
         admits_all = self.always_admit or self.rule.always_admits
         if isinstance(self._storage, FrameStorage) and not self._storage.room_for(columns):
             decisions, left = self._store_one_by_one(columns, factors, first, admits_all)
+            index = torch.from_numpy(decisions.slots).to(self._storage.device)
         else:
             decisions = self._rows.offer(factors, first, admits_all)
-            left = slots = decisions.slots
-            if len(slots):
-                start, num = int(slots[0]), len(slots)
-                is_run = num == 1 or (slots[-1] - start == num - 1 and (np.diff(slots) == 1).all())  # written faster
-                where = slice(start, start + num) if is_run else torch.from_numpy(slots).to(self._storage.device)
-                self._storage.write(where, chosen(columns, decisions.entered))
+            left = decisions.slots
+            values = chosen(columns, decisions.entered) if len(left) else ()
+            index = write_slots(self._storage, left, values)
         flag = self._terminal_place()
         is_terminal = _UNKNOWN if flag is None else as_array(columns[flag] != 0).reshape(-1)
         self._newest.add(first, is_terminal, factors.surprise)
@@ -231,7 +229,6 @@ class RetentionWriter(Seeded, ReplayWriter):
         self._write_count += decisions.num_admitted
         self._refused += count - decisions.num_admitted
         self._evicted += decisions.num_evicted
-        index = torch.from_numpy(decisions.slots).to(self._storage.device)
         announce(self._storage, index, decisions.entered, rows, count)
         return Insertion(index, torch.from_numpy(decisions.entered), torch.from_numpy(left[were_stored(left)]))
 
