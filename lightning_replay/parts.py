@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import Module
@@ -168,16 +169,22 @@ def indivisible(sampler: str) -> TypeError:
     )
 
 
+_NO_SLOTS = torch.zeros(0, dtype=torch.int64, device="cpu")
+
+
 class Insertion(NamedTuple):
     """The rows that a writer stored.
 
     Attributes:
         slots: int64 ``[n]``, in the order of the rows.
         rows: index of these rows into a column of those given: int64 ``[n]`` ascending, or a slice.
+        evicted: int64 ``[m]``, of a writer that chooses the rows that leave, the slots of those that were stored before
+            and left.
     """
 
-    slots: Tensor
-    rows: Tensor | slice
+    slots: Tensor = _NO_SLOTS
+    rows: Tensor | slice = slice(0, 0)
+    evicted: Tensor = _NO_SLOTS
 
 
 class Drawing(PartState):
@@ -306,37 +313,14 @@ class WriterHooks(PartHooks):
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
     may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
-    keeps_tables: bool = False  #: Whether slots are held by :class:`~lightning_replay.tables.tables.Tables`.
-    keeps_order: bool = False  #: Whether slots are in order of time, as those of a ring.
-    needs_initial_surprise: bool = False  #: Whether it lacks a function for the surprise of new rows.
-    takes_columns: bool = False  #: Whether its own class defines :meth:`insert_columns`.
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
-        raise NotImplementedError
-
-    def insert_columns(self, columns: Sequence[Tensor | np.ndarray], rows: Any) -> Insertion:
-        """Stores rows as :meth:`insert`, given as columns ``[N, ...]`` that a ``PackedStorage`` has read and checked.
-
-        Called in place of it where :attr:`takes_columns`; a subclass that changes how rows are stored need not define
-        it.
-
-        Args:
-            columns: in the order of the storage's ``row_columns``; N is at least 1.
-            rows: the same as they were given, a TensorDict ``[N]`` or columns by key;
-                :func:`~lightning_replay.storage.columns.as_rows` returns a TensorDict.
-        """
-        raise NotImplementedError
-
-    def insert_nothing(self) -> None:
-        """Replaces a call of :meth:`insert` where transforms keep all rows back."""
+        raise NotImplementedError(f"{type(self).__name__} defines no insert(data), which stores rows")
 
     def age_of(self, index: Tensor) -> Tensor | None:
         """Returns how many rows were given after those in the slots, int64; ``None`` where no order is kept."""
         return None
-
-    def set_initial_surprise(self, measure: Any) -> None:
-        """Sets a function, TensorDict ``[N]`` to ``[N]``; called where :attr:`needs_initial_surprise`."""
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes whose newest rows are in the slots ``[n]``: nothing follows these rows."""
@@ -360,10 +344,6 @@ class WriterHooks(PartHooks):
 
     def stats(self) -> dict[str, Any]:
         """Returns the entries of this writer in ``Replay.stats``."""
-        return {}
-
-    def build_options(self) -> dict[str, Any]:
-        """Returns the options that a saved state of this writer presumes, names by option."""
         return {}
 
 
@@ -455,41 +435,42 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
             self.set_priorities(index, priority, storage)
 
 
-def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:
-    return self.insert(data).slots
-
-
 class ReplayWriter(_Saved, WriterHooks, Writer):
     """Stores rows and chooses which ones leave; base class of the writers of this library.
 
     A subclass defines :meth:`insert`, for which :func:`lightning_replay.writers.write_rows` writes rows into the
-    storage; a subclass of it that overrides ``extend`` alone, which ``Replay`` does not call, is a ``TypeError``. If it
-    always stores the last n rows, it may define TorchRL's ``extend(data)`` instead, which writes into
-    ``self._storage``, calls ``mark_update(index)`` of the buffers in ``self._storage._attached_entities`` and returns
-    the slots ``[n]``, or ``[N]`` with -1 for rows that were not stored. All that decides which rows stay belongs to the
-    state; see :class:`ReplaySampler`.
+    storage. TorchRL's ``extend`` and ``add`` call it; a subclass that overrides ``extend`` alone, which ``Replay`` does
+    not call, is a ``TypeError``. All that decides which rows stay belongs to the state; see :class:`ReplaySampler`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        kind: Any = cls
-        if cls.insert is not ReplayWriter.insert and cls.extend is Writer.extend:  # TorchRL's, which is abstract
-            kind.extend = _extend_by_insert
-        if "extend" in vars(cls) and "insert" not in vars(cls) and cls.insert is not ReplayWriter.insert:
+        if "extend" in vars(cls) and not {"insert", "_insert_columns"} & vars(cls).keys():
             raise TypeError(
                 f"{cls.__name__} overrides extend, and {cls.__mro__[1].__name__} stores rows by insert(data), which "
                 "returns their slots and which of the rows they are (lightning_replay.parts.Insertion). Override "
                 "insert; extend calls it"
             )
-        kind.takes_columns = "insert_columns" in vars(cls)  # a base class's may store rows in another way than cls
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
-        index, count = self.extend(data), data.shape[0]
-        slots: Any = index.numpy() if index.is_cpu else index  # a tenth of the time
-        if len(slots) and slots[0] < 0:  # of rows that were not kept
-            index = index[index >= 0]
-        return Insertion(index, slice(count - index.numel(), count))
+        return self._insert_columns(self._storage.checked_values(data), data)
+
+    def _insert_columns(self, columns: Sequence[Tensor | np.ndarray], rows: Any) -> Insertion:
+        """Stores N rows from 1 on, given as columns ``[N, ...]`` that a ``PackedStorage`` has read and checked.
+
+        The writers of this library define it in place of :meth:`insert`: a TensorDict of one row takes longer to build
+        than the row to store.
+
+        Args:
+            columns: in the order of the storage's ``row_columns``.
+            rows: the same as they were given, a TensorDict ``[N]`` or columns by key;
+                :func:`~lightning_replay.storage.columns.as_rows` returns a TensorDict.
+        """
+        return super().insert(rows)
+
+    def extend(self, data: TensorDictBase) -> Tensor:
+        return self.insert(data).slots
 
     def add(self, data: TensorDictBase) -> Any:
         """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""
@@ -521,7 +502,6 @@ class _TorchRLWriter(WriterHooks):
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self.keeps_order = isinstance(writer, RoundRobinWriter)
 
     def insert(self, data: TensorDictBase) -> Insertion:
         index, count = self._writer.extend(data), data.shape[0]

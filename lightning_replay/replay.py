@@ -70,6 +70,8 @@ from lightning_replay.storage.packed import PackedStorage, readable_rows
 from lightning_replay.tables.tables import Tables
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
+from lightning_replay.writers.retention import RetentionWriter
+from lightning_replay.writers.tables import TableWriter
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -311,8 +313,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                         refuse_formed(rows, one.n_steps if isinstance(one, MultiStepTransform) else 1)
                 rows = self._transform.inv(rows)
             if rows is None or 0 in rows.shape:  # transforms keep all back, or all are padding
-                self._writer_hooks.insert_nothing()
-                return torch.zeros(0, dtype=torch.int64, device="cpu")
+                self.last_insertion = Insertion()
+                return self.last_insertion.slots.clone()
             return self._check_and_store(rows, takes_priorities)
         except BaseException:  # whatever a function raises that was given to writer, sampler or transform
             self._undo_entry(before)
@@ -377,7 +379,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             columns: what the storage read; ``None`` for TorchRL's storages and writers.
             takes_priorities: whether a column ``priority_key`` sets priorities.
         """
-        sampler, writer, priority = self._sampler_hooks, self._writer_hooks, None
+        sampler, priority = self._sampler_hooks, None
         if sampler.uses_priorities and takes_priorities:
             if columns is None or self._storage.has_column(self.priority_key):
                 rows = as_rows(rows)
@@ -393,10 +395,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             self._episodes.check_rows(as_rows(rows))
         # From here on only the writer may refuse, before it writes. It calls mark_update for the slots that it wrote:
         # the sampler has the rows and the episodes are linked when it returns.
-        if columns is not None and writer.takes_columns:
-            inserted = writer.insert_columns(columns, rows)
+        if columns is not None and self._insert_columns is not None:
+            inserted = self._insert_columns(columns, rows)
         else:
-            inserted = writer.insert(as_rows(rows))
+            inserted = self._writer_hooks.insert(as_rows(rows))
         self.last_insertion, index = inserted, inserted.slots
         if index.numel():
             self._sampler.extend(index)
@@ -639,7 +641,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             super().empty(empty_write_count)
             self.awaits_new_episodes = False
             self._feedback.forget()
-            self._check_slices = SliceCheck()
+            self._check_slices, self.last_insertion = SliceCheck(), Insertion()
             if self._episodes is not None:
                 self._episodes.clear()
             for transform in self._own_transforms():
@@ -737,7 +739,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             ValueError: the state of another buffer, or of something else; nothing is changed.
         """
         restore_state(self, state_dict)
-        self._check_slices = SliceCheck()
+        self._check_slices, self.last_insertion = SliceCheck(), Insertion()
         self.awaits_new_episodes = False
 
     def load(self, path: str | Path, *, end_episodes: bool = True) -> None:
@@ -840,6 +842,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
         # A subclass may set priorities in another way than its base.
         self._set_held = self._sampler_hooks.set_held if "set_held" in vars(type(self._sampler)) else None
+        # A subclass that overrides insert stores rows by it, whatever its base does with columns.
+        writer: Any = self._writer_hooks
+        storing = next(one for one in type(writer).__mro__ if {"insert", "_insert_columns"} & vars(one).keys())
+        self._insert_columns = writer._insert_columns if "_insert_columns" in vars(storing) else None
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:
             self._packed.row_check = self._row_check
@@ -847,7 +853,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
         self._checks_rows = type(self._sampler_hooks).check_rows is not SamplerHooks.check_rows
-        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64, device="cpu"), slice(0, 0))
+        self.last_insertion = Insertion()
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the previous one."""
@@ -943,11 +949,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     @property
     def needs_initial_surprise(self) -> bool:
         """Whether the writer lacks a function for the surprise of new rows."""
-        return self._writer_hooks.needs_initial_surprise
+        return isinstance(self._writer, RetentionWriter) and self._writer.needs_initial_surprise
 
     def set_initial_surprise(self, measure: Callable[[TensorDictBase], Tensor] | None) -> None:
         """Sets the writer's function for the surprise of new rows; ``None`` removes it."""
-        self._writer_hooks.set_initial_surprise(measure)
+        if isinstance(self._writer, RetentionWriter):
+            self._writer.initial_surprise = measure
 
     def draw_stamp(self) -> bytes:
         """Returns the state of the sampler's generator, which is equal while nothing is drawn."""
@@ -1100,7 +1107,7 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
             f"capacity of {type(hooks.base_sampler).__name__} is {hooks.num_slots} and that of the storage {capacity}; "
             f"build the sampler with capacity={capacity}"
         )
-    if hooks.draws_from_tables and not declared_writer(writer).keeps_tables:
+    if hooks.draws_from_tables and not isinstance(writer, TableWriter):
         raise without_tables(type(hooks.base_sampler).__name__)
     if not isinstance(storage, TensorStorage) and (hooks.reads_columns or n_steps > 1):
         reader = name if hooks.reads_columns else f"a buffer with n_steps={n_steps}"
@@ -1115,4 +1122,4 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
             "set_priorities(slots, magnitudes, storage), with the slots and the magnitudes of checked TD errors"
         )
     if isinstance(sampler, SliceSampler):
-        check_slice_writer(sampler, declared_writer(writer), type(writer).__name__)
+        check_slice_writer(sampler, writer)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_replay.memory import free_bytes
 from lightning_replay.options import check_kind
-from lightning_replay.parts import BufferHooks, declared_sampler, declared_writer
+from lightning_replay.parts import BufferHooks, declared_sampler
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
 from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import DamagedFileError
@@ -177,7 +177,6 @@ def _parts_of(replay: Any) -> dict[str, Any]:
         "transforms": [type(transform).__name__ for transform in replay._transform.transforms],
         "n-step links": replay._episodes is not None,
     }
-    parts |= declared_writer(replay._writer).build_options()
     if isinstance(replay._storage, PackedStorage):
         parts |= replay._storage.build_options()
     if isinstance(tables, Tables):  # in the order of their numbers

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_replay.inspection.rows import PackedColumns, RowImages, array_of, images_of
 from lightning_replay.levels.prioritization import effective_number
-from lightning_replay.retention.eviction_order import ARRIVAL_BITS, priority_of
+from lightning_replay.retention.eviction import ARRIVAL_BITS, priority_of
 from lightning_replay.saving.chunks import ChunkedTensor
 from lightning_replay.storage.rows import Key, RowLayout
 

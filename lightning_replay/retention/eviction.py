@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows that leave first: their order by importance, as if one row at a time arrived."""
+"""The rows that leave first: the order of their priorities, as if one row at a time arrived, and what feedback sets."""
 
 from __future__ import annotations
 
@@ -14,124 +14,115 @@ from torch import Tensor
 
 from lightning_replay.compiled import compiled
 from lightning_replay.feedback import real_numbers
+from lightning_replay.memory import check_free
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.retention.eviction_order import ARRIVAL_BITS, FAN_OUT, SHIFT, LeavingOrder, key_of
 from lightning_replay.retention.rules import RetentionRule
 from lightning_replay.retention.surprise import squared_td_error
 
-_LARGEST = torch.finfo(torch.float32).max
-
-
+ARRIVAL_BITS = 32  # the lower half of a key
+WIDEST_TOP = 1024  # nodes of the highest level, which is searched as one row
 _ARRIVALS = (1 << ARRIVAL_BITS) - 1
 _SIGN = 0x7FFF_FFFF
+_SHIFT = 6
+_FAN_OUT = 1 << _SHIFT
+_ABSENT = np.iinfo(np.int64).max
+_LARGEST = torch.finfo(torch.float32).max
+_NO_SLOTS = np.zeros(0, dtype=np.int64)
 # A call between compiled functions counts references to every array it passes.
 _inlined = njit(inline="always")
 
 
-class Factors(NamedTuple):
-    """Surprise, on-policyness and the priority of both, float32 ``[n]`` on the CPU each.
+class LeavingOrder:
+    """A flat tree of minima over ``capacity`` slots, which finds the slot that is evicted first; on the CPU.
 
-    ``is_known`` is false of new rows without feedback: a priority of NaN stands for the largest seen, and they enter
-    also when equal to the lowest.
+    The lowest priority comes first, of equal ones the oldest: the key of a slot is one int64, its float32 priority in
+    the upper half and its arrival in the lower, so that keys compare by priority and then by age. All are different.
+
+    Example:
+        >>> order = LeavingOrder(4)
+        >>> order.place(np.array([0, 1, 2]), np.array([2.0, 1.0, 1.0], dtype=np.float32), np.array([0, 1, 2]))
+        >>> order.lowest(2)
+        array([1, 2])
+        >>> order.set(np.array([1]), np.array([9.0], dtype=np.float32)); order.lowest(1)
+        array([2])
     """
 
-    surprise: Tensor
-    on_policyness: Tensor
-    priority: Tensor
-    is_known: bool = True
+    def __init__(self, capacity: int) -> None:
+        check_free(8 * capacity, f"the order in which rows leave, of {capacity:,} slots")
+        counts = [_rounded_up(capacity)]
+        while len(counts) == 1 or counts[-1] > WIDEST_TOP:
+            counts.append(_rounded_up(counts[-1] // _FAN_OUT))
+        #: All levels one after the other, int64, the keys of the slots first, and where each level begins, with the
+        #: end; for compiled loops.
+        self.nodes: np.ndarray = np.full(sum(counts), _ABSENT)
+        self.starts: np.ndarray = np.cumsum([0, *counts])
+        self._levels = np.split(self.nodes, self.starts[1:-1])
 
-    @classmethod
-    @functools.lru_cache(maxsize=8)  # they are not written
-    def unknown(cls, count: int) -> Factors:
-        nothing = torch.full((count,), torch.nan, device="cpu")
-        return cls(nothing, torch.ones(count, device="cpu"), nothing, is_known=False)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._levels = np.split(self.nodes, self.starts[1:-1])  # copies are views no more
 
-    def rows(self, kept: Tensor) -> Factors:
-        return Factors(self.surprise[kept], self.on_policyness[kept], self.priority[kept], self.is_known)
+    @property
+    def nbytes(self) -> int:
+        return self.nodes.nbytes
 
-    def twice(self) -> Factors:
-        surprise, weight, priority = (torch.cat((part, part)) for part in self[:3])
-        return Factors(surprise, weight, priority, self.is_known)
+    def place(self, slots: np.ndarray, priority: np.ndarray, arrival: np.ndarray) -> None:
+        """Adds rows in different ``slots`` with priorities float32 ``[n]``, not NaN, and arrivals below ``2**32``."""
+        self.write(slots, key_of(priority, arrival))
 
+    def set(self, slots: np.ndarray, priority: np.ndarray) -> None:
+        """Sets priorities of rows that keep their arrival; of several for one slot the last counts."""
+        self.write(slots, key_of(priority, self.arrival(slots)))
 
-def first_surprise(given: Any, count: int) -> Tensor:
-    """Returns the result of ``initial_surprise`` for ``count`` new rows, validated, as float32 ``[count]``."""
-    if not isinstance(given, Tensor):
-        raise ValueError(
-            f"initial_surprise returned {type(given).__name__} for {count} rows; a torch tensor [{count}] is accepted. "
-            "Nothing was stored"
-        )
-    if given.shape not in ((count,), (count, 1)):
-        raise ValueError(
-            f"initial_surprise returned {list(given.shape)} for {count} rows; one number for each is accepted, "
-            f"[{count}]. Nothing was stored; reduce it over everything but the rows"
-        )
-    given = real_numbers("what initial_surprise returned", given, "Nothing was stored")
-    return _as_surprise(given, "initial_surprise returned", "Nothing was stored")
+    def remove(self, slots: np.ndarray) -> None:
+        self.write(slots, np.full(len(slots), _ABSENT))
 
+    def lowest(self, count: int) -> np.ndarray:
+        """Returns the ``count`` slots that are evicted first, in that order; fewer where fewer are present."""
+        slots = np.arange(len(self._levels[-1]))
+        for level in reversed(self._levels):
+            slots = slots[level[slots] < _ABSENT]
+            if count < len(slots):  # the lowest keys lie under the nodes with the lowest minima
+                slots = slots[np.argpartition(level[slots], count - 1)[:count]]
+            if level is not self._levels[0]:
+                slots = (slots[:, None] * _FAN_OUT + np.arange(_FAN_OUT)).reshape(-1)
+        return slots[np.argsort(self.nodes[slots])]
 
-def read_factors(rule: RetentionRule, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
-    """Returns the factors in feedback for ``count`` rows, validated; only TD errors may still be infinite or NaN."""
-    if signals.get("surprise") is not None:
-        given = real_numbers("surprise", signals["surprise"], "No priority was changed")
-        if given.shape not in ((count,), (count, 1)):
-            raise ValueError(
-                f"surprise must hold one number for each of the {count} rows of the batch; got {list(given.shape)}. "
-                "No priority was changed"
-            )
-        measured = _as_surprise(given, "surprise is", "No priority was changed")
-    elif td_error is not None:
-        measured = squared_td_error(td_error.reshape(-1).to("cpu", torch.float32)).clamp_max(_LARGEST)
-    elif rule.takes_surprise:
-        raise ValueError(
-            f"update_priority got neither td_error nor surprise, and {type(rule).__name__} keeps rows by their "
-            "surprise; pass one of them. No priority was changed"
-        )
-    else:
-        measured = torch.full((count,), torch.nan, device="cpu")  # unknown, and not used
-    weight = _on_policyness(rule, count, signals)
-    return Factors(measured, weight, rule.priority(measured, weight) if len(measured) == count else measured)
+    def priority(self, slots: np.ndarray) -> np.ndarray:
+        return priority_of(self.nodes[slots])
 
+    def arrival(self, slots: np.ndarray) -> np.ndarray:
+        return self.nodes[slots] & _ARRIVALS
 
-def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) -> Tensor:
-    action_values, action = signals.get("action_values"), signals.get("action")
-    if not rule.weighs_actions:
-        return torch.ones(count, device="cpu")
-    if action_values is None:
-        if rule.needs_actions:
-            raise ValueError(
-                f"{type(rule).__name__} learns from action_values [B, A] and action [B] alone, and update_priority got "
-                "none; pass both. No priority was changed"
-            )
-        return torch.ones(count, device="cpu")
-    if action is None:
-        raise ValueError("update_priority got action_values without action; pass action=batch['action'] as well")
-    action_values = real_numbers("action_values", action_values, "No priority was changed")
-    if action_values.ndim != 2 or action_values.shape[0] != count:
-        raise ValueError(
-            f"action_values must be [{count}, A], the values of all actions for each row of the batch; got "
-            f"{list(action_values.shape)}. No priority was changed"
-        )
-    action = real_numbers("action", action, "No priority was changed").to(action_values.device)
-    weight = rule.on_policyness(action_values, action).to("cpu", torch.float32)
-    if bool(weight.isnan().any()):
-        rows = weight.isnan().nonzero().flatten().tolist()
-        raise ValueError(
-            f"action_values are NaN or infinite in rows {rows[:10]} of the batch; finite ones are accepted, and -inf "
-            "for illegal actions. No priority was changed"
-        )
-    return weight
+    def write(self, slots: np.ndarray, keys: np.ndarray) -> None:
+        self.nodes[slots] = keys  # NumPy writes in order: the last duplicate stays
+        for below, level in zip(self._levels[:-1], self._levels[1:], strict=True):
+            slots = slots >> _SHIFT
+            blocks = below.reshape(-1, _FAN_OUT)
+            if len(slots) < len(blocks):
+                level[slots] = blocks[slots].min(1)
+            else:
+                level[: len(blocks)] = blocks.min(1)
+
+    def clear(self) -> None:
+        self.nodes.fill(_ABSENT)
 
 
-def _as_surprise(given: Tensor, what: str, outcome: str) -> Tensor:
-    values = given.detach().reshape(-1).to("cpu", torch.float32)
-    array = values.numpy()
-    if len(array) and not (array.min() >= 0 and array.max() < np.inf):  # of NaN neither is true
-        rows = np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist()
-        raise ValueError(
-            f"{what} {values[rows[0]].item()} in rows {rows[:10]}; surprise is finite and not negative. {outcome}"
-        )
-    return values
+def key_of(priority: np.ndarray, arrival: np.ndarray) -> np.ndarray:
+    bits = (priority + np.float32(0.0)).view(np.int32).astype(np.int64)  # adding 0 turns -0.0 into 0.0
+    # As integers, the bits of positive floats ascend with the floats, and those of negative ones descend.
+    bits ^= (bits >> 63) & _SIGN
+    return (bits << ARRIVAL_BITS) | arrival
+
+
+def priority_of(keys: np.ndarray) -> np.ndarray:
+    bits = keys >> ARRIVAL_BITS
+    bits ^= (bits >> 63) & _SIGN
+    return bits.astype(np.int32).view(np.float32)
+
+
+def _rounded_up(count: int) -> int:
+    return -(-count // _FAN_OUT) * _FAN_OUT
 
 
 @_inlined
@@ -158,7 +149,7 @@ def _lowest(nodes, starts):  # type: ignore[no-untyped-def]
     key = _least(nodes, starts[top], width)
     slot = _place_of(nodes, starts[top], width, key)
     for level in range(top - 1, -1, -1):
-        slot = (slot << SHIFT) + _place_of(nodes, starts[level] + (slot << SHIFT), FAN_OUT, key)
+        slot = (slot << _SHIFT) + _place_of(nodes, starts[level] + (slot << _SHIFT), _FAN_OUT, key)
     return key, slot
 
 
@@ -167,8 +158,8 @@ def _set(slot, key, nodes, starts):  # type: ignore[no-untyped-def]
     nodes[slot] = key
     node = slot
     for level in range(1, starts.size - 1):
-        node >>= SHIFT
-        nodes[starts[level] + node] = _least(nodes, starts[level - 1] + (node << SHIFT), FAN_OUT)
+        node >>= _SHIFT
+        nodes[starts[level] + node] = _least(nodes, starts[level - 1] + (node << _SHIFT), _FAN_OUT)
 
 
 @compiled
@@ -182,7 +173,7 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
         always_admits: whether they enter whatever their priority.
         ties_enter: whether they evict rows of equal priority.
         slots: int64 ``[M]``, -1 where a row has none; written.
-        nodes, starts: of the order of eviction, see :class:`~lightning_replay.retention.eviction_order.LeavingOrder`.
+        nodes, starts: of the :class:`LeavingOrder`.
     """
     lowest, slot = _lowest(nodes, starts)
     evicted = 0
@@ -201,6 +192,101 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
     return evicted
 
 
+class Factors(NamedTuple):
+    """Surprise, on-policyness and the priority of both, float32 ``[n]`` each; a surprise of NaN is unknown.
+
+    ``is_known`` is false of new rows without feedback: a priority of NaN stands for the largest seen, and they enter
+    also when equal to the lowest.
+    """
+
+    surprise: np.ndarray
+    on_policyness: np.ndarray
+    priority: np.ndarray
+    is_known: bool = True
+
+    @classmethod
+    @functools.lru_cache(maxsize=8)  # they are not written
+    def unknown(cls, count: int) -> Factors:
+        nothing = np.full(count, np.nan, dtype=np.float32)
+        return cls(nothing, np.ones_like(nothing), nothing, is_known=False)
+
+    @classmethod
+    def by(cls, rule: RetentionRule, surprise: Tensor, on_policyness: Tensor) -> Factors:
+        """Returns the factors, tensors on the CPU, with their priority by the rule."""
+        return cls(surprise.numpy(), on_policyness.numpy(), rule.priority(surprise, on_policyness).numpy())
+
+    def rows(self, kept: np.ndarray) -> Factors:
+        return Factors(self.surprise[kept], self.on_policyness[kept], self.priority[kept], self.is_known)
+
+
+def read_factors(rule: RetentionRule, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
+    """Returns the factors in feedback for ``count`` rows, validated; only TD errors may still be infinite or NaN."""
+    if signals.get("surprise") is not None:
+        measured = checked_surprise("surprise", signals["surprise"], count, "No priority was changed")
+    elif td_error is not None:
+        measured = squared_td_error(td_error.reshape(-1).to("cpu", torch.float32)).clamp_max(_LARGEST)
+    elif rule.takes_surprise:
+        raise ValueError(
+            f"update_priority got neither td_error nor surprise, and {type(rule).__name__} keeps rows by their "
+            "surprise; pass one of them. No priority was changed"
+        )
+    else:
+        measured = torch.full((count,), torch.nan, device="cpu")  # unknown, and not used
+    weight = _on_policyness(rule, count, signals)
+    if len(measured) == count:
+        return Factors.by(rule, measured, weight)
+    return Factors(measured.numpy(), weight.numpy(), measured.numpy())  # TD errors that the caller refuses
+
+
+def checked_surprise(what: str, given: Any, count: int, outcome: str) -> Tensor:
+    """Returns the surprise of ``count`` rows, finite and not negative, as float32 ``[count]`` on the CPU.
+
+    Args:
+        what: the name of what was given, for errors, which end with ``outcome``.
+    """
+    numbers = real_numbers(what, given, outcome)
+    if numbers.shape not in ((count,), (count, 1)):
+        raise ValueError(
+            f"{what} is {list(numbers.shape)} for {count} rows; one number for each is accepted, [{count}]. {outcome}"
+        )
+    numbers = numbers.detach().reshape(-1).to("cpu", torch.float32)
+    array = numbers.numpy()
+    if count and not (array.min() >= 0 and array.max() < np.inf):  # of NaN neither is true
+        rows = np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist()
+        raise ValueError(
+            f"{what} is {array[rows[0]]} in rows {rows[:10]}; surprise is finite and not negative. {outcome}"
+        )
+    return numbers
+
+
+def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) -> Tensor:
+    action_values, action = signals.get("action_values"), signals.get("action")
+    if rule.needs_actions and action_values is None:
+        raise ValueError(
+            f"{type(rule).__name__} learns from action_values [B, A] and action [B] alone, and update_priority got "
+            "none; pass both. No priority was changed"
+        )
+    if not rule.weighs_actions or action_values is None:
+        return torch.ones(count, device="cpu")
+    if action is None:
+        raise ValueError("update_priority got action_values without action; pass action=batch['action'] as well")
+    action_values = real_numbers("action_values", action_values, "No priority was changed")
+    if action_values.ndim != 2 or action_values.shape[0] != count:
+        raise ValueError(
+            f"action_values must be [{count}, A], the values of all actions for each row of the batch; got "
+            f"{list(action_values.shape)}. No priority was changed"
+        )
+    action = real_numbers("action", action, "No priority was changed").to(action_values.device)
+    weight = rule.on_policyness(action_values, action).to("cpu", torch.float32)
+    if bool(weight.isnan().any()):
+        rows = weight.isnan().nonzero().flatten().tolist()
+        raise ValueError(
+            f"action_values are NaN or infinite in rows {rows[:10]} of the batch; finite ones are accepted, and -inf "
+            "for illegal actions. No priority was changed"
+        )
+    return weight
+
+
 class Decisions(NamedTuple):
     """Outcome for new rows, decided on one after the other."""
 
@@ -217,9 +303,9 @@ class RetainedRows:
         self.capacity = capacity
         self.order: LeavingOrder = LeavingOrder(capacity)
         self._rule = rule
-        self._generator = generator
+        self.generator: torch.Generator = generator
         self._chances = PriorityTree(capacity) if rule.is_stochastic else None
-        self._surprise = np.full(capacity, np.nan, dtype=np.float32)  # NaN is unknown
+        self.surprise: np.ndarray = np.full(capacity, np.nan, dtype=np.float32)  # the latest; NaN is unknown
         # Kept where a schedule changes the priorities.
         self._on_policyness = np.ones(capacity if rule.schedule is not None else 0, dtype=np.float32)
         # Feedback received for the row, counted where it discounts the priority.
@@ -231,34 +317,38 @@ class RetainedRows:
     @property
     def nbytes(self) -> int:
         chances = 0 if self._chances is None else self._chances.nbytes
-        return self.order.nbytes + chances + self._surprise.nbytes + self._on_policyness.nbytes + self._draws.nbytes
+        return self.order.nbytes + chances + self.surprise.nbytes + self._on_policyness.nbytes + self._draws.nbytes
 
-    @property
-    def default_priority(self) -> float:
-        return self._largest if self._largest > 0 else 1.0
+    def _known(self, priority: np.ndarray) -> np.ndarray:
+        # What is unknown gets the largest priority seen, 1 before any.
+        return np.where(np.isnan(priority), np.float32(self._largest if self._largest > 0 else 1.0), priority)
 
-    def _first_priorities(self, factors: Factors) -> np.ndarray:
-        priority = factors.priority.numpy()
-        if not factors.is_known:
-            priority = np.where(np.isnan(priority), np.float32(self.default_priority), priority)
+    def _first_priorities(self, factors: Factors, rows: slice) -> np.ndarray:
+        priority = factors.priority[rows] if factors.is_known else self._known(factors.priority[rows])
         self._largest = max(self._largest, float(priority.max()))
         return priority
 
     def offer(self, factors: Factors, first_arrival: int, always_admits: bool) -> Decisions:
         """Decides on new rows ``[M]``, one after the other; the arrivals are numbered from ``first_arrival`` on."""
-        priority, count = self._first_priorities(factors), len(factors.priority)
+        priority, count = self._first_priorities(factors, slice(None)), len(factors.priority)
         slots = np.full(count, -1)  # of each new row
         fitting = min(count, self.capacity - self._length + len(self._holes))
         if fitting:
             slots[:fitting] = [self._take_free() for _ in range(fitting)]
             self._place(slots[:fitting], priority[:fitting], np.arange(first_arrival, first_arrival + fitting))
-        evicted = 0
-        if fitting < count and self._chances is not None:
-            evicted = self._evict_drawn(priority, slots, fitting, first_arrival)
-        elif fitting < count:
+        if fitting == count:
+            evicted = 0
+        elif self._chances is None:
             bits = (priority + np.float32(0.0)).view(np.int32)  # adding 0 turns -0.0 into 0.0
             flags = always_admits, not factors.is_known
             evicted = evict_lowest(bits, fitting, first_arrival, *flags, slots, self.order.nodes, self.order.starts)
+        else:  # a rule that draws admits all
+            evicted = count - fitting
+            for row in range(fitting, count):
+                victim = self._victims(_NO_SLOTS)
+                slots[slots == victim] = -1  # evicts an earlier new row, where it had the slot
+                slots[row] = victim[0]
+                self._place(victim, priority[row : row + 1], np.array([first_arrival + row]))
         entered = (slots >= 0).nonzero()[0]
         slots = slots[entered]
         self._keep_factors(slots, factors, entered)
@@ -276,14 +366,14 @@ class RetainedRows:
             its slot, and the slots whose rows left, int64 ``[n]``, its own among them unless that was free; ``None``
             where it was refused.
         """
-        priority = self._first_priorities(factors.rows(torch.tensor([row], device="cpu")))
+        priority = self._first_priorities(factors, slice(row, row + 1))
         mine = int(key_of(priority, np.array([arrival]))[0]) >> ARRIVAL_BITS
         has_free = bool(self._holes) or self._length < self.capacity
         stored = self._length - len(self._holes)
-        victims = np.zeros(0, dtype=np.int64) if has_free else self._victims(np.zeros(0, dtype=np.int64))
+        victims = _NO_SLOTS if has_free else self._victims(_NO_SLOTS)
         while True:
             if len(victims) and not always_admits:
-                other = int(self.order.keys(victims[-1:])[0]) >> ARRIVAL_BITS
+                other = int(self.order.nodes[victims[-1]]) >> ARRIVAL_BITS
                 if mine < other or (mine == other and factors.is_known):  # of equal ones the oldest leaves
                     return None
             if len(victims) >= stored or fits(victims):
@@ -300,17 +390,19 @@ class RetainedRows:
         return slot, victims
 
     def _victims(self, before: np.ndarray) -> np.ndarray:
+        """Returns the slots ``before``, int64 ``[n]``, and the one that leaves after them."""
         if self._chances is None:
             return self.order.lowest(len(before) + 1)
-        left = self._chances.get(torch.from_numpy(before))
-        self._chances.remove(torch.from_numpy(before))  # each is drawn once
+        if len(before):  # each is drawn once
+            left = self._chances.get(torch.from_numpy(before))
+            self._chances.remove(torch.from_numpy(before))
         if self._chances.has_mass():
-            victim = int(
-                self._chances.draw(torch.rand(1, dtype=torch.float64, generator=self._generator, device="cpu"))[0]
-            )
+            uniform = torch.rand(1, dtype=torch.float64, generator=self.generator, device="cpu")
+            victim = self._chances.draw(uniform)[0].numpy()
         else:
-            victim = int(np.setdiff1d(self.order.lowest(len(before) + 1), before)[0])
-        self._chances.set(torch.from_numpy(before), left)
+            victim = np.setdiff1d(self.order.lowest(len(before) + 1), before)[:1]
+        if len(before):
+            self._chances.set(torch.from_numpy(before), left)
         return np.append(before, victim)
 
     def _take_free(self) -> int:
@@ -320,14 +412,14 @@ class RetainedRows:
         return self._length - 1
 
     def _keep_factors(self, slots: np.ndarray, factors: Factors, rows: np.ndarray) -> None:
-        self._surprise[slots] = factors.surprise.numpy()[rows]
+        self.surprise[slots] = factors.surprise[rows]
         if len(self._on_policyness):
-            self._on_policyness[slots] = factors.on_policyness.numpy()[rows]
+            self._on_policyness[slots] = factors.on_policyness[rows]
         if len(self._draws):
             self._draws[slots] = 0
 
     def _discounted(self, slots: np.ndarray, priority: np.ndarray) -> np.ndarray:
-        """Returns priorities by the rule, float32 ``[n]``, times ``draw_discount`` for each draw of the row."""
+        # Priorities by the rule, times draw_discount for each draw of the row.
         if not len(self._draws):
             return priority
         return priority * (self._rule.draw_discount ** self._draws[slots]).astype(np.float32)
@@ -337,47 +429,31 @@ class RetainedRows:
         length, holes = self._length, np.array(self._holes, dtype=np.int64)
         return lambda slots: (slots < length) & ~np.isin(slots, holes) if len(holes) else slots < length
 
-    def surprise(self, slots: np.ndarray) -> np.ndarray:
-        """Returns the latest surprise of stored rows, float32 ``[n]``, NaN where unknown."""
-        return self._surprise[slots]
-
     def stored(self) -> np.ndarray:
         slots = np.arange(self._length)
         return np.delete(slots, self._holes) if self._holes else slots
-
-    def _evict_drawn(self, priority: np.ndarray, slots: np.ndarray, fitting: int, first_arrival: int) -> int:
-        assert self._chances is not None
-        count = len(slots) - fitting
-        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device="cpu")
-        for row, number in enumerate(uniform.split(1), fitting):
-            victim = int(self._chances.draw(number)[0] if self._chances.has_mass() else self.order.lowest(1)[0])
-            slots[slots == victim] = -1  # evicts an earlier new row, where it had the slot
-            slots[row] = victim
-            self._place(np.array([victim]), priority[row : row + 1], np.array([first_arrival + row]))
-        return count
 
     def update(self, slots: np.ndarray, factors: Factors) -> None:
         """Sets the factors of stored rows; of several for one slot the last counts."""
         if len(self._draws):
             np.add.at(self._draws, slots, 1)
-        priority = self._discounted(slots, factors.priority.numpy())
+        priority = self._discounted(slots, factors.priority)
         self._largest = max(self._largest, float(priority.max()))
         self.order.set(slots, priority)
         self._set_chances(slots, priority)
-        self._surprise[slots] = factors.surprise.numpy()
+        self.surprise[slots] = factors.surprise
         if len(self._on_policyness):
-            self._on_policyness[slots] = factors.on_policyness.numpy()
+            self._on_policyness[slots] = factors.on_policyness
 
     def recompute(self) -> None:
         """Computes all priorities again by the rule; rows of unknown surprise get the largest of the others."""
         slots = self.stored()
-        surprise, weight = (torch.from_numpy(part[slots]) for part in (self._surprise, self._on_policyness))
+        surprise, weight = (torch.from_numpy(part[slots]) for part in (self.surprise, self._on_policyness))
         priority = self._discounted(slots, self._rule.priority(surprise, weight).numpy())
-        known = ~np.isnan(priority)
-        self._largest = float(priority[known].max()) if known.any() else -1.0
+        self._largest = float(np.max(priority, initial=-1.0, where=~np.isnan(priority)))
         if len(slots):
-            self._largest = self.default_priority
-            self.order.set(slots, np.where(known, priority, np.float32(self._largest)))
+            self._largest = self._largest if self._largest > 0 else 1.0
+            self.order.set(slots, self._known(priority))
 
     def renumber(self) -> int:
         """Renumbers arrivals in their order from 0 on; returns the next number."""
@@ -400,21 +476,21 @@ class RetainedRows:
         self.order.clear()
         if self._chances is not None:
             self._chances.clear()
-        self._surprise.fill(np.nan)
+        self.surprise.fill(np.nan)
         self._on_policyness.fill(1.0)
         self._draws.fill(0)
         self._length = 0
         self._holes = []
         self._largest = -1.0
 
+    def _columns(self) -> dict[str, np.ndarray]:
+        return {"surprise": self.surprise, "on_policyness": self._on_policyness, "draws": self._draws}
+
     def state_dict(self) -> dict[str, Any]:
-        stored = slice(0, self._length)
+        columns = {"keys": self.order.nodes} | self._columns()
         return {
-            "keys": torch.from_numpy(self.order.keys(stored).copy()),
+            **{name: torch.from_numpy(column[: self._length].copy()) for name, column in columns.items()},
             "chances": None if self._chances is None else self._chances.state_dict(),
-            "surprise": torch.from_numpy(self._surprise[stored].copy()),
-            "on_policyness": torch.from_numpy(self._on_policyness[stored].copy()),
-            "draws": torch.from_numpy(self._draws[stored].copy()),
             "holes": list(self._holes),
             "largest": self._largest,
         }
@@ -422,14 +498,11 @@ class RetainedRows:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.clear()
         keys = state_dict["keys"].cpu().numpy()
-        self.order.load(keys)
+        self.order.write(np.arange(len(keys)), keys)
         self._length, self._holes = len(keys), list(state_dict["holes"])
         if self._chances is not None:
             self._chances.load_state_dict(state_dict["chances"])
-        surprise = state_dict["surprise"]  # format 3 began with it only where a schedule needs it
-        self._surprise[: len(surprise)] = surprise.cpu().numpy()
-        if len(self._on_policyness):
-            self._on_policyness[: len(keys)] = state_dict["on_policyness"].cpu().numpy()
-        if len(self._draws):
-            self._draws[: len(keys)] = state_dict["draws"].cpu().numpy()
+        for name, column in self._columns().items():
+            if len(column):  # format 3 began with the surprise only where a schedule needs it
+                column[: len(state_dict[name])] = state_dict[name].cpu().numpy()
         self._largest = float(state_dict["largest"])

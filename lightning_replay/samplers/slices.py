@@ -10,23 +10,22 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import find_start_stop_traj
-from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage
+from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage, Writer
 
 from lightning_replay.episodes.links import TRAJECTORY_KEYS, Continuity
 from lightning_replay.episodes.running import read_trajectory
-from lightning_replay.parts import WriterHooks
 from lightning_replay.storage.packed import read_columns, readable_rows
 
 _FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")  # in its order, where a SliceSampler has no traj_key
 _DONE = ("next", "done")
 
 
-def check_slice_writer(sampler: SliceSampler, writer: WriterHooks, name: str) -> None:
-    """Refuses a writer, called ``name``, without slots in order of time, unless the sampler is ``fragmented``."""
-    if not (sampler.fragmented or writer.keeps_order):
+def check_slice_writer(sampler: SliceSampler, writer: Writer) -> None:
+    """Refuses a writer without slots in order of time, as a ring has, unless the sampler is ``fragmented``."""
+    if not (sampler.fragmented or isinstance(writer, RoundRobinWriter)):
         raise ValueError(
             f"{type(sampler).__name__} cuts slices out of rows that are stored in order of time, and "
-            f"{name} does not keep them in order. Use FirstInFirstOutWriter, or build the sampler "
+            f"{type(writer).__name__} does not keep them in order. Use FirstInFirstOutWriter, or build the sampler "
             f"with {_fragmented('trajectory')}"
         )
 

@@ -84,7 +84,7 @@ class ReshardedRows:
             # No more than fit at once: the slots of all are known, and get their priorities.
             replay.extend(rows[start : start + at_once], update_priority=False)
             if priority is not None:
-                slots, stored = replay.last_insertion
+                slots, stored, _ = replay.last_insertion
                 replay.sampler.update_priority(slots, priority[start : start + at_once][stored], storage=replay.storage)
         if self._largest >= 0:
             replay.raise_largest_priority(self._largest)

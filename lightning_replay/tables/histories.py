@@ -13,6 +13,8 @@ from lightning_replay.tables import kernels
 from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, HistoryArrays
 from lightning_replay.tables.tables import Tables
 
+_NONE = np.zeros(0, dtype=np.int64)
+
 
 class Histories:
     """The last ``length`` steps of up to ``max_trajectories`` running episodes, each held by a reference to its slot.
@@ -42,7 +44,7 @@ class Histories:
         """Returns the slots of the remembered steps of a running episode, int64, oldest first."""
         row = self._running.get(trajectory)
         if row is None:
-            return np.zeros(0, dtype=np.int64)
+            return _NONE
         count = int(self.arrays.added[row])
         return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
 
@@ -111,11 +113,19 @@ class Histories:
         """
         names = episodes.trajectory.tolist()
         rows = self._rows_of(names)
-        # Slots that the compiled loop frees are counted, and announced to a storage of frames after it.
-        before = self._tables.pool.num_freed
+        # Slots that the compiled loops free are counted, and announced to a storage of frames after them.
+        before, arrays = self._tables.num_freed, self._tables.arrays
         held_in = np.array(rows, dtype=np.int64)
-        sent = kernels.follow(self._tables.arrays, happened, events, episodes, slots, held_in, self.arrays)
-        self._tables.pool.announce(before)
+        events.sent[slots] = False  # they may have held rows that were sent
+        tables = steps = _NONE
+        if np.count_nonzero(happened):
+            tables, steps = kernels.led_to_events(
+                happened, tuple(events), tuple(episodes), slots, held_in, tuple(self.arrays)
+            )
+            kernels.append(tuple(arrays), tables, steps)
+        grouped = episodes.order, episodes.start, episodes.done
+        kernels.remember(arrays.references, arrays.free, arrays.counters, *grouped, slots, held_in, *self.arrays)
+        self._tables.announce(before)
         for name, row, ended in zip(names, rows, episodes.ended.tolist(), strict=True):
             # Out and in again: a dictionary keeps the episode that was continued last at its end.
             self._running.pop(name, None)
@@ -123,7 +133,7 @@ class Histories:
                 self._unused.append(row)
             else:
                 self._running[name] = row
-        return sent
+        return tables, steps
 
     def forget(self, trajectory: int) -> None:
         held = self.of(trajectory)
@@ -131,7 +141,7 @@ class Histories:
         if row is not None:
             self.arrays.added[row] = 0
             self._unused.append(row)
-            self._tables.pool.release(held)
+            self._tables.release(held)
 
     def forget_oldest(self) -> int | None:
         """Releases the steps of the episode continued longest ago; returns it, or ``None`` if none runs."""
@@ -146,7 +156,7 @@ class Histories:
         return {
             "trajectory": torch.tensor(list(self._running), dtype=torch.int64, device="cpu"),
             "length": torch.tensor([len(slots) for slots in held], dtype=torch.int64, device="cpu"),
-            "slots": torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *held])),
+            "slots": torch.from_numpy(np.concatenate([_NONE, *held])),
             "forgotten": self.forgotten,
         }
 

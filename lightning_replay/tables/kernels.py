@@ -15,7 +15,6 @@ from numba import njit
 from lightning_replay.compiled import compiled
 
 _UNNAMED = np.zeros(1, dtype=np.int64)  # the episode of rows without a trajectory
-_NONE = np.empty(0, np.int64)
 
 
 class TableArrays(NamedTuple):
@@ -205,7 +204,7 @@ def is_run(slots):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _led_to_events(happened, all_events, all_groups, slots, held_in, all_histories):  # type: ignore[no-untyped-def]
+def led_to_events(happened, all_events, all_groups, slots, held_in, all_histories):  # type: ignore[no-untyped-def]
     """Finds the steps that lead to events in new rows and have not been in their tables; marks them as sent.
 
     Returns tables and slots, int64: table after table, in the order of the events, for each in order of time.
@@ -256,7 +255,7 @@ def _led_to_events(happened, all_events, all_groups, slots, held_in, all_histori
 
 
 @compiled
-def _remember(references, free, counters, order, start, done, slots, held_in, steps, added):  # type: ignore[no-untyped-def]
+def remember(references, free, counters, order, start, done, slots, held_in, steps, added):  # type: ignore[no-untyped-def]
     """Appends new rows to the histories of their episodes, and empties those of episodes that ended."""
     length = steps.shape[1]
     for group in range(start.size - 1):
@@ -275,38 +274,6 @@ def _remember(references, free, counters, order, start, done, slots, held_in, st
                 _release(steps[history, added[history] % length], references, free, counters)
             steps[history, added[history] % length] = slots[order[step]]
             added[history] += 1
-
-
-@compiled
-def _forget_sent(sent, slots):  # type: ignore[no-untyped-def]
-    for row in range(slots.size):
-        for table in range(sent.shape[1]):
-            sent[slots[row], table] = False
-
-
-def follow(
-    arrays: TableArrays,
-    happened: np.ndarray,
-    events: EventArrays,
-    groups: EpisodeGroups,
-    slots: np.ndarray,
-    held_in: np.ndarray,
-    histories: HistoryArrays,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Appends the steps that led to events in new rows to the events' tables, and the rows to their histories.
-
-    Returns tables and slots of these steps, int64: table after table, in the order of the events, for each in order of
-    time.
-    """
-    # The slots may have held rows that were sent.
-    _forget_sent(events.sent, slots)
-    tables = steps = _NONE
-    if np.count_nonzero(happened):
-        tables, steps = _led_to_events(happened, tuple(events), tuple(groups), slots, held_in, tuple(histories))
-        append(tuple(arrays), tables, steps)
-    references, free, counters = arrays.references, arrays.free, arrays.counters
-    _remember(references, free, counters, groups.order, groups.start, groups.done, slots, held_in, *histories)
-    return tables, steps
 
 
 @compiled

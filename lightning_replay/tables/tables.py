@@ -17,77 +17,16 @@ from lightning_replay.tables import kernels
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.kernels import FREED, TAKEN, WRITTEN, TableArrays
 
-
-class Slots:
-    """The slots of tables, each taken while something refers to it, and free otherwise.
-
-    Free slots are a ring: slots that were freed in order are taken in order, so that a write stays contiguous in
-    memory. Those of new tables are all free.
-
-    Args:
-        arrays: of the tables.
-    """
-
-    def __init__(self, arrays: TableArrays) -> None:
-        self.references: np.ndarray = arrays.references
-        self.count: int = len(arrays.references)
-        self._arrays = arrays
-        #: Called with slots, int64 ``[n]``, that are free now.
-        self.on_free: Callable[[np.ndarray], None] | None = None
-        self.clear()
-
-    @property
-    def nbytes(self) -> int:
-        return self.references.nbytes + self._arrays.free.nbytes
-
-    @property
-    def num_free(self) -> int:
-        return int(self._arrays.counters[FREED] - self._arrays.counters[TAKEN])
-
-    @property
-    def num_freed(self) -> int:
-        return int(self._arrays.counters[FREED])
-
-    def release(self, slots: np.ndarray) -> None:
-        """Removes a reference to each of these slots, all different; those without any become free."""
-        before = self.num_freed
-        left = self.references[slots] - 1
-        self.references[slots] = left
-        freed = slots[left == 0]
-        self._arrays.free.put(before + np.arange(len(freed)), freed, mode="wrap")
-        self._arrays.counters[FREED] += len(freed)
-        self.announce(before)
-
-    def announce(self, before: int) -> None:
-        """Calls :attr:`on_free` with the slots that became free since :attr:`num_freed` was ``before``."""
-        if self.on_free is not None and self.num_freed > before:
-            self.on_free(self._freed(before))
-
-    def _freed(self, since: int) -> np.ndarray:
-        return self._arrays.free.take(np.arange(since, self.num_freed), mode="wrap")
-
-    def clear(self) -> None:
-        self.references.fill(0)
-        self._arrays.free[:] = np.arange(self.count)
-        self._arrays.counters[[TAKEN, FREED]] = 0, self.count
-
-    def state_dict(self) -> dict[str, Any]:
-        order = self._freed(int(self._arrays.counters[TAKEN]))
-        return {"free": torch.from_numpy(order), "references": torch.from_numpy(self.references.copy())}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        free = state_dict["free"].numpy()
-        self._arrays.free[: len(free)] = free
-        self._arrays.counters[[TAKEN, FREED]] = 0, len(free)
-        self.references[:] = state_dict["references"].numpy()
+_SAVED = ("entries", "appended", "first", "written_at")
 
 
 class Tables(Occupancy):
     """Ordered lists of slots, first in first out, each with a name and a capacity of its own.
 
     A slot holds its row while a table or a running episode (:class:`~lightning_replay.tables.histories.Histories`)
-    refers to it, and is free after that. A slot is at most once in a table. An entry takes 8 bytes, a slot 4 bytes in
-    each table (its position) and 20 more.
+    refers to it, and is free after that. Free slots are a ring: slots that were freed in order are taken in order, so
+    that a write stays contiguous in memory. A slot is at most once in a table. An entry takes 8 bytes, a slot 4 bytes
+    in each table (its position) and 20 more.
 
     ::
 
@@ -137,7 +76,10 @@ class Tables(Occupancy):
         self.entries: np.ndarray = self.arrays.entries
         self.offset: np.ndarray = self.arrays.offset
         self.position: np.ndarray = self.arrays.position
-        self.pool: Slots = Slots(self.arrays)
+        self.references: np.ndarray = self.arrays.references
+        #: Called with slots, int64 ``[n]``, that are free now.
+        self.on_free: Callable[[np.ndarray], None] | None = None
+        self._free_all()
         self.state_action_counts: StateActionCounts | None = None  # where the writer has count_state_actions
 
     def __len__(self) -> int:
@@ -147,10 +89,8 @@ class Tables(Occupancy):
     def length(self) -> np.ndarray:
         return np.minimum(self.appended - self.arrays.first, self.capacity)
 
-    @property
-    def drawn_among(self) -> np.ndarray:
-        """As many entries as each entry is one of in a draw from its table, ``[L]``: the length."""
-        return self.length
+    #: As many entries as each entry is one of in a draw from its table, ``[L]``: the length.
+    drawn_among = length
 
     @property
     def first(self) -> np.ndarray:
@@ -160,13 +100,25 @@ class Tables(Occupancy):
     @property
     def count(self) -> int:  # type: ignore[override]
         """Slots that a table or the history of a running episode refers to."""
-        return self.num_slots - self.pool.num_free
+        return self.num_slots - self.num_free
+
+    @property
+    def num_free(self) -> int:
+        return int(self.arrays.counters[FREED] - self.arrays.counters[TAKEN])
+
+    @property
+    def num_freed(self) -> int:
+        return int(self.arrays.counters[FREED])
+
+    @property
+    def rows_written(self) -> int:
+        return int(self.arrays.counters[WRITTEN])
 
     def slots(self) -> Tensor:
-        return torch.from_numpy(np.flatnonzero(self.pool.references))
+        return torch.from_numpy(np.flatnonzero(self.references))
 
     def held(self, index: Tensor) -> Tensor:
-        return torch.from_numpy(self.pool.references[index.cpu().numpy()] > 0).to(index.device)
+        return torch.from_numpy(self.references[index.cpu().numpy()] > 0).to(index.device)
 
     def drawable(self, index: Tensor) -> Tensor:
         # Rows of running histories alone are stored and not drawn.
@@ -178,7 +130,9 @@ class Tables(Occupancy):
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.entries, self.position, self.arrays.written_at, self.pool))
+        arrays = self.arrays
+        kept = (arrays.entries, arrays.position, arrays.written_at, arrays.references, arrays.free)
+        return sum(array.nbytes for array in kept)
 
     def number(self, name: str) -> int:
         if name not in self.names:
@@ -187,9 +141,9 @@ class Tables(Occupancy):
 
     def slots_of(self, table: int) -> np.ndarray:
         """Returns the slots of a table, int64, the oldest entry first."""
-        return self.entries[self.offset[table] + self._held_places(table)]
+        return self.entries[self.offset[table] + self._places(table)]
 
-    def _held_places(self, table: int) -> np.ndarray:
+    def _places(self, table: int) -> np.ndarray:
         return np.arange(self.first[table], self.appended[table]) % self.capacity[table]
 
     def draw(self, rows: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -208,12 +162,33 @@ class Tables(Occupancy):
 
     def leave_early(self, table: int, count: int) -> None:
         """Removes the oldest ``count`` entries of a table before it is full."""
-        first = int(self.first[table])
-        places = np.arange(first, first + count) % self.capacity[table]
-        leaving = self.entries[self.offset[table] + places]
-        self.arrays.first[table] = first + count
+        leaving = self.slots_of(table)[:count]
+        self.arrays.first[table] = self.first[table] + count
         self.position[table, leaving] = -1
-        self.pool.release(leaving)
+        self.release(leaving)
+
+    def release(self, slots: np.ndarray) -> None:
+        """Removes a reference to each of these slots, all different; those without any become free."""
+        before = self.num_freed
+        left = self.references[slots] - 1
+        self.references[slots] = left
+        freed = slots[left == 0]
+        self.arrays.free.put(before + np.arange(len(freed)), freed, mode="wrap")
+        self.arrays.counters[FREED] += len(freed)
+        self.announce(before)
+
+    def announce(self, before: int) -> None:
+        """Calls :attr:`on_free` with the slots that became free since :attr:`num_freed` was ``before``."""
+        if self.on_free is not None and self.num_freed > before:
+            self.on_free(self._freed(before))
+
+    def _freed(self, since: int) -> np.ndarray:
+        return self.arrays.free.take(np.arange(since, self.num_freed), mode="wrap")
+
+    def _free_all(self) -> None:
+        self.references.fill(0)
+        self.arrays.free[:] = np.arange(self.num_slots)
+        self.arrays.counters[[TAKEN, FREED]] = 0, self.num_slots
 
     def append_new(self, table: int, count: int) -> np.ndarray:
         """Appends new rows, at most the capacity, to a table, whose oldest entries leave first; returns their slots."""
@@ -231,16 +206,16 @@ class Tables(Occupancy):
 
     def try_append_new(self, table: np.ndarray) -> np.ndarray | None:
         """:meth:`append_new_to_each`; ``None``, nothing changed, for no table or more rows than the capacity of one."""
-        slots, before = np.empty(len(table), dtype=np.int64), self.pool.num_freed
+        slots, before = np.empty(len(table), dtype=np.int64), self.num_freed
         fits = kernels.append_new(tuple(self.arrays), table, slots)
         if fits < 0:
             raise RuntimeError(
-                f"{len(table)} rows are to be written and {self.pool.num_free} of {self.num_slots} slots are free; "
+                f"{len(table)} rows are to be written and {self.num_free} of {self.num_slots} slots are free; "
                 "build the storage with the writer's num_slots"
             )
         if not fits:
             return None
-        self.pool.announce(before)
+        self.announce(before)
         return slots
 
     def append(self, table: np.ndarray, slots: np.ndarray) -> None:
@@ -248,33 +223,28 @@ class Tables(Occupancy):
 
         Of more slots at once than the capacity of a table, the last ones are appended.
         """
-        before = self.pool.num_freed
+        before = self.num_freed
         kernels.append(tuple(self.arrays), table, slots)
-        self.pool.announce(before)
-
-    @property
-    def rows_written(self) -> int:
-        return int(self.arrays.counters[WRITTEN])
+        self.announce(before)
 
     def age_of(self, slots: np.ndarray) -> np.ndarray:
         return self.rows_written - 1 - self.arrays.written_at[slots]
 
     def clear(self) -> None:
-        self.pool.clear()
+        self._free_all()
         self.position.fill(-1)
         self.appended.fill(0)
         self.arrays.first.fill(0)
         self.arrays.counters[WRITTEN] = 0
 
     def state_dict(self) -> dict[str, Any]:
+        arrays, counts = self.arrays, self.state_action_counts
+        free = self._freed(int(arrays.counters[TAKEN]))
         return {
-            "entries": torch.from_numpy(self.entries.copy()),
-            "appended": torch.from_numpy(self.appended.copy()),
-            "first": torch.from_numpy(self.arrays.first.copy()),
-            "written_at": torch.from_numpy(self.arrays.written_at.copy()),
+            **{name: torch.from_numpy(getattr(arrays, name).copy()) for name in _SAVED},
             "rows_written": self.rows_written,
-            "slots": self.pool.state_dict(),
-            "counts": None if self.state_action_counts is None else self.state_action_counts.state_dict(),
+            "slots": {"free": torch.from_numpy(free), "references": torch.from_numpy(self.references.copy())},
+            "counts": None if counts is None else counts.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -288,14 +258,14 @@ class Tables(Occupancy):
             raise ValueError(
                 "the saved tables have no counts of states and actions; build them without a correction that counts"
             )
-        self.entries[:] = entries
-        self.appended[:] = state_dict["appended"].numpy()
-        self.arrays.first[:] = state_dict["first"].numpy()
-        self.arrays.written_at[:] = state_dict["written_at"].numpy()
-        self.arrays.counters[WRITTEN] = int(state_dict["rows_written"])
-        self.pool.load_state_dict(state_dict["slots"])
+        for name in _SAVED:
+            getattr(self.arrays, name)[:] = state_dict[name].numpy()
+        free = state_dict["slots"]["free"].numpy()
+        self.arrays.free[: len(free)] = free
+        self.arrays.counters[[TAKEN, FREED, WRITTEN]] = 0, len(free), int(state_dict["rows_written"])
+        self.references[:] = state_dict["slots"]["references"].numpy()
         if self.state_action_counts is not None:
             self.state_action_counts.load_state_dict(state_dict["counts"])
         self.position.fill(-1)
         for table in range(len(self)):
-            self.position[table, self.slots_of(table)] = self._held_places(table)
+            self.position[table, self.slots_of(table)] = self._places(table)

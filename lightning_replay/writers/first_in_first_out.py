@@ -29,7 +29,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     of frames, the oldest transitions leave until new ones fit. Needs no feedback.
     """
 
-    keeps_order = True
     _cursor: int
     _write_count: int
 
@@ -45,17 +44,17 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         Raises:
             ValueError: keys, shapes or dtypes are not those of the rows stored first.
         """
-        storage = self._storage
-        if not isinstance(storage, PackedStorage):
-            return super().extend(data.copy())  # TorchRL's writes an index into what it is given
-        kept, count = self.insert_columns(storage.checked_values(data), data).slots, data.shape[0]
-        return kept if len(kept) == count else torch.cat((kept.new_full((count - len(kept),), -1), kept))
+        kept = self.insert(data).slots  # TorchRL's buffers write a slot into each row given
+        return torch.cat((kept.new_full((data.shape[0] - len(kept),), -1), kept))
 
-    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
-        """Writes columns of transitions that the storage has checked; see :meth:`extend`.
+    def insert(self, data: TensorDictBase) -> Insertion:
+        if isinstance(self._storage, PackedStorage):
+            return super().insert(data)
+        index = TensorDictRoundRobinWriter.extend(self, data.copy())  # which writes an index into what it is given
+        return Insertion(index, slice(0, data.shape[0]))
 
-        Of more than fit, the last ones are stored: ``min(N, capacity)``, or fewer where not even their frames fit.
-        """
+    def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        # Of more than fit, the last ones are stored: min(N, capacity), or fewer where not even their frames fit.
         storage, count = self._storage, len(columns[0])
         capacity, start = storage.capacity, self._cursor
         stop = start + count
@@ -112,11 +111,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             if storage.num_held == held:  # rows in between were released by another caller
                 others = torch.from_numpy(np.setdiff1d(storage.held_slots(), slots.numpy()))
                 storage.release(others[self.age_of(others).argmax()])
-
-    def add(self, data: TensorDictBase) -> Tensor | int:
-        if not isinstance(self._storage, PackedStorage):
-            return super().add(data.copy())
-        return int(self.extend(data.unsqueeze(0)))
 
     def age_of(self, index: Tensor) -> Tensor:
         return (self._cursor - 1 - index) % self._storage.max_size

@@ -15,175 +15,110 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
+from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer
 
 from lightning_replay.options import check_kind, checked_flag
-from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
-from lightning_replay.retention.eviction import Decisions, Factors, RetainedRows, first_surprise, read_factors
-from lightning_replay.retention.eviction_order import ARRIVAL_BITS
+from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter, Seeded
+from lightning_replay.retention.eviction import (
+    ARRIVAL_BITS,
+    Decisions,
+    Factors,
+    RetainedRows,
+    checked_surprise,
+    read_factors,
+)
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnly, SurpriseOnPolicyness
 from lightning_replay.saving.spec import recorded
-from lightning_replay.state import seeded_generator
+from lightning_replay.state import DeclaredState
 from lightning_replay.storage.columns import Column, as_array, as_rows
 from lightning_replay.storage.frames import FrameStorage
-from lightning_replay.writers.rows import announce, chosen, packed_storage
+from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
 
 HOARDING_AGE = 3.0  # mean age over the capacity
 HOARDING_RATIO = 2.0  # of the share of episode ends, or of the TD error, to that of the newest rows
 MIN_ROWS = 100  # shares of fewer rows are chance
-UNKNOWN = -1
-
-
-logger: logging.Logger = logging.getLogger(__name__)
-InitialSurprise = Callable[[TensorDictBase], Tensor]
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TERMINATED = ("next", "terminated")
+_UNKNOWN = -1  # whether a row ends an episode
+logger: logging.Logger = logging.getLogger(__name__)
+InitialSurprise = Callable[[TensorDictBase], Tensor]
 
 
-class Diagnostics:
-    """Figures of hoarding: whether a buffer keeps old rows whose surprise training does not remove.
+class NewestRows(DeclaredState):
+    """Ends of episodes and surprise of the newest ``capacity`` rows that were offered, stored or refused.
 
-    The kept rows are compared with the newest ``capacity`` offered ones, stored or refused, whose flags and surprise
-    lie in a ring: a row is at the place of its number modulo the capacity.
-
-    Args:
-        rows: the stored ones, with their latest surprise.
-        rule: decides which rows are kept; the warning advises for it.
+    The kept rows are compared with them, see :meth:`RetentionWriter.stats`: a buffer hoards that keeps old rows whose
+    surprise training does not remove. Row k is at place ``k % capacity``.
     """
 
-    def __init__(self, rows: RetainedRows, rule: RetentionRule) -> None:
-        self._rows, self._rule = rows, rule
-        self._is_terminal = np.full(rows.capacity, UNKNOWN, dtype=np.int8)  # by slot
-        self._newest_is_terminal = self._is_terminal.copy()  # these two by place in the ring
-        self._newest_surprise = np.full(rows.capacity, np.nan, dtype=np.float32)
-        self._next = 0  # number of the next row
-        self._has_warned = False
+    saved_attributes = ("_is_terminal", "_surprise", "_next")
+
+    def __init__(self, capacity: int) -> None:
+        self._is_terminal = np.empty(capacity, dtype=np.int8)
+        self._surprise = np.empty(capacity, dtype=np.float32)
+        self.clear()
 
     @property
     def nbytes(self) -> int:
-        return self._is_terminal.nbytes + self._newest_is_terminal.nbytes + self._newest_surprise.nbytes
+        return self._is_terminal.nbytes + self._surprise.nbytes
 
-    def add(
-        self, ended: Column | None, surprise: torch.Tensor, first: int, slots: np.ndarray, rows: np.ndarray
-    ) -> None:
-        """Records offered rows ``[M]``, stored or refused.
+    def clear(self) -> None:
+        self._is_terminal.fill(_UNKNOWN)
+        self._surprise.fill(np.nan)
+        self._next = 0  # number of the next row
 
-        Args:
-            ended: whether each is a terminal step, ``[M]`` or ``[M, 1]``; ``None`` where that is unknown.
-            surprise: of each, float32 ``[M]``; NaN where unknown.
-            first: number of the first row.
-            slots: of those that entered.
-            rows: which of the new rows these are.
-        """
-        is_terminal = UNKNOWN if ended is None else as_array(ended != 0).reshape(-1)
-        self._add_newest(first, is_terminal, surprise.numpy())
-        self._is_terminal[slots] = UNKNOWN if isinstance(is_terminal, int) else is_terminal[rows]
-
-    def _add_newest(self, first: int, is_terminal: np.ndarray | int, surprise: np.ndarray) -> None:
-        count, capacity = len(surprise), self._rows.capacity
+    def add(self, first: int, is_terminal: np.ndarray | int, surprise: np.ndarray) -> None:
+        """Adds rows ``[M]``, numbered from ``first`` on; unknown are -1 and NaN."""
+        count, capacity = len(surprise), len(self._surprise)
         self._next, start = first + count, first % capacity
         # Of several rows in one place the last stays; a slice is written faster.
         at = slice(start, start + count) if start + count <= capacity else np.arange(first, first + count) % capacity
-        self._newest_is_terminal[at], self._newest_surprise[at] = is_terminal, surprise
+        self._is_terminal[at], self._surprise[at] = is_terminal, surprise
 
-    def update(self, slots: np.ndarray, surprise: torch.Tensor) -> None:
-        number, capacity = self._rows.order.arrival(slots), self._rows.capacity
-        recent = number >= self._next - capacity
-        self._newest_surprise[number[recent] % capacity] = surprise.numpy()[recent]
+    def update(self, number: np.ndarray, surprise: np.ndarray) -> None:
+        recent = number >= self._next - len(self._surprise)
+        self._surprise[number[recent] % len(self._surprise)] = surprise[recent]
 
-    def restart(self) -> None:
-        """Takes the stored rows as the newest; called after their arrivals were renumbered."""
-        slots = self._rows.stored()
-        slots = slots[np.argsort(self._rows.order.arrival(slots))]
-        self._clear_newest()
-        self._add_newest(0, self._is_terminal[slots], self._rows.surprise(slots))
-
-    def stats(self, slots: np.ndarray, age_mean: float) -> dict[str, float]:
-        """Returns the figures of ``RetentionWriter.stats`` that are known; warns once where they show hoarding.
-
-        Args:
-            slots: of all stored rows.
-            age_mean: their mean age.
-        """
-        stats = {"age_over_capacity": age_mean / self._rows.capacity}
-        share, newest_share = _share(self._is_terminal[slots]), _share(self._newest_is_terminal)
-        newest = max(newest_share, 1 / self._rows.capacity)  # NaN stays; none counts as one
-        stats |= {"terminal_share": share, "terminal_over_newest": share / newest}
-        errors = _mean_error(self._rows.surprise(slots)), _mean_error(self._newest_surprise)
-        stats["td_error_over_newest"] = _ratio(*errors)
-        if not self._has_warned and len(slots) >= MIN_ROWS and _hoards(stats):
-            self._has_warned = True
-            _warn(stats, newest_share, self._rule)
-        return {name: value for name, value in stats.items() if not math.isnan(value)}
-
-    def clear(self) -> None:
-        self._clear_newest()
-        self._is_terminal.fill(UNKNOWN)
-
-    def _clear_newest(self) -> None:
-        self._newest_is_terminal.fill(UNKNOWN)
-        self._newest_surprise.fill(np.nan)
-        self._next = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        flags, surprise = self._newest_is_terminal.copy(), self._newest_surprise.copy()
-        newest = {"is_terminal": torch.from_numpy(flags), "surprise": torch.from_numpy(surprise), "next": self._next}
-        return {"newest": newest, "is_terminal": torch.from_numpy(self._is_terminal.copy())}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
-        # None in early saves of format 3: nothing is known of their rows.
-        self.clear()
-        if state_dict is not None:
-            newest = state_dict["newest"]
-            self._newest_is_terminal[:] = newest["is_terminal"].cpu().numpy()
-            self._newest_surprise[:] = newest["surprise"].cpu().numpy()
-            self._next = int(newest["next"])
-            self._is_terminal[:] = state_dict["is_terminal"].cpu().numpy()
+    def compared(self, is_terminal: np.ndarray | None, surprise: np.ndarray) -> tuple[dict[str, float], float]:
+        """Returns the figures of kept rows beside these, NaN where unknown, and the share of ends among these."""
+        share = math.nan if is_terminal is None else _mean(is_terminal)
+        newest_share = _mean(self._is_terminal[self._is_terminal != _UNKNOWN])
+        error, newest_error = (_mean(np.sqrt(one[~np.isnan(one)])) for one in (surprise, self._surprise))
+        figures = {
+            "terminal_share": share,
+            "terminal_over_newest": share / max(newest_share, 1 / len(self._surprise)),  # no end counts as one
+            "td_error_over_newest": error / newest_error if newest_error else math.nan,
+        }
+        return figures, newest_share
 
 
-def _share(is_terminal: np.ndarray) -> float:
-    return _ratio((is_terminal > 0).sum(), (is_terminal >= 0).sum())
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean(dtype=np.float64)) if len(values) else math.nan
 
 
-def _hoards(stats: Mapping[str, float]) -> bool:
-    ratios = (stats["terminal_over_newest"], stats["td_error_over_newest"])  # NaN if unknown
-    return stats["age_over_capacity"] >= HOARDING_AGE and any(ratio >= HOARDING_RATIO for ratio in ratios)
-
-
-def _warn(stats: Mapping[str, float], newest_share: float, rule: RetentionRule) -> None:
+def _warn_of_hoard(stats: Mapping[str, float], newest_share: float, rule: RetentionRule) -> None:
     shown = [f"their mean age is {stats['age_over_capacity']:.1f} times the capacity (0.5 first in, first out)"]
     if not math.isnan(stats["terminal_share"]):
         shown.append(f"{stats['terminal_share']:.0%} of them end an episode ({newest_share:.0%} of the newest)")
     if not math.isnan(stats["td_error_over_newest"]):
         shown.append(f"their TD error is {stats['td_error_over_newest']:.1f} times that of the newest")
+    if not isinstance(rule, SurpriseOnly | SurpriseOnPolicyness):
+        advice = f"Compare {type(rule).__name__}"
+    elif rule.draw_discount < 1.0:
+        advice = f"draw_discount={rule.draw_discount:g} does not suffice here: give a lower one, and compare"
+    else:
+        advice = "Give draw_discount=0.9, and compare"
     warnings.warn(
         f"the buffer hoards rows that training does not explain: {'; '.join(shown)}. Where chance decides rewards or "
         "successors, as with sticky actions or returns over several steps, it counts as surprise that stays. "
-        f"{_advice(rule)} with first in, first out, rule=OldestLeaves(), of this and of a larger capacity; see "
+        f"{advice} with first in, first out, rule=OldestLeaves(), of this and of a larger capacity; see "
         "docs/retention.md",
-        stacklevel=5,
+        stacklevel=4,
     )
 
 
-def _advice(rule: RetentionRule) -> str:
-    if not isinstance(rule, SurpriseOnly | SurpriseOnPolicyness):
-        return f"Compare {type(rule).__name__}"
-    if rule.draw_discount < 1.0:
-        return f"draw_discount={rule.draw_discount:g} does not suffice here: give a lower one, and compare"
-    return "Give draw_discount=0.9, and compare"
-
-
-def _mean_error(surprise: np.ndarray) -> float:
-    known = surprise[~np.isnan(surprise)]
-    return _ratio(np.sqrt(known).sum(dtype=np.float64), len(known))
-
-
-def _ratio(amount: float, whole: float) -> float:
-    return float(amount / whole) if whole else float("nan")
-
-
 @partial(recorded, set_again=("initial_surprise",))
-class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
+class RetentionWriter(Seeded, ReplayWriter):
     """Evicts the row of the lowest retention priority from a full storage; a candidate that is lowest is refused.
 
     The priority is ``on_policyness * surprise``; of equal ones the oldest leaves. It is apart from the priority by
@@ -220,7 +155,8 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """
 
     may_refuse = True
-    _write_count: int
+    saved_attributes = ("_offered", "_refused", "_evicted", "_write_count")
+    saved_parts = ("_rows",)
 
     def __init__(
         self,
@@ -229,35 +165,27 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         always_admit: bool = False,
         seed: int | None = None,
     ) -> None:
-        super().__init__(compilable=True)  # plain counters, see PackedStorage
+        super().__init__()
         if rule is not None:
             check_kind(
                 "rule", rule, RetentionRule, "a rule of lightning_replay.writers, such as SurpriseOnPolicyness()"
             )
         if initial_surprise is not None:
             check_kind("initial_surprise", initial_surprise, Callable, "a function TensorDict [M] -> [M]")
-        self.rule: SurpriseOnPolicyness | RetentionRule = (
-            SurpriseOnPolicyness() if rule is None else copy.copy(rule)
-        )  # it may follow a schedule
+        # A copy, which may follow a schedule.
+        self.rule: SurpriseOnPolicyness | RetentionRule = SurpriseOnPolicyness() if rule is None else copy.copy(rule)
         self.initial_surprise = initial_surprise
         self.always_admit: bool = checked_flag("always_admit", always_admit)
-        self.insert_nothing()
-        self._generator = seeded_generator(seed)
-        self._rows: RetainedRows
-        self._diagnostics: Diagnostics
-        self._offered = self._refused = self._evicted = 0
-        self._has_warned = False
-        self._columns: Any = None  # of the storage, for which this is the place of the flag
+        self.needs_feedback: bool = self.rule.learns
+        self._seed_generator(seed)
+        self._offered = self._write_count = self._refused = self._evicted = 0
+        self._has_warned = self._has_warned_of_hoard = False
+        self._columns: Mapping[Any, Any] | None = None  # those in which the flag is at the place _flag_place
         self._flag_place: int | None = None
 
     @property
-    def needs_feedback(self) -> bool:  # type: ignore[override]
-        """Whether feedback changes what is kept."""
-        return self.rule.learns
-
-    @property
     def nbytes(self) -> int:
-        return 0 if self._storage is None else self._rows.nbytes + self._diagnostics.nbytes
+        return 0 if self._storage is None else self._rows.nbytes + self._newest.nbytes
 
     def register_storage(self, storage: Storage) -> None:
         """Attaches a ``PackedStorage``; other storages and TorchRL's own buffer of TensorDicts are a ``TypeError``."""
@@ -270,91 +198,57 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 )
         super().register_storage(storage)
         self._rows = RetainedRows(storage.capacity, self.rule, self._generator)
-        self._diagnostics = Diagnostics(self._rows, self.rule)
+        self._newest = NewestRows(storage.capacity)
 
-    def extend(self, data: TensorDictBase) -> Tensor:
-        return self.insert(data).slots
-
-    def insert(self, data: TensorDictBase) -> Insertion:
-        """Offers transitions ``[M]``, oldest first, as if one at a time.
-
-        Returns:
-            The slots of those that are stored afterwards, in the order of the rows, and these rows, also in
-            ``entered``; :attr:`evicted` has the slots whose earlier rows left.
-
-        Raises:
-            ValueError: rows that do not fit the first ones, or surprise that is no priority. Nothing is stored then.
-        """
-        return self.insert_columns(self._storage.checked_values(data), data)
-
-    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
-        values, count = columns, len(columns[0])
+    def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+        # Offers transitions [M], oldest first, as if one at a time; all that may refuse them comes first.
+        count, first = len(columns[0]), self._offered
         if self.initial_surprise is None and type(self.rule).first_priority is RetentionRule.first_priority:
             factors = Factors.unknown(count)
         else:
             rows = as_rows(rows)
             factors = self._first_factors(rows)
-        ended = self._terminal_flags(values)
-        if self._offered + count >= 1 << ARRIVAL_BITS:
-            self._renumber()
+        if first + count >= 1 << ARRIVAL_BITS:
+            first = self._rows.renumber()
+            self._newest.clear()  # whose numbers those of the stored rows are no more
+        self._rows.generator = self._generator  # which set_rng may have replaced
         were_stored = self._rows.occupancy()
-        if isinstance(self._storage, FrameStorage) and not self._storage.room_for(values):
-            decisions, left = self._store_one_by_one(values, factors)
+        admits_all = self.always_admit or self.rule.always_admits
+        if isinstance(self._storage, FrameStorage) and not self._storage.room_for(columns):
+            decisions, left = self._store_one_by_one(columns, factors, first, admits_all)
+            index = torch.from_numpy(decisions.slots).to(self._storage.device)
         else:
-            decisions = self._rows.offer(factors, self._offered, self._admits_all)
-            left = slots = decisions.slots
-            if len(slots):
-                values, first, num = chosen(values, decisions.entered), int(slots[0]), len(slots)
-                is_run = num == 1 or (slots[-1] - first == num - 1 and (np.diff(slots) == 1).all())  # written faster
-                where = slice(first, first + num) if is_run else torch.from_numpy(slots).to(self._storage.device)
-                self._storage.write(where, values)
-        self._diagnostics.add(ended, factors.surprise, self._offered, decisions.slots, decisions.entered)
-        self._evicted_slots = left[were_stored(left)]
-        self._offered += count
+            decisions = self._rows.offer(factors, first, admits_all)
+            left = decisions.slots
+            values = chosen(columns, decisions.entered) if len(left) else ()
+            index = write_slots(self._storage, left, values)
+        flag = self._terminal_place()
+        is_terminal = _UNKNOWN if flag is None else as_array(columns[flag] != 0).reshape(-1)
+        self._newest.add(first, is_terminal, factors.surprise)
+        self._offered = first + count
         self._write_count += decisions.num_admitted
         self._refused += count - decisions.num_admitted
         self._evicted += decisions.num_evicted
-        self.entered: Tensor = torch.from_numpy(decisions.entered)
-        index = torch.from_numpy(decisions.slots).to(self._storage.device)
         announce(self._storage, index, decisions.entered, rows, count)
-        return Insertion(index, self.entered)
+        return Insertion(index, torch.from_numpy(decisions.entered), torch.from_numpy(left[were_stored(left)]))
 
-    @property
-    def evicted(self) -> Tensor:
-        """Slots of the rows that were stored before the last ``extend`` and left in it, int64 ``[n]``.
-
-        To mirror the buffer: these rows are gone, and those in the slots that ``extend`` returned are new.
-        """
-        return torch.from_numpy(self._evicted_slots)
-
-    def insert_nothing(self) -> None:
-        """Notes that nothing entered and left in the last ``extend``."""
-        self.entered = torch.zeros(0, dtype=torch.int64, device="cpu")
-        self._evicted_slots = np.zeros(0, dtype=np.int64)
-
-    def _renumber(self) -> None:
-        self._offered = self._rows.renumber()
-        self._diagnostics.restart()
-
-    def _terminal_flags(self, values: Sequence[Column]) -> Column | None:
+    def _terminal_place(self) -> int | None:
         columns = self._storage.row_columns
         if columns is not self._columns:
             has_flag = TERMINATED in columns and columns[TERMINATED][1].numel() == 1
             self._columns, self._flag_place = columns, list(columns).index(TERMINATED) if has_flag else None
-        return None if self._flag_place is None else values[self._flag_place]
+        return self._flag_place
 
-    def _store_one_by_one(self, values: Sequence[Column], factors: Factors) -> tuple[Decisions, np.ndarray]:
+    def _store_one_by_one(
+        self, values: Sequence[Column], factors: Factors, first: int, admits_all: bool
+    ) -> tuple[Decisions, np.ndarray]:
         """Stores rows where frames do not fit; returns the decisions, and the slots of rows that left, ascending."""
         storage: Any = self._storage
-        count = len(values[0])
-        owner = np.full(count, -1)
+        owner = np.full(len(values[0]), -1)  # the slot of each row, -1 where it was refused or has left again
         left = [np.zeros(0, dtype=np.int64)]
-        admitted = evicted = 0
-        for row in range(count):
+        for row in range(len(owner)):
             part = [value[row : row + 1] for value in values]
-            decision = self._rows.offer_one(
-                row, factors, self._offered + row, self._admits_all, partial(storage.room_for, part)
-            )
+            decision = self._rows.offer_one(row, factors, first + row, admits_all, partial(storage.room_for, part))
             if decision is None:
                 continue
             slot, victims = decision
@@ -363,43 +257,25 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             owner[np.isin(owner, victims)] = -1
             owner[row] = slot
             left.append(victims)
-            admitted += 1
-            evicted += len(victims)
         entered = np.flatnonzero(owner >= 0)
-        return Decisions(owner[entered], entered, admitted, evicted), np.unique(np.concatenate(left))
+        gone = np.concatenate(left)
+        return Decisions(owner[entered], entered, len(left) - 1, len(gone)), np.unique(gone)
 
     @property
-    def needs_initial_surprise(self) -> bool:  # type: ignore[override]
+    def needs_initial_surprise(self) -> bool:
         """Whether the rule uses surprise and there is no function for that of new rows."""
         return self.rule.takes_surprise and self.initial_surprise is None
 
-    def set_initial_surprise(self, measure: InitialSurprise | None) -> None:
-        """Sets ``initial_surprise`` from the next rows on."""
-        self.initial_surprise = measure
-
-    def build_options(self) -> dict[str, Any]:
-        schedule = " with a schedule" if self.rule.schedule is not None else ""
-        discount = f" and draw_discount {self.rule.draw_discount:g}" if self.rule.draw_discount < 1.0 else ""
-        return {"rule": type(self.rule).__name__ + schedule + discount}
-
-    @property
-    def _admits_all(self) -> bool:
-        return self.always_admit or self.rule.always_admits
-
-    def _first_factors(self, data: TensorDictBase) -> Factors:
-        """Returns surprise (NaN where unknown) and on-policyness of new rows, or the priority from the rule."""
-        count = data.shape[0]
-        priority = self.rule.first_priority(data)
-        if priority is None and self.initial_surprise is None:
-            return Factors.unknown(count)
-        weight = torch.ones(count, device="cpu")
+    def _first_factors(self, rows: TensorDictBase) -> Factors:
+        count, priority = rows.shape[0], self.rule.first_priority(rows)
         if priority is not None:
-            priority = priority.detach().cpu()
-            unknown = torch.full((count,), torch.nan, device="cpu")
-            return Factors(unknown, weight, priority, is_known=not self.rule.learns)
-        assert self.initial_surprise is not None
-        given = first_surprise(self.initial_surprise(data), count)
-        return Factors(given, weight, self.rule.priority(given, weight), is_known=True)
+            nothing = Factors.unknown(count)
+            return nothing._replace(priority=priority.detach().cpu().numpy(), is_known=not self.rule.learns)
+        if self.initial_surprise is None:
+            return Factors.unknown(count)
+        surprise = self.initial_surprise(rows)
+        surprise = checked_surprise("what initial_surprise returned", surprise, count, "Nothing was stored")
+        return Factors.by(self.rule, surprise, torch.ones(count, device="cpu"))
 
     def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
         """Returns the surprise and on-policyness that feedback gives for a batch; changes nothing.
@@ -422,19 +298,16 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return factors
 
     def update_priority(self, index: Tensor, factors: Factors, *, both: bool = False) -> None:
-        """Sets the priorities of rows to those of :meth:`read_feedback`; of several for one slot the last counts.
-
-        See :meth:`lightning_replay.parts.WriterHooks.update_priority`.
-        """
-        if index.ndim == 2:
-            # The last of duplicates counts: partners before firsts.
-            index, factors = (index.t().flip(0).reshape(-1), factors.twice()) if both else (index[:, 0], factors)
         slots = index.cpu().numpy()
+        if slots.ndim == 2:
+            # The last of duplicates counts: partners before firsts.
+            rows = np.tile(np.arange(len(slots)), 2) if both else np.arange(len(slots))
+            slots, factors = (slots.T[::-1].reshape(-1) if both else slots[:, 0]), factors.rows(rows)
         if slots.size and slots.min() < 0:
             kept = slots >= 0
-            slots, factors = slots[kept], factors.rows(torch.from_numpy(kept))
+            slots, factors = slots[kept], factors.rows(kept)
         if slots.size:
-            self._diagnostics.update(slots, factors.surprise)
+            self._newest.update(self._rows.order.arrival(slots), factors.surprise)
             self._rows.update(slots, factors)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
@@ -446,12 +319,8 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         if reading is not None and self.rule.follow(schedule(reading)):
             self._rows.recompute()
 
-    def reseed(self, seed: int) -> None:
-        self._generator.manual_seed(seed)
-
     def age_of(self, index: Tensor) -> Tensor:
-        arrival = self._rows.order.arrival(index.cpu().numpy())
-        return torch.from_numpy(self._offered - 1 - arrival)
+        return torch.from_numpy(self._offered - 1 - self._rows.order.arrival(index.cpu().numpy()))
 
     def retention_priority(self, index: Tensor) -> Tensor:
         """Returns priorities of stored rows, float32 of the shape of ``index``."""
@@ -472,52 +341,65 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         What is unknown is left out. Warns once where the figures show hoarding: a mean age of at least three times the
         capacity, and ends of episodes at least twice as often as among the newest rows, or errors twice as large.
         """
-        stored = self._rows.stored()
-        ages = self._offered - 1 - self._rows.order.arrival(stored)
-        stats: dict[str, Any] = {
-            "admitted": self._write_count,
-            "refused": self._refused,
-            "evicted": self._evicted,
-            "age_mean": float(ages.mean()) if len(ages) else 0.0,
-            "age_max": int(ages.max()) if len(ages) else 0,
-        }
-        if len(ages):
-            stats |= self._diagnostics.stats(stored, stats["age_mean"])
-            quantiles = np.quantile(self._rows.order.priority(stored).astype(np.float64), QUANTILES)
-            names = (f"{quantile:g}" for quantile in QUANTILES)
-            stats["retention_priority"] = dict(zip(names, quantiles.tolist(), strict=True))
-        return stats
+        stored, order = self._rows.stored(), self._rows.order
+        stats: dict[str, Any] = {"admitted": self._write_count, "refused": self._refused, "evicted": self._evicted}
+        if not len(stored):
+            return stats | {"age_mean": 0.0, "age_max": 0}
+        ages = self._offered - 1 - order.arrival(stored)
+        stats |= {"age_mean": float(ages.mean()), "age_max": int(ages.max())}
+        is_terminal = None
+        if self._terminal_place() is not None:
+            is_terminal = as_array(self._storage.column(TERMINATED, torch.from_numpy(stored)) != 0).reshape(-1)
+        figures, newest_share = self._newest.compared(is_terminal, self._rows.surprise[stored])
+        figures = {"age_over_capacity": stats["age_mean"] / self._rows.capacity} | figures
+        ratios = figures["terminal_over_newest"], figures["td_error_over_newest"]  # NaN if unknown
+        hoards = figures["age_over_capacity"] >= HOARDING_AGE and any(ratio >= HOARDING_RATIO for ratio in ratios)
+        if hoards and len(stored) >= MIN_ROWS and not self._has_warned_of_hoard:
+            self._has_warned_of_hoard = True
+            _warn_of_hoard(figures, newest_share, self.rule)
+        stats |= {name: value for name, value in figures.items() if not math.isnan(value)}
+        quantiles = np.quantile(order.priority(stored).astype(np.float64), QUANTILES).tolist()
+        return stats | {"retention_priority": {f"{share:g}": q for share, q in zip(QUANTILES, quantiles, strict=True)}}
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        super()._empty(empty_write_count=empty_write_count)
         self._rows.clear()
-        self._diagnostics.clear()
-        self.insert_nothing()
+        self._newest.clear()
         self._offered = 0
         if empty_write_count:
-            self._refused = self._evicted = 0
+            self._write_count = self._refused = self._evicted = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self._rows.state_dict(),
-            "diagnostics": self._diagnostics.state_dict(),
-            "offered": self._offered,
-            "refused": self._refused,
-            "evicted": self._evicted,
-            "write_count": self._write_count,
+        return super().state_dict() | {
+            "diagnostics": {"newest": self._newest.state_dict()},
+            "rule": self._described_rule(),
             "surprise_exponent": self.rule.surprise_exponent,
             "asks_for_surprise": self.rule.takes_surprise and self.initial_surprise is not None,
-            "generator": self._generator.get_state(),
         }
 
+    def _described_rule(self) -> str:
+        schedule = " with a schedule" if self.rule.schedule is not None else ""
+        discount = f" and draw_discount {self.rule.draw_discount:g}" if self.rule.draw_discount < 1.0 else ""
+        return type(self.rule).__name__ + schedule + discount
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; a RuntimeError before the writer is in a buffer."""
+        """Restores what :meth:`state_dict` returned.
+
+        Raises:
+            RuntimeError: the writer is in no buffer yet.
+            ValueError: the state is of another rule; nothing is changed.
+        """
         if self._storage is None:
             raise RuntimeError(
                 "a RetentionWriter keeps a priority for each slot of a storage and has no storage yet; build the "
                 "buffer with it, and load then. Nothing was loaded"
             )
         rule: Any = self.rule
+        here = self._described_rule()
+        if state_dict.get("rule", here) != here:  # format 3 began without it
+            raise ValueError(
+                f"the saved buffer has rule {state_dict['rule']}, here {here}. Nothing was loaded; build the buffer "
+                "with the options of the saved one, or let load_replay build it"
+            )
         if rule.schedule is not None:  # exactly that of the priorities, however little it differs
             rule.surprise_exponent = state_dict["surprise_exponent"]
         elif rule.surprise_exponent != state_dict["surprise_exponent"]:
@@ -526,12 +408,10 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 "next update_priority",
                 *(rule.surprise_exponent, state_dict["surprise_exponent"]),
             )
-        self._rows.load_state_dict(state_dict["rows"])
-        self._diagnostics.load_state_dict(state_dict.get("diagnostics"))  # format 3 began without it
-        self.insert_nothing()
-        self._offered, self._refused = state_dict["offered"], state_dict["refused"]
-        self._evicted, self._write_count = state_dict["evicted"], state_dict["write_count"]
-        self._generator.set_state(state_dict["generator"].cpu().to(torch.uint8))
+        super().load_state_dict(state_dict)
+        self._newest.clear()
+        if "diagnostics" in state_dict:  # format 3 began without it: nothing is known of the newest rows
+            self._newest.load_state_dict(state_dict["diagnostics"]["newest"])
         if state_dict["asks_for_surprise"] and self.initial_surprise is None:
             logger.warning(
                 "the saved buffer had a function for the surprise of new rows, and this one has none: they get the "

@@ -16,6 +16,7 @@ from lightning_replay.episodes.links import missing_steps, trajectory_of
 from lightning_replay.parts import BufferHooks, Insertion
 from lightning_replay.storage.columns import Column, as_rows
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.tables.kernels import is_run
 
 
 def packed_storage(storage: Storage, writer: Writer, capacity: int) -> PackedStorage:
@@ -33,6 +34,18 @@ def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
         return values
     index = torch.from_numpy(rows)
     return [value[index.to(value.device) if isinstance(value, Tensor) else rows] for value in values]
+
+
+def write_slots(storage: PackedStorage, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
+    """Writes columns ``[n, ...]`` into different slots, int64 ``[n]``; returns these on the storage's device."""
+    index = torch.from_numpy(slots)
+    if storage.device.type != "cpu":
+        index = index.to(storage.device)
+    if len(slots):
+        # Slots mostly lie side by side, and a slice of them is written at half the cost.
+        first = int(slots[0])
+        storage.write(slice(first, first + len(slots)) if is_run(slots) else index, values)
+    return index
 
 
 def announce(storage: Storage, index: Tensor, entered: np.ndarray, rows: Any, count: int) -> None:

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
+from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
 from lightning_replay.episodes.running import Breaks, ObservationPair, RunningObservations
@@ -27,18 +25,17 @@ from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.rows import Key, observation_keys
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
 from lightning_replay.tables.histories import Histories
-from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, groups_of, is_run
+from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, groups_of
 from lightning_replay.tables.tables import Tables
-from lightning_replay.writers.rows import announce, chosen, packed_storage
+from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
 
 DEFAULT_TABLE = "default"
-_ROWS_BEFORE_WARNING = 1_000
-_NEVER = 2**62
-_SUSPICIOUS_SHARE = 0.95
 SHARED_TABLE = "all tasks"
+_ROWS_BEFORE_WARNING = 1_000
+_SUSPICIOUS_SHARE = 0.95
 
 
-class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
+class TableWriter(ReplayWriter):
     """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
 
     The storage is a ``PackedStorage`` with ``num_slots`` rows or more; the tables are its ``occupancy``.
@@ -47,13 +44,13 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         tables: where the slots are kept.
     """
 
-    keeps_tables = True
-    tables: Tables
-    _is_on_cpu: bool
+    saved_attributes: tuple[str, ...] = ("_write_count",)
+    saved_parts: tuple[str, ...] = ("tables",)
 
     def __init__(self, tables: Tables) -> None:
-        super().__init__(compilable=True)  # plain counters, see PackedStorage
-        self.tables = tables
+        super().__init__()
+        self.tables: Tables = tables
+        self._write_count = 0
         self._frames: FrameStorage | None = None
 
     @property
@@ -71,8 +68,7 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         if storage.capacity < self.num_slots:
             raise ValueError(
                 f"the storage has {storage.capacity} rows and {type(self).__name__} needs {self.num_slots}: the "
-                "capacities of its tables, and the histories of running episodes. Use "
-                f"PackedStorage({self.num_slots})"
+                f"capacities of its tables, and the histories of running episodes. Use PackedStorage({self.num_slots})"
             )
         for buffer in storage._attached_entities:
             if not declared_sampler(buffer._sampler).draws_from_tables:
@@ -84,32 +80,19 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         super().register_storage(storage)
         storage.hold_by(self.tables)
         self._frames = storage if isinstance(storage, FrameStorage) else None
-        self._is_on_cpu = storage.device.type == "cpu"
         if self._frames is not None:
             # Slots become free in the compiled loops over tables, which have no frames.
-            self.tables.pool.on_free = self._frames.release
-
-    @abstractmethod
-    def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes transitions ``[N]``, oldest first; returns the slots of those that stayed, int64."""
+            self.tables.on_free = self._frames.release
 
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
-        """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``, that were just appended.
-
-        Returns the slots on the storage's device.
+        """Stores columns ``[N, ...]`` in the slots, int64 ``[N]``, that were just appended; returns these.
 
         While frames do not fit, the oldest entries leave the table that is fullest, by the share of its capacity, and
         at last the histories of running episodes.
         """
         if self._frames is not None:
             self._free_frames(self._frames, slots, values)
-        index = torch.from_numpy(slots)
-        if not self._is_on_cpu:
-            index = index.to(self._storage.device)
-        # Slots are mostly free in order, and a slice of them is written at half the cost.
-        first = int(slots[0])
-        self._storage.write(slice(first, first + len(slots)) if is_run(slots) else index, values)
-        return index
+        return write_slots(self._storage, slots, values)
 
     def _free_frames(self, storage: FrameStorage, slots: np.ndarray, values: Sequence[Column]) -> None:
         new = (self.tables.position[:, slots] >= 0).sum(1)
@@ -132,15 +115,9 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        super()._empty(empty_write_count=empty_write_count)
+        if empty_write_count:
+            self._write_count = 0
         self.tables.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"tables": self.tables.state_dict(), "write_count": self._write_count}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.tables.load_state_dict(state_dict["tables"])
-        self._write_count = int(state_dict["write_count"])
 
 
 @recorded
@@ -164,7 +141,9 @@ class EventTableWriter(TableWriter):
             Tables with a share of 0 are not counted as events.
 
     Raises:
-        ValueError: names that are taken twice, or no event table.
+        ValueError: names that are taken twice, or no event table. In ``extend``, rows that do not fit the first ones or
+            lack ``("next", "done")``, a condition that raises or does not return one bool per row, or too many running
+            episodes; nothing is stored then.
     """
 
     def __init__(
@@ -200,38 +179,23 @@ class EventTableWriter(TableWriter):
             np.zeros((self.num_slots, len(self._event_tables)), dtype=np.bool_),
         )
         self._fired = np.zeros(len(self._events), dtype=np.int64)
-        self._most_fired = 0  # the largest of them
         self._histories = Histories(self.tables, self._longest - 1, self._max_trajectories, self.forget_stale)
         self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] | None = None  # see _read_columns
         self._running = RunningObservations()
         self._rows_tested = 0
-        self._has_warned = False
-        # Rows after which a condition that was never true is warned of, by event: a table's worth, and the least.
-        capacities = [table.capacity for table in self._event_tables for _ in table.events]
-        self._unmet_after = np.maximum(np.array(capacities, dtype=np.int64), _ROWS_BEFORE_WARNING)
-        self._unmet_at = int(self._unmet_after.min())
+        self._judged_at = _ROWS_BEFORE_WARNING  # rows tested when _judge_conditions is called next
+        self._warned_of: set[int] = set()  # events
         if self._counts_state_actions:
             self.tables.state_action_counts = StateActionCounts(self.num_slots)
 
-    def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes transitions ``[N]``, in order of time within each trajectory.
-
-        Returns:
-            Slots of the rows that are in the default table afterwards, int64 ``[min(N, capacity)]``; fewer where the
-            frames of so many do not fit.
-
-        Raises:
-            TypeError: a ``trajectory`` that is not of an integer dtype.
-            ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
-                does not return one bool per row, or too many running episodes. Nothing is stored then.
-        """
-        return self.insert_columns(self._storage.checked_values(data), data).slots
-
-    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+    def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
         # Once for the columns that the first rows fixed, and again where others do.
         if self._columns is not self._storage.row_columns:
             self._read_columns(self._storage.row_columns)
-        trajectory, done = self._episodes_of(columns)
+        done, trajectory = np.ascontiguousarray(as_array(columns[self._done_at]).reshape(-1)), None
+        if self._trajectory_at is not None:
+            named = as_array(columns[self._trajectory_at]).reshape(-1)
+            trajectory = np.ascontiguousarray(named, dtype=np.int64)
         observations = self._observations(columns)
         whole = groups_of(trajectory, done)
         # Rows that do not start where the last row of their episode ended begin another episode: a step of the one
@@ -272,14 +236,6 @@ class EventTableWriter(TableWriter):
         self._running.follow(observations, whole, 0 if breaks is None else len(breaks.begins))
         self._count(fired)  # may warn, and a warning may be made an error
         return Insertion(index, kept)
-
-    def _episodes_of(self, columns: Sequence[Column]) -> tuple[np.ndarray | None, np.ndarray]:
-        """Returns running episode, int64 ``[N]`` or ``None``, and whether it ended, bool ``[N]``, of each row."""
-        done = np.ascontiguousarray(as_array(columns[self._done_at]).reshape(-1))
-        if self._trajectory_at is None:
-            return None, done
-        trajectory = as_array(columns[self._trajectory_at]).reshape(-1)
-        return np.ascontiguousarray(trajectory, dtype=np.int64), done
 
     def _observations(self, columns: Sequence[Column]) -> list[ObservationPair]:
         pairs = [(columns[own], columns[following]) for own, following in self._observed_at]
@@ -328,8 +284,8 @@ class EventTableWriter(TableWriter):
                         condition.end_episodes([name if self._trajectory_at is not None else None])
                     happened[number, part] = holds(condition, rows[part]).cpu().numpy()
             except ConditionError as error:
-                name_of_table = self._event_tables[self._event_arrays.table[number]].name
-                raise ConditionError(f"event table {name_of_table!r}: {error}. Nothing was stored") from error
+                name = self._table_of(number).name
+                raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
         return happened
 
     def _write(
@@ -365,34 +321,30 @@ class EventTableWriter(TableWriter):
         self._rows_tested += fired.shape[1]
         if np.count_nonzero(fired):
             self._fired += fired.sum(1)
-            self._most_fired = int(self._fired.max())
-        if self._rows_tested >= self._unmet_at:
-            self._check_unmet()
-        if self._has_warned or self._rows_tested < _ROWS_BEFORE_WARNING:
-            return
-        share = self._most_fired / self._rows_tested
-        if share >= _SUSPICIOUS_SHARE:
-            self._has_warned = True
-            name = self._event_tables[self._event_arrays.table[self._fired.argmax()]].name
-            warnings.warn(
-                f"the condition of event table {name!r} is true on {share:.0%} of all steps, so that the table is a "
-                "copy of the default table; an event marks what is rare",
-                stacklevel=2,
-            )
+        if self._rows_tested >= self._judged_at:
+            self._judged_at = 2 * self._rows_tested  # before a warning that may be made an error
+            self._judge_conditions()
 
-    def _check_unmet(self) -> None:
-        due = self._unmet_after <= self._rows_tested
-        unmet = np.flatnonzero(due & (self._fired == 0)).tolist()
-        self._unmet_after[due] = _NEVER  # before a warning that may be made an error
-        self._unmet_at = int(self._unmet_after.min())
-        slots = torch.from_numpy(self.tables.slots_of(0))
-        for number in unmet:
-            name = self._event_tables[self._event_arrays.table[number]].name
-            what = f"the condition of event table {name!r},"
-            condition, stored = self._events[number].condition, self._storage.readable_rows
-            if not warn_of_unmet(what, condition, self._rows_tested, stored, slots):
-                self._unmet_after[number] = 2 * self._rows_tested
-                self._unmet_at = min(self._unmet_at, 2 * self._rows_tested)
+    def _table_of(self, event: int) -> EventTable:
+        return self._event_tables[self._event_arrays.table[event]]
+
+    def _judge_conditions(self) -> None:
+        # Once for each event: its condition is true almost always, or was never true of a table's worth of rows.
+        stored, slots = self._storage.readable_rows, torch.from_numpy(self.tables.slots_of(0))
+        for number, fired in enumerate(self._fired.tolist()):
+            table = self._table_of(number)
+            share, what = fired / self._rows_tested, f"the condition of event table {table.name!r}"
+            if number not in self._warned_of and share >= _SUSPICIOUS_SHARE:
+                self._warned_of.add(number)
+                warnings.warn(
+                    f"{what} is true on {share:.0%} of all steps, so that the table is a copy of the default table; an "
+                    "event marks what is rare",
+                    stacklevel=2,
+                )
+            elif number not in self._warned_of and fired == 0 and self._rows_tested >= table.capacity:
+                self._warned_of.add(number)
+                if not warn_of_unmet(f"{what},", self._events[number].condition, self._rows_tested, stored, slots):
+                    self._warned_of.remove(number)  # no episode has ended yet
 
     def stats(self) -> dict[str, Any]:
         """Returns ``histories_forgotten``, and ``event_shares``: the share of tested steps that were events, by table.
@@ -401,12 +353,7 @@ class EventTableWriter(TableWriter):
         """
         counts = np.bincount(self._event_arrays.table, weights=self._fired) / max(self._rows_tested, 1)
         shares = {table.name: float(count) for table, count in zip(self._event_tables, counts, strict=True)}
-        return {"histories_forgotten": self.histories_forgotten, "event_shares": shares}
-
-    @property
-    def histories_forgotten(self) -> int:
-        """Running episodes whose history was dropped, see ``forget_stale``."""
-        return self._histories.forgotten
+        return {"histories_forgotten": self._histories.forgotten, "event_shares": shares}
 
     def forget_oldest(self) -> bool:
         name = self._histories.forget_oldest()
@@ -459,10 +406,11 @@ class EventTableWriter(TableWriter):
             self._running.abandon(state_dict["histories"]["trajectory"].tolist())
         self._event_arrays.sent[:] = state_dict["sent"].numpy().T
         self._fired = np.array(state_dict["fired"], dtype=np.int64)
-        self._most_fired = int(self._fired.max())
         self._rows_tested = int(state_dict["rows_tested"])
-        self._unmet_after[self._unmet_after <= self._rows_tested] = _NEVER  # warned of before the save, or met
-        self._unmet_at = int(self._unmet_after.min())
+        if self._rows_tested >= _ROWS_BEFORE_WARNING:  # these were warned of before the save
+            self._judged_at = 2 * self._rows_tested
+            unmet = np.flatnonzero(self._fired == 0).tolist()
+            self._warned_of = {number for number in unmet if self._table_of(number).capacity <= self._rows_tested}
         for event, state in zip(self._events, state_dict["conditions"], strict=True):
             load_state_of(event.condition, dict(state))
 
@@ -499,7 +447,8 @@ class TaskTableWriter(TableWriter):
         shares_one_table: keep all tasks in one table of ``len(tasks) * capacity_per_task`` rows, as the baselines do.
 
     Raises:
-        ValueError: no tasks, or a name that is taken twice.
+        ValueError: no tasks, or a name that is taken twice. In ``extend``, rows without ``task``, or of a task that
+            does not exist; nothing is stored then.
     """
 
     def __init__(self, tasks: Sequence[str], capacity_per_task: int, shares_one_table: bool = False) -> None:
@@ -512,22 +461,7 @@ class TaskTableWriter(TableWriter):
         everything = {SHARED_TABLE: capacity_per_task * len(tasks)}
         super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
 
-    def extend(self, data: TensorDictBase) -> Tensor:
-        return self.insert(data).slots
-
-    def insert(self, data: TensorDictBase) -> Insertion:
-        """Writes transitions ``[N]``, oldest first.
-
-        Returns:
-            The slots of the rows that are stored afterwards, in the order of the rows, and these rows.
-
-        Raises:
-            ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
-                before. Nothing is stored then.
-        """
-        return self.insert_columns(self._storage.checked_values(data), data)
-
-    def insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
+    def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
         task, storage = self._tasks_of(columns), self._storage
         count, at_once = len(task), storage.rows_at_once
         table = np.zeros_like(task) if self._shares_one_table else task
@@ -549,7 +483,7 @@ class TaskTableWriter(TableWriter):
             # Of rows written part by part, those that did not leave to make room for later ones.
             is_last = np.zeros(len(table), dtype=np.bool_)
             is_last[len(table) - 1 - np.unique(slots[::-1], return_index=True)[1]] = True
-            stayed = is_last & (self.tables.pool.references[slots] > 0)
+            stayed = is_last & (self.tables.references[slots] > 0)
             slots, kept = slots[stayed], kept[stayed]
             index = torch.from_numpy(slots).to(storage.device)
             inserted = Insertion(index, torch.from_numpy(kept))

@@ -267,7 +267,6 @@ class ModuleReplay:
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
         """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one."""
-        from lightning_replay.parts import declared_writer
 
         def surprise_of(rows: TensorDictBase) -> Tensor:
             import torch
@@ -281,9 +280,8 @@ class ModuleReplay:
                 surprise[start + places] = measure(module_id, [piece.episode for piece in pieces])
             return torch.from_numpy(surprise)
 
-        writer = declared_writer(self.replay.writer)
-        if writer.needs_initial_surprise:
-            writer.set_initial_surprise(surprise_of)
+        if self.replay.needs_initial_surprise:
+            self.replay.set_initial_surprise(surprise_of)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -191,7 +191,7 @@ class FrameRetentionMachine(RuleBasedStateMachine):
         entered = [kept for kept in self.oracle.rows if kept.arrival >= first]
         assert len(index) == len(entered)
         if formed:
-            assert (self.replay.writer.entered + first).tolist() == [kept.arrival for kept in entered]
+            assert (self.replay.last_insertion.rows + first).tolist() == [kept.arrival for kept in entered]
         if entered:
             assert self.replay.storage.get(index)["action"].tolist() == [kept.row.action for kept in entered]
 
@@ -225,7 +225,9 @@ class FrameRetentionMachine(RuleBasedStateMachine):
     @rule()
     def renumber(self) -> None:
         """As happens before the numbers of arrivals run out."""
-        self.replay.writer._renumber()
+        writer = self.replay.writer
+        writer._offered = writer._rows.renumber()
+        writer._newest.clear()
         self.oracle.offered = len(self.oracle.rows)
         for arrival, kept in enumerate(self.oracle.rows):
             kept.arrival = arrival

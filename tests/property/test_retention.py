@@ -16,9 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, Replay, load_replay, save_replay
-from lightning_replay.retention import eviction_order
-from lightning_replay.retention.eviction import evict_lowest
-from lightning_replay.retention.eviction_order import LeavingOrder
+from lightning_replay.retention import eviction
+from lightning_replay.retention.eviction import LeavingOrder, evict_lowest
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.writers import (
     OldestLeaves,
@@ -97,7 +96,7 @@ class RetentionMachine(RuleBasedStateMachine):
             self.oracle.offer(self.first_priority(*row))
         entered = sorted((row.number, row.slot) for row in self.oracle.rows if row.number >= first)
         assert index.tolist() == [slot for _, slot in entered]
-        assert (self.replay.writer.entered + first).tolist() == [number for number, _ in entered]
+        assert (self.replay.last_insertion.rows + first).tolist() == [number for number, _ in entered]
 
     @precondition(lambda self: self.oracle.rows)
     @rule(data=st.data())
@@ -250,7 +249,7 @@ def test_compiled_decisions_are_those_made_one_after_the_other(
     priority = generator.choice([0.0, 1.0, 1.5, -2.0], capacity).astype(np.float32)
     arrival = generator.permutation(capacity)
     candidates = np.array(new, dtype=np.float32) + np.float32(0.0)
-    with patch.object(eviction_order, "WIDEST_TOP", 64):
+    with patch.object(eviction, "WIDEST_TOP", 64):
         order = LeavingOrder(capacity)
     order.place(np.arange(capacity), priority, arrival)
     slots = np.full(len(new), -1)

@@ -93,8 +93,8 @@ def test_rows_of_several_tables(calls, leaving, sends) -> None:
 
 def check_same(tables: Tables, lists: Lists) -> None:
     assert [tables.slots_of(number).tolist() for number in range(3)] == lists.tables
-    assert tables.pool.references.tolist() == lists.references
-    assert tables.pool.state_dict()["free"].tolist() == lists.free
+    assert tables.references.tolist() == lists.references
+    assert tables.state_dict()["slots"]["free"].tolist() == lists.free
     for number, slots in enumerate(lists.tables):
         assert np.flatnonzero(tables.position[number] >= 0).tolist() == sorted(slots)
 

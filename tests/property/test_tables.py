@@ -45,12 +45,12 @@ def check_same(replay: TableReplay, oracle: TableOracle) -> None:
     assert contents(replay, "default") == oracle.default
     for name, content in oracle.contents.items():
         assert contents(replay, name) == content
-    references = replay.tables.pool.references
+    references = replay.tables.references
     alive = references.nonzero()[0]
     numbers = replay.storage.get(torch.from_numpy(alive))["action"].tolist()
     assert dict(zip(numbers, references[alive].tolist(), strict=True)) == dict(oracle.references())
     assert len(replay) == len(oracle.references())
-    free = replay.tables.pool.state_dict()["free"].tolist()
+    free = replay.tables.state_dict()["slots"]["free"].tolist()
     assert sorted([*free, *alive.tolist()]) == list(range(replay.capacity)), "every slot is free or referred to, once"
 
 

@@ -19,9 +19,9 @@ def victims(rule: RetentionRule, priority: torch.Tensor) -> np.ndarray:
     """How often each slot is overwritten where every candidate is like the row that left."""
     rows = RetainedRows(SLOTS, rule, torch.Generator().manual_seed(0))
     ones = torch.ones(SLOTS)
-    rows.offer(Factors(priority, ones, priority), 0, True)
+    rows.offer(Factors(priority.numpy(), ones.numpy(), priority.numpy()), 0, True)
     assert rows._chances is not None
-    uniform = torch.rand(DRAWS, dtype=torch.float64, generator=rows._generator)
+    uniform = torch.rand(DRAWS, dtype=torch.float64, generator=rows.generator)
     drawn, _ = rows._chances.draw(uniform)
     return np.bincount(drawn.numpy(), minlength=SLOTS)
 
@@ -46,13 +46,13 @@ def test_victims_follow_the_chances_as_rows_come(size: int) -> None:
     survived, trials = 0, 4_000
     generator = torch.Generator().manual_seed(1)
     rule = StochasticExploration(exponent=1.0)
-    first = torch.tensor([1.0] + [3.0] * 7) / 10
-    one = torch.full((size,), 0.3)
+    first = (torch.tensor([1.0] + [3.0] * 7) / 10).numpy()
+    one = np.full(size, 0.3, dtype=np.float32)
     for _ in range(trials):
         rows = RetainedRows(SLOTS, rule, generator)
-        rows.offer(Factors(first, torch.ones(SLOTS), first), 0, True)
+        rows.offer(Factors(first, np.ones(SLOTS), first), 0, True)
         for start in range(0, 10, size):
-            rows.offer(Factors(one, torch.ones(size), one), SLOTS + start, True)
+            rows.offer(Factors(one, np.ones(size), one), SLOTS + start, True)
         survived += int(rows.order.arrival(np.array([0]))[0]) == 0
     chance = (1 - 1 / 22) ** 10
     assert chisquare([survived, trials - survived], [chance * trials, (1 - chance) * trials]).pvalue > 1e-4

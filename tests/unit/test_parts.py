@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchrl.data import LazyTensorStorage, ListStorage
+from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RandomSampler, SamplerWithoutReplacement, TensorDictRoundRobinWriter
 
 from lightning_replay import PackedStorage, Replay, parts, recipes, samplers, schedulers, transforms, writers
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.parts import (
-    Insertion,
     ReplaySampler,
     ReplayTransform,
     ReplayWriter,
     declared_sampler,
-    declared_writer,
 )
 from lightning_replay.writers import FirstInFirstOutWriter, RetentionWriter
 from tests.transitions import numbered_steps
@@ -39,7 +37,6 @@ def test_torchrls_parts_get_the_defaults() -> None:
     assert not hooks.uses_priorities and hooks.nbytes == 0 and hooks.num_slots is None
     sampler = samplers.UniformSampler()
     assert declared_sampler(sampler) is sampler
-    assert declared_writer(TensorDictRoundRobinWriter()).keeps_order
 
 
 def test_parts_that_are_replaced_are_read_anew() -> None:
@@ -54,36 +51,23 @@ def test_parts_that_are_replaced_are_read_anew() -> None:
     assert not replay.is_prioritized and sorted(replay.sample()["index"].tolist()) == [0, 1, 2, 3]
 
 
-def test_a_ring_whose_extend_is_overridden_stores_by_it() -> None:
+@pytest.mark.parametrize("base", [FirstInFirstOutWriter, RetentionWriter, writers.EventTableWriter])
+def test_a_writer_is_not_overridden_at_extend_alone(base) -> None:
+    """``Replay`` stores rows by ``insert``; TorchRL's buffers by ``extend``, which calls it."""
+    with pytest.raises(TypeError, match=rf"Mine overrides extend, and {base.__name__} stores rows by insert\(data\)"):
+        type("Mine", (base,), {"extend": lambda self, data: super(base, self).extend(data)})
+
+
+def test_a_writer_whose_insert_is_overridden_stores_by_it() -> None:
     class Doubling(FirstInFirstOutWriter):
-        def extend(self, data):
-            return super().extend(data.set("action", data["action"] * 0 + 2))
+        def insert(self, data):
+            return super().insert(data.set("action", data["action"] * 0 + 2))
 
-    replay = Replay(storage=PackedStorage(8), writer=Doubling(), batch_size=2)
-    index = replay.extend(numbered_steps(0, 3))
-    assert index.tolist() == [0, 1, 2] and replay.last_insertion == Insertion(index, slice(0, 3))
-    assert (replay.storage.get(index)["action"] == 2).all()
-
-
-def test_rows_that_follow_others_into_event_tables_are_stored_by_an_overridden_extend() -> None:
-    class Doubling(writers.EventTableWriter):
-        def extend(self, data):
-            return super().extend(data.set("action", data["action"] * 0 + 2))
-
-    writer = Doubling(8, [EventTable("goal", reward_at_least(1e6), 2, capacity=4)])
-    sampler = samplers.TableShares({"default": 1.0, "goal": 0.0})
-    replay = Replay(storage=PackedStorage(writer.num_slots), writer=writer, sampler=sampler, batch_size=2)
-    for first in (0, 3):
-        index = replay.extend(numbered_steps(first, 3))
-        assert (replay.storage.get(index)["action"] == 2).all()
-
-
-def test_a_writer_that_stores_by_insert_is_not_overridden_at_extend_alone() -> None:
-    with pytest.raises(TypeError, match=r"Mine overrides extend, and RetentionWriter stores rows by insert\(data\)"):
-
-        class Mine(RetentionWriter):
-            def extend(self, data):
-                return super().extend(data)
+    for build in (Replay, TensorDictReplayBuffer):
+        replay = build(storage=PackedStorage(8), writer=Doubling(), batch_size=2)
+        for first in (0, 3):
+            index = replay.extend(numbered_steps(first, 3))
+            assert (replay.storage.get(index)["action"] == 2).all()
 
 
 def test_given_priorities_go_to_the_rows_that_entered() -> None:

@@ -52,7 +52,7 @@ def test_pairs_begin_with_rows_of_the_tables_and_never_take_a_row_that_left_them
     """Free slots still hold rows, among which neighbours are found; those pairs are left unmixed."""
     replay = pairs(sampler)
     fill(replay, 8)
-    stale = replay.tables.pool.state_dict()["free"][:4]
+    stale = replay.tables.state_dict()["slots"]["free"][:4]
     assert bool((replay.storage.generation_of(stale) > 0).any()), "otherwise nothing is tested"
     drawn = []
     for _ in range(60):
@@ -61,7 +61,7 @@ def test_pairs_begin_with_rows_of_the_tables_and_never_take_a_row_that_left_them
         assert set(batch["index"][3:, 0].tolist()) <= set(replay.tables.slots_of(1).tolist())
         drawn.append(batch["index"])
     index = torch.cat(drawn)
-    assert bool((torch.from_numpy(replay.tables.pool.references)[index] > 0).all())
+    assert bool((torch.from_numpy(replay.tables.references)[index] > 0).all())
     assert bool((index[:, 0] != index[:, 1]).any())
     assert replay.stats()["tables"]["goal"]["share_drawn"] == 0.5
 

@@ -15,7 +15,7 @@ import torch
 from lightning_replay import PackedStorage, load_replay, memory, recipes, save_replay
 from lightning_replay.levels import LevelBuffer, LevelSampler
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.retention.eviction_order import LeavingOrder
+from lightning_replay.retention.eviction import LeavingOrder
 from lightning_replay.saving import DamagedFileError, chunks, read_state, write_state
 from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.tables.tables import Tables

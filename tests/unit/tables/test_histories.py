@@ -32,7 +32,7 @@ class World:
 
     @property
     def references(self) -> list[int]:
-        return self.tables.pool.references[: self.tables.rows_written].tolist()
+        return self.tables.references[: self.tables.rows_written].tolist()
 
 
 def grouped(trajectory: list[int], done: list[int]) -> EpisodeGroups:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_replay.tables.kernels import TAKEN
-from lightning_replay.tables.tables import Slots, Tables
+from lightning_replay.tables.tables import Tables
 
 
 def numbers(*slots: int) -> np.ndarray:
@@ -26,8 +26,8 @@ def held(tables: Tables) -> list[list[int]]:
     return [tables.slots_of(number).tolist() for number in range(len(tables))]
 
 
-def free(slots: Slots) -> list[int]:
-    return slots.state_dict()["free"].tolist()
+def free(tables: Tables) -> list[int]:
+    return tables.state_dict()["slots"]["free"].tolist()
 
 
 def test_slots_are_taken_in_the_order_in_which_they_became_free() -> None:
@@ -41,13 +41,13 @@ def test_slots_are_taken_in_the_order_in_which_they_became_free() -> None:
     tables = Tables({"all": 3}, extra_slots=1)
     assert new(tables, 0, 3) == [0, 1, 2]
     tables.leave_early(0, 2)
-    assert free(tables.pool) == [3, 0, 1] and tables.pool.num_free == 3
-    assert new(tables, 0, 2) == [3, 0] and free(tables.pool) == [1]
+    assert free(tables) == [3, 0, 1] and tables.num_free == 3
+    assert new(tables, 0, 2) == [3, 0] and free(tables) == [1]
 
 
 def test_freed_slots_are_announced_once_and_in_order() -> None:
     tables, freed = Tables({"all": 2}, extra_slots=1), []
-    tables.pool.on_free = lambda slots: freed.append(slots.tolist())
+    tables.on_free = lambda slots: freed.append(slots.tolist())
     new(tables, 0, 2)
     assert freed == []
     new(tables, 0, 2)
@@ -105,14 +105,14 @@ def test_a_slot_lives_while_one_table_refers_to_it() -> None:
     tables = Tables({"default": 2, "goal": 2})
     assert new(tables, 0, 2) == [0, 1]
     send(tables, 1, 0)
-    assert tables.pool.references.tolist() == [2, 1, 0, 0]
-    assert new(tables, 0, 1) == [2] and held(tables) == [[1, 2], [0]] and free(tables.pool) == [3]
-    assert new(tables, 0, 1) == [3] and held(tables) == [[2, 3], [0]] and free(tables.pool) == [1]
+    assert tables.references.tolist() == [2, 1, 0, 0]
+    assert new(tables, 0, 1) == [2] and held(tables) == [[1, 2], [0]] and free(tables) == [3]
+    assert new(tables, 0, 1) == [3] and held(tables) == [[2, 3], [0]] and free(tables) == [1]
     send(tables, 1, 2)
     assert held(tables) == [[2, 3], [0, 2]] and tables.count == 3
     send(tables, 1, 3)
-    assert held(tables) == [[2, 3], [2, 3]] and free(tables.pool) == [1, 0]
-    assert tables.pool.references.tolist() == [0, 0, 2, 2]
+    assert held(tables) == [[2, 3], [2, 3]] and free(tables) == [1, 0]
+    assert tables.references.tolist() == [0, 0, 2, 2]
     assert (tables.position[1, [0, 2]] >= 0).tolist() == [False, True]
 
 
@@ -123,7 +123,7 @@ def test_of_more_slots_than_a_table_holds_the_last_stay() -> None:
     send(tables, 1, *slots[1:])
     assert held(tables)[1] == slots[-2:]
     assert tables.appended.tolist() == [5, 5], "those that were passed over count as come and gone"
-    assert tables.pool.references.tolist()[:5] == [1, 1, 1, 2, 2]
+    assert tables.references.tolist()[:5] == [1, 1, 1, 2, 2]
     send(tables, 1, slots[0])
     assert held(tables)[1] == [slots[4], slots[0]]
 
@@ -135,7 +135,7 @@ def test_one_call_appends_to_several_tables() -> None:
     assert held(tables) == [[0, 3], [1, 2, 4], []]
     tables.append(numbers(1, 2, 2), numbers(0, 0, 3))
     assert held(tables) == [[0, 3], [2, 4, 0], [3]]
-    assert tables.pool.references.tolist() == [2, 0, 1, 2, 1, 0] and free(tables.pool) == [5, 1]
+    assert tables.references.tolist() == [2, 0, 1, 2, 1, 0] and free(tables) == [5, 1]
 
 
 def test_a_slot_that_leaves_several_tables_at_once_is_free_once() -> None:
@@ -151,7 +151,7 @@ def test_a_slot_that_leaves_several_tables_at_once_is_free_once() -> None:
     new(tables, 0, 1)
     tables.append(numbers(1, 2), numbers(1, 1))
     assert held(tables) == [[1], [1], [1]]
-    assert tables.pool.references.tolist() == [0, 3, 0] and free(tables.pool) == [2, 0]
+    assert tables.references.tolist() == [0, 3, 0] and free(tables) == [2, 0]
 
 
 def test_what_is_pushed_out_by_its_own_batch_keeps_its_slot() -> None:
@@ -161,7 +161,7 @@ def test_what_is_pushed_out_by_its_own_batch_keeps_its_slot() -> None:
     send(tables, 1, 0)
     new(tables, 0, 1)
     tables.append(numbers(2, 1), numbers(0, 1))
-    assert held(tables) == [[1], [1], [0]] and tables.pool.references.tolist() == [1, 2, 0]
+    assert held(tables) == [[1], [1], [0]] and tables.references.tolist() == [1, 2, 0]
 
 
 def test_cleared_tables_are_as_new() -> None:

@@ -152,7 +152,7 @@ def test_a_condition_that_is_always_true_is_warned_of_with_its_share() -> None:
 
 @pytest.mark.parametrize("as_columns", [False, True])
 def test_conditions_that_are_never_true_are_warned_of_once_each(as_columns: bool) -> None:
-    """After as many rows as the table keeps, or 1,000, once an episode has ended among them."""
+    """Of as many rows as the table keeps, from 1,000 on whenever the rows have doubled, once an episode has ended."""
     tables = [
         EventTable("goal", reward_at_least(1e6), history_length=2, capacity=5),
         EventTable("late", key_in_region("observation", low=1e6), history_length=2, capacity=1_500),
@@ -174,9 +174,9 @@ def test_conditions_that_are_never_true_are_warned_of_once_each(as_columns: bool
 
     assert not extend(0, ends=False)
     assert not extend(500, ends=False)  # nothing is known of the ends of episodes
-    (late,) = extend(1_000, ends=True)
+    assert not extend(1_000, ends=True)
+    goal, late, both = extend(1_500, ends=True)
     assert "event table 'late', key_in_region('observation'" in late
-    goal, both = extend(1_500, ends=True)
     assert "event table 'goal', reward_at_least(1000000.0) was true at none of 2,000 steps" in goal
     assert "the largest reward stored is 1999." in goal
     assert "event table 'both', info_key('never', at_least=0.5)" in both  # of its two events this one alone

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
-from lightning_replay.retention import eviction_order
+from lightning_replay.retention.eviction import ARRIVAL_BITS
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
     NeighborhoodMixupSampler,
@@ -100,7 +100,7 @@ def test_always_admit_lets_the_lowest_candidate_in() -> None:
 def test_rows_driven_out_by_later_ones_of_the_same_extend_are_not_returned() -> None:
     replay = small()
     assert replay.extend(rewarded([1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 2.0])).tolist() == [2, 0, 1]
-    assert replay.writer.entered.tolist() == [2, 3, 4]
+    assert replay.last_insertion.rows.tolist() == [2, 3, 4]
     assert rewards(replay) == [4.0, 5.0, 3.0]
     assert replay.stats()["admitted"] == 5 and replay.stats()["evicted"] == 2
 
@@ -111,12 +111,12 @@ def test_the_slots_of_rows_that_left_are_told() -> None:
     told = []
     for some in ([1.0, 2.0], [3.0, 4.0], [1.0], [5.0, 2.5], [9.0, 8.0, 7.0]):
         replay.extend(rewarded(some))
-        told.append(sorted(replay.writer.evicted.tolist()))
+        told.append(sorted(replay.last_insertion.evicted.tolist()))
     #      the first fit    4 for 1   1 refused   5 for 2, 2.5 refused   7 for 3, and so on
     assert told == [[], [0], [], [1], [0, 1, 2]]
     assert sorted(rewards(replay)) == [7.0, 8.0, 9.0]
     replay.empty()
-    assert replay.writer.evicted.tolist() == []
+    assert replay.last_insertion.evicted.tolist() == []
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
@@ -127,13 +127,13 @@ def test_who_follows_what_enters_and_what_leaves_holds_what_the_buffer_holds(rul
     mirror: set[int] = set()
     for number in range(40):
         index = replay.extend(numbered_steps(number * 3, 1 + number % 2, trajectory=number // 4))
-        mirror -= set(replay.writer.evicted.tolist())
+        mirror -= set(replay.last_insertion.evicted.tolist())
         mirror |= set(index.tolist())
-        assert len(replay.writer.entered) == len(index)
+        assert torch.equal(replay.last_insertion.slots, index)
         assert mirror == set(range(len(replay)))
         if number == 20:
             replay.load_state_dict(replay.state_dict())
-            assert not len(replay.writer.evicted)
+            assert not len(replay.last_insertion.evicted)
 
 
 def test_without_a_first_surprise_candidates_get_the_largest_priority_and_are_never_refused() -> None:
@@ -281,7 +281,7 @@ def test_arrivals_are_numbered_anew_before_they_run_out() -> None:
     replay = small(always_admit=True, initial_surprise=None)
     for number in range(100):
         if number in (20, 70):
-            replay.writer._offered = 2**eviction_order.ARRIVAL_BITS - 10
+            replay.writer._offered = 2**ARRIVAL_BITS - 10
         assert replay.extend(rewarded([float(number)])).tolist() == [number % 3]
     assert replay.writer._offered == 3 + 21, "the tenth row after the second time is the first with a new number"
     assert replay.writer.age_of(torch.arange(3)).tolist() == [0, 2, 1]
@@ -328,18 +328,17 @@ def test_what_initial_surprise_raises_loses_no_step() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda rows: torch.ones(3), r"returned \[3\] for 2 rows; one number for each is accepted, \[2\]"),
-        (lambda rows: torch.tensor(1.0), r"returned \[\] for 2 rows"),
-        (lambda rows: torch.ones(2, 2), r"returned \[2, 2\] for 2 rows"),
-        (lambda rows: [1.0, 2.0], r"returned list for 2 rows; a torch tensor \[2\]"),
-        (lambda rows: torch.tensor([1.0, float("nan")]), r"returned nan in rows \[1\]"),
-        (lambda rows: torch.tensor([-1.0, 1.0]), r"returned -1.0 in rows \[0\]"),
-        (lambda rows: torch.tensor([1.0, float("inf")]), r"returned inf in rows \[1\]"),
+        (lambda rows: torch.ones(3), r"is \[3\] for 2 rows; one number for each is accepted, \[2\]"),
+        (lambda rows: torch.tensor(1.0), r"is \[\] for 2 rows"),
+        (lambda rows: torch.ones(2, 2), r"is \[2, 2\] for 2 rows"),
+        (lambda rows: [1.0, float("nan")], r"is nan in rows \[1\]"),
+        (lambda rows: torch.tensor([-1.0, 1.0]), r"is -1.0 in rows \[0\]"),
+        (lambda rows: torch.tensor([1.0, float("inf")]), r"is inf in rows \[1\]"),
     ],
 )
 def test_a_first_surprise_that_is_no_priority_is_refused_and_nothing_stored(given, message) -> None:
     replay = small(initial_surprise=given)
-    with pytest.raises(ValueError, match=message + r"(?s:.*)Nothing was stored"):
+    with pytest.raises(ValueError, match=rf"what initial_surprise returned {message}(?s:.*)Nothing was stored"):
         replay.extend(rewarded([1.0, 2.0]))
     assert len(replay) == 0 and replay.stats()["admitted"] == replay.stats()["refused"] == 0
     replay.writer.initial_surprise = squared_reward
@@ -352,7 +351,7 @@ def test_a_first_surprise_that_is_no_priority_is_refused_and_nothing_stored(give
         ([1.0, float("nan")], {}, ValueError, r"td_error must be finite; rows \[1\]"),
         ([1.0, 1.0], {"surprise": torch.tensor([1.0, float("nan")])}, ValueError, r"surprise is nan in rows \[1\]"),
         ([1.0, 1.0], {"surprise": torch.tensor([1.0, -0.5])}, ValueError, r"surprise is -0.5 in rows \[1\]"),
-        ([1.0, 1.0], {"surprise": torch.ones(3)}, ValueError, r"each of the 2 rows of the batch; got \[3\]"),
+        ([1.0, 1.0], {"surprise": torch.ones(3)}, ValueError, r"surprise is \[3\] for 2 rows"),
         ([1.0], {}, ValueError, "one value for each of the 2 rows"),
         ([1.0, 1.0], {"action_values": torch.ones(2, 3)}, ValueError, "action_values without action"),
         (

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, Replay, recipes
-from lightning_replay.retention import eviction_order
+from lightning_replay.retention.eviction import ARRIVAL_BITS
 from lightning_replay.retention.rules import RetentionRule
 from lightning_replay.writers import OldestLeaves, OnPolicynessOnly, RetentionWriter, SurpriseOnly
 from tests.transitions import numbered_steps
@@ -204,12 +204,12 @@ def test_emptying_forgets_them() -> None:
     assert figures(replay) == dict(zip(FIGURES, (0.0, 0.0, 0.0, 1.0), strict=True))
 
 
-def test_the_kept_rows_count_as_the_newest_once_arrivals_are_numbered_anew() -> None:
+def test_the_newest_begin_anew_once_arrivals_are_numbered_anew() -> None:
     replay = eight_rows(8)
-    replay.writer._offered = 2**eviction_order.ARRIVAL_BITS - 1
-    replay.extend(steps([6.0]))  # in place of row 1, which ends an episode; the newest are 1, 3, 5 and this one
+    replay.writer._offered = 2**ARRIVAL_BITS - 1
+    replay.extend(steps([6.0]))  # in place of row 1, which ends an episode; the newest is this one
     assert figures(replay) == pytest.approx(
-        dict(zip(FIGURES, ((4 + 2 + 1) / 16, 0.25, 0.5, (18.0 / 4) / (16.0 / 4)), strict=True))
+        dict(zip(FIGURES, ((4 + 2 + 1) / 16, 0.25, 1.0, (18.0 / 4) / 6.0), strict=True))
     )
 
 
