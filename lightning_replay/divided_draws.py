@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
-from torchrl.data.replay_buffers import Sampler, Storage
+from torchrl.data.replay_buffers import Sampler
 
 from lightning_replay.options import check_kind, checked_count, checked_seed
-from lightning_replay.parts import DividedRows, DrawPart, GroupTotals, PartDraw, SamplerHooks, declared_sampler
-from lightning_replay.state import Seeded
+from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler, declared_sampler, first_of
+from lightning_replay.state import DeclaredState
 
-__all__ = ["Divider", "Division", "DrawPart", "GroupTotals", "PartDraw", "SamplerOfPart"]
+__all__ = ["Divider", "Division", "DrawPart", "GroupTotals", "PartDraw", "check_divisible"]
 
 _BELOW_ONE = np.nextafter(1.0, 0.0)
 _SEED_OF_POINTS = 982_451_653  # a prime, so that points are independent of a sampler's own draws by the same seed
@@ -37,7 +35,7 @@ class Division:
     shares: np.ndarray
 
 
-class Divider(Seeded):
+class Divider(DeclaredState):
     """Divides draws over S replays ("shards") such that each row has the probability it has in one replay of all rows.
 
     Keep the last known :class:`~lightning_replay.parts.GroupTotals` of each shard. :meth:`divide` draws points in
@@ -70,11 +68,13 @@ class Divider(Seeded):
         {'priority_weight': array([1., 1., 1., 1.], dtype=float32)}
     """
 
+    saved_parts = ("sampler",)
+
     def __init__(self, sampler: Sampler, seed: int | None = None) -> None:
         check_kind("sampler", sampler, Sampler, "a sampler, such as PrioritizedSampler(capacity=1)")
         self.sampler = sampler
         self._hooks = declared_sampler(sampler)
-        self._hooks.check_divisible()
+        check_divisible(sampler)
         seed = checked_seed(seed)
         self._seed_generator(None if seed is None else (seed + _SEED_OF_POINTS) % 2**63)
 
@@ -144,16 +144,20 @@ class Divider(Seeded):
         latest = [(part.fractions, one) for part, one in zip(division.parts, now, strict=True) if one is not None]
         total = GroupTotals.summed([one for _, one in latest])
         corrections = [one.correction for _, one in answered if one.correction is not None]
-        drawn = DividedRows(
+        batch = DrawPart(
             np.concatenate([part.groups for part, _ in answered]),
-            np.concatenate([part.fractions[part.groups] * one.probability for part, one in answered]),
-            np.min([_least(one, fractions) for fractions, one in latest], axis=0),
-            total.rows,
+            np.concatenate([part.points for part, _ in answered]),
             division.shares,
-            total.names,
+            np.ones(len(total.rows)),
+            total.rows,
+        )
+        least = np.min([_least(one, fractions) for fractions, one in latest], axis=0)
+        drawn = PartDraw(
+            np.concatenate([part.fractions[part.groups] * one.probability for part, one in answered]),
+            replace(total, mass=np.ones(len(least)), smallest=least),
             np.concatenate(corrections) if corrections else None,
         )
-        return self._hooks.weigh(drawn)
+        return self._hooks.weigh(batch, drawn)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of the sampler's schedules, in environment steps and updates since the start of training."""
@@ -164,32 +168,18 @@ class Divider(Seeded):
         super().reseed((seed + _SEED_OF_POINTS) % 2**63)
         self._hooks.reseed(seed)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what decides the next divisions: the generator's state, and the sampler's."""
-        return {"generator": self.generator_state(), "sampler": self.sampler.state_dict()}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self.set_generator_state(state_dict["generator"])
-        self.sampler.load_state_dict(state_dict["sampler"])
-
-
-class SamplerOfPart:
-    """A sampler's draw of a part, called as an ordinary draw; :attr:`reply` goes back to who divided it."""
-
-    reply: PartDraw
-
-    def __init__(self, hooks: SamplerHooks, part: DrawPart) -> None:
-        check_kind("part", part, DrawPart, "what Divider.divide returned for this replay")
-        if not len(part):
-            raise ValueError("the part has no rows; call group_totals() alone of a replay of which none are drawn")
-        hooks.check_divisible()
-        self._hooks, self._part = hooks, part
-
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws the rows of the part, int64 ``[n]`` or ``[n, 2]``."""
-        index, info, self.reply = self._hooks.sample_part(storage, self._part)
-        return index, info
+def check_divisible(sampler: Sampler) -> None:
+    """Refuses a sampler whose draws cannot be divided, or which pairs the rows of one, by raising ``TypeError``."""
+    for one in dict.fromkeys((sampler, first_of(sampler))):
+        # A class that overrides sample alone would have its parts drawn as its base class draws.
+        drawing = next(base for base in type(one).__mro__ if {"sample", "sample_part"} & vars(base).keys())
+        if not isinstance(one, ReplaySampler) or "sample_part" not in vars(drawing):
+            raise TypeError(
+                f"draws of {type(one).__name__} cannot be divided over several replays; use a sampler of "
+                "lightning_replay.samplers, or define group_totals(storage) and sample_part(storage, part) in a "
+                "lightning_replay.parts.ReplaySampler of your own, or keep all rows in one replay"
+            )
 
 
 def _located(mass: np.ndarray, group: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

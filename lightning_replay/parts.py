@@ -29,16 +29,14 @@ from torchrl.envs import Transform
 
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
-from lightning_replay.state import PartState, Seeded
+from lightning_replay.state import Seeded
 
 __all__ = [
     "BufferHooks",
-    "Drawing",
     "Insertion",
     "ReplaySampler",
     "ReplayTransform",
     "ReplayWriter",
-    "SamplerHooks",
     "Seeded",
     "WriterHooks",
     "recorded",
@@ -130,45 +128,6 @@ class PartDraw:
     correction: np.ndarray | None = None
 
 
-class GroupRows(NamedTuple):
-    """How a batch is divided over groups."""
-
-    rows: np.ndarray  #: int64 ``[G]``, of each group, the batch size together.
-    shares: np.ndarray  #: float64 ``[G]``, how likely a row is of each group, given how the rows were chosen.
-
-
-@dataclass(frozen=True, eq=False)
-class DividedRows:
-    """How the rows of a batch were drawn, one replay after the other; a sampler makes their weights of it.
-
-    Attributes:
-        group: int64 ``[B]``.
-        probability: float64 ``[B]``, of each row in a draw from its group in all replays, as it was really drawn.
-        least: float64 ``[G]``, the smallest ``probability`` that a row of each group has; infinity where none can be
-            drawn.
-        rows: int64 ``[G]``, rows of each group in all replays.
-        shares: float64 ``[G]``, how likely a row of the batch is of each group.
-        names: of the groups.
-        correction: float64 ``[B]``, or ``None`` where there is none.
-    """
-
-    group: np.ndarray
-    probability: np.ndarray
-    least: np.ndarray
-    rows: np.ndarray
-    shares: np.ndarray
-    names: list[str]
-    correction: np.ndarray | None
-
-
-def indivisible(sampler: str) -> TypeError:
-    return TypeError(
-        f"draws of {sampler} cannot be divided over several replays; use a sampler of lightning_replay.samplers, or "
-        "define group_totals(storage) and sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your "
-        "own, or keep all rows in one replay"
-    )
-
-
 _NO_SLOTS = torch.zeros(0, dtype=torch.int64, device="cpu")
 
 
@@ -187,15 +146,8 @@ class Insertion(NamedTuple):
     evicted: Tensor = _NO_SLOTS
 
 
-class Drawing(PartState):
-    """Methods of a part that draws from a generator; see :class:`~lightning_replay.state.Seeded`."""
-
-    def reseed(self, seed: int) -> None:
-        """Restarts the part's generator; called by ``Replay.seed``."""
-
-
-class EpisodeHooks:
-    """Calls about rows and episodes in addition to TorchRL's ``mark_update``, without effect by default."""
+class BufferHooks:
+    """A buffer that storages and writers of this library inform of evicted rows and ended episodes."""
 
     def on_evict(self, index: Tensor) -> None:
         """Removes rows, slots ``[n]``, that left without being overwritten; called by the storage."""
@@ -207,43 +159,32 @@ class EpisodeHooks:
         """Ends the running episodes of these trajectories: their next rows follow no stored row."""
 
 
-class BufferHooks(EpisodeHooks):
-    """A buffer that storages and writers of this library inform of evicted rows and ended episodes."""
+class ReplaySampler(Seeded, Sampler):
+    """Draws slots; base class of the samplers of this library.
 
-
-class PartHooks(Drawing):
-    """Methods of samplers and writers that a ``Replay`` calls."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what the part keeps."""
-        return 0
-
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of schedules, in environment steps and updates since the start of training."""
-
-
-class SamplerHooks(PartHooks, EpisodeHooks):
-    """Attributes and methods of a sampler in addition to TorchRL's; the methods have no effect by default."""
+    A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
+    dictionary of further columns ``[B, ...]`` for the batch, and of the methods below, which have no effect by default,
+    those that it needs. All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or
+    define ``state_dict`` and ``load_state_dict``.
+    """
 
     uses_priorities: bool = False  #: Whether TD errors change what is drawn; :meth:`set_priorities` is called if so.
     update_partners: bool = False  #: Of pairs, whether the TD error belongs to both rows or to the first alone.
-    draws_from_tables: bool = False  #: Whether rows are drawn from the tables that a writer keeps.
-    draws_pairs: bool = False  #: Whether an index is ``[B, 2]``.
-    reads_columns: bool = False  #: Whether it reads columns of stored rows, which a storage of tensors has.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
-    rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)  #: Rows drawn so far from each table, int64 ``[L]``.
-
-    @property
-    def base_sampler(self) -> Any:
-        """The sampler that priorities, tables and schedules belong to; of pairs that of the first rows."""
-        return self
+    _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
+    _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses new rows, TensorDict ``[N]``, by raising ``ValueError``; called before anything is stored."""
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``; called before storing."""
+
+    def on_evict(self, index: Tensor) -> None:
+        """Removes rows, slots ``[n]``, that left without being overwritten."""
+
+    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        """Ends episodes: those whose newest rows are in the slots ``[n]``, and those that run in ``trajectories``."""
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Any) -> None:
         """Sets priorities; called where :attr:`uses_priorities`, with TD errors that were checked.
@@ -257,14 +198,19 @@ class SamplerHooks(PartHooks, EpisodeHooks):
     # Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and the
     # length of the storage. Returns how many rows are late, or None, nothing changed, where another way must do it.
     # Saves two thirds of an update of 256 rows; called where the sampler's own class defines it.
-    set_held: Any = None
+    _set_held: Any = None
 
-    def check_divisible(self) -> None:
-        """Refuses to have draws divided over several replays, by raising ``TypeError``, where hooks are missing."""
-        # A class that overrides sample alone would have its parts drawn as its base class draws.
-        drawing = next(base for base in type(self).__mro__ if {"sample", "sample_part"} & vars(base).keys())
-        if drawing is SamplerHooks or "sample_part" not in vars(drawing):
-            raise indivisible(type(self).__name__)
+    def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
+        """TorchRL's name of :meth:`set_priorities`, which its buffers call; ignored without priorities."""
+        if self.uses_priorities:
+            self.set_priorities(index, priority, storage)
+
+    def priority_of(self, index: Tensor) -> Tensor | None:
+        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` where there are none."""
+        return None
+
+    def raise_largest_priority(self, priority: float) -> None:
+        """Raises the largest priority so far, which new rows get, to that of other replays."""
 
     def group_totals(self, storage: Any) -> GroupTotals:
         """Returns what the stored rows add up to, by group; see :mod:`lightning_replay.divided_draws`."""
@@ -279,40 +225,64 @@ class SamplerHooks(PartHooks, EpisodeHooks):
         """
         raise NotImplementedError
 
-    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
+    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         """Divides a batch over the groups, from the sums over all replays; called on a sampler without rows.
 
-        By default all rows are of the first group, the only one of most samplers.
+        Returns:
+            Rows of each group, int64 ``[G]``, ``batch_size`` together, by default all of the first group, the only one
+            of most samplers; and how likely a row of the batch is of each, float64 ``[G]``.
         """
         rows = np.zeros(len(totals.names), dtype=np.int64)
         rows[0] = batch_size
-        return GroupRows(rows, rows / batch_size)
+        return rows, rows / batch_size
 
-    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
+    def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
         """Returns the columns ``[B]`` of a batch that depend on all replays, such as ``priority_weight``; none here.
 
         Counts a draw where a schedule follows the draws. Called on a sampler without rows.
+
+        Args:
+            part: all rows of the batch, one replay after the other.
+            drawn: the probabilities of the rows in draws from their groups in all replays, as they were really drawn;
+                ``totals`` are of all replays, with a mass of 1, so that ``smallest`` is the smallest such probability.
         """
         return {}
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks of schedules, in environment steps and updates since the start of training."""
 
     def stats(self) -> dict[str, float]:
         """Returns statistics for :meth:`Replay.stats <lightning_replay.replay.Replay.stats>`; none here."""
         return {}
 
-    def raise_largest_priority(self, priority: float) -> None:
-        """Raises the largest priority so far, which new rows get, to that of other replays."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the sampler keeps."""
+        return 0
 
-    def priority_of(self, index: Tensor) -> Tensor | None:
-        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` where there are none."""
-        return None
+    def dumps(self, path: str | Path) -> None:
+        """Writes ``state_dict()`` into the directory ``path``."""
+        write_state(path, self.state_dict(), of=type(self).__name__)
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        load_state(path, self.load_state_dict)
 
 
-class WriterHooks(PartHooks):
+class WriterHooks(Seeded):
     """Attributes and methods of a writer in addition to TorchRL's; the methods have no effect by default."""
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
     may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the writer keeps."""
+        return 0
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks of schedules, in environment steps and updates since the start of training."""
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
@@ -347,95 +317,27 @@ class WriterHooks(PartHooks):
         return {}
 
 
-class ReplayTransform(Drawing, Transform):
+class ReplayTransform(Seeded, Transform):
     """Changes batches, by TorchRL's ``forward``, and rows before they are stored, by TorchRL's ``_inv_call``."""
 
-    delays_rows: bool = False  #: Whether rows are kept back in :attr:`pending` until others follow.
-    n_steps: int = 1  #: Rewards in a return that it forms.
-    discount: float = 1.0  #: γ of these returns.
-    pending: Any = None  #: The rows kept back; ``Replay`` restores it where rows are refused.
+    state_dict, load_state_dict = Module.state_dict, Module.load_state_dict  # which hold the extra state
+    # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
+    # transform's own class defines it.
+    _mix_stored: Any = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        has_state = cls.saved_attributes or issubclass(cls, Seeded)
-        if has_state and cls.get_extra_state is Module.get_extra_state:  # what TorchRL saves with a buffer
-            kind: Any = cls
-            kind.get_extra_state = PartState._read_attributes
-            kind.set_extra_state = PartState._restore_attributes
+    get_extra_state, set_extra_state = Seeded._read_attributes, Seeded._restore_attributes
 
-    def mix_stored(self, storage: Any, index: Tensor) -> TensorDictBase:
-        """Returns what ``forward`` makes of the stored pairs of rows ``[B, 2]``; called where its own class defines it.
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not destination[f"{prefix}_extra_state"]:  # most transforms have no state, and no entry in a save
+            del destination[f"{prefix}_extra_state"]
 
-        Args:
-            storage: a :class:`~lightning_replay.storage.PackedStorage`.
-            index: slots, int64 ``[B, 2]``.
-        """
-        raise NotImplementedError
-
-    def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
-        """Returns the rows kept back, TensorDict ``[n]``, of these trajectories or all; ``None`` if there are none."""
-        return None
-
-    def clear(self) -> None:
-        """Discards the rows kept back; called when the buffer is emptied."""
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
+        state_dict.setdefault(f"{prefix}_extra_state", {})
+        super()._load_from_state_dict(state_dict, prefix, *given)
 
 
-def _is_abstract(method: Any) -> bool:
-    return getattr(method, "__isabstractmethod__", False)
-
-
-class _Saved(Drawing):
-    """A part with a state, which is saved in a directory of its own, as TorchRL's buffers do it.
-
-    Raises:
-        TypeError: when a subclass neither declares ``saved_attributes`` nor defines or inherits ``state_dict``.
-    """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        of_torchrl, empty = super().state_dict, cls._empty  # type: ignore[misc,attr-defined]
-        declares = any("saved_attributes" in vars(base) for base in cls.__mro__ if base is not PartState)
-        is_default = cls.state_dict is _Saved.state_dict and _is_abstract(of_torchrl)
-        if is_default and not declares and not _is_abstract(empty):  # a class that defines no _empty is a base class
-            raise TypeError(
-                f"{cls.__name__} declares no state: set saved_attributes to the names of the attributes that decide "
-                "what is drawn or kept, or to () if none does; or define state_dict and load_state_dict"
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the generator's state and copies of ``saved_attributes``, added to the state of TorchRL's class."""
-        return {**(super().state_dict() or {}), **self._read_attributes()}  # type: ignore[misc]
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; raises ``ValueError`` where an entry is missing."""
-        self._restore_attributes(state_dict)
-        super().load_state_dict(state_dict)  # type: ignore[misc]
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes ``state_dict()`` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)
-
-
-class ReplaySampler(_Saved, SamplerHooks, Sampler):
-    """Draws slots; base class of the samplers of this library.
-
-    A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
-    dictionary of further columns ``[B, ...]`` for the batch, and of the inherited methods those that it needs.
-    All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or define ``state_dict``
-    and ``load_state_dict``.
-    """
-
-    def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
-        """TorchRL's name of :meth:`set_priorities`, which its buffers call; ignored without priorities."""
-        if self.uses_priorities:
-            self.set_priorities(index, priority, storage)
-
-
-class ReplayWriter(_Saved, WriterHooks, Writer):
+class ReplayWriter(WriterHooks, Writer):
     """Stores rows and chooses which ones leave; base class of the writers of this library.
 
     A subclass defines :meth:`insert`, for which :func:`lightning_replay.writers.write_rows` writes rows into the
@@ -472,29 +374,30 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
     def extend(self, data: TensorDictBase) -> Tensor:
         return self.insert(data).slots
 
+    dumps, loads = ReplaySampler.dumps, ReplaySampler.loads
+
     def add(self, data: TensorDictBase) -> Any:
         """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""
         index = self.extend(data.unsqueeze(0))
         return int(index) if index.numel() else -1
 
 
-class _TorchRLSampler(SamplerHooks):
-    """A sampler, TorchRL's or another, that is no :class:`SamplerHooks`."""
+class _TorchRLSampler(ReplaySampler):
+    """A sampler, TorchRL's or another, that is no :class:`ReplaySampler`."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self.uses_priorities = isinstance(sampler, PrioritizedSampler)
         self.num_slots = getattr(sampler, "_max_capacity", None)
 
-    @property
-    def base_sampler(self) -> Sampler:
-        return self._sampler
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        return self._sampler.sample(storage, batch_size)
+
+    def _empty(self) -> None:
+        self._sampler._empty()
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Any) -> None:
         self._sampler.update_priority(slots, magnitudes, storage=storage)
-
-    def check_divisible(self) -> None:
-        raise indivisible(type(self._sampler).__name__)
 
 
 class _TorchRLWriter(WriterHooks):
@@ -513,11 +416,16 @@ class _TorchRLWriter(WriterHooks):
         return (self._writer._cursor - 1 - index) % self._writer._storage.max_size
 
 
-def declared_sampler(sampler: Sampler) -> SamplerHooks:
-    """Returns a :class:`~lightning_replay.parts.ReplaySampler` itself, and an adapter for another sampler."""
-    return sampler if isinstance(sampler, SamplerHooks) else _TorchRLSampler(sampler)
+def declared_sampler(sampler: Sampler) -> ReplaySampler:
+    """Returns a :class:`ReplaySampler` itself, and an adapter for another sampler."""
+    return sampler if isinstance(sampler, ReplaySampler) else _TorchRLSampler(sampler)
+
+
+def first_of(sampler: Any) -> Any:
+    """Returns the sampler that draws the first rows of pairs, and a sampler of rows itself."""
+    return getattr(sampler, "first", sampler)
 
 
 def declared_writer(writer: Writer) -> WriterHooks:
-    """Returns a :class:`~lightning_replay.parts.ReplayWriter` itself, and an adapter for another writer."""
+    """Returns a :class:`ReplayWriter` itself, and an adapter for another writer."""
     return writer if isinstance(writer, WriterHooks) else _TorchRLWriter(writer)

@@ -20,8 +20,9 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
 from torchrl.envs import MultiStepTransform, Transform
 
-from lightning_replay.divided_draws import DrawPart, PartDraw, SamplerOfPart
+from lightning_replay.divided_draws import check_divisible
 from lightning_replay.episodes.links import with_real_ends
+from lightning_replay.episodes.returns import NStepTransitions
 from lightning_replay.episodes.running import (
     EpisodeTracker,
     newest_running,
@@ -40,15 +41,17 @@ from lightning_replay.options import (
 )
 from lightning_replay.parts import (
     BufferHooks,
-    Drawing,
+    DrawPart,
     GroupTotals,
     Insertion,
+    PartDraw,
     ReplaySampler,
     ReplayTransform,
-    SamplerHooks,
+    ReplayWriter,
     WriterHooks,
     declared_sampler,
     declared_writer,
+    first_of,
 )
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.tables import without_tables
@@ -56,6 +59,7 @@ from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saves import read_replay, read_state, restore_state, save_replay
 from lightning_replay.saving.spec import recorded
 from lightning_replay.saving.states import refusing_other_states
+from lightning_replay.state import Seeded
 from lightning_replay.storage import packed as forking
 from lightning_replay.storage.columns import (
     Column,
@@ -74,9 +78,6 @@ from lightning_replay.writers.retention import RetentionWriter
 from lightning_replay.writers.tables import TableWriter
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-# What rows may change although they are refused: what transforms keep back, and whether they fix a storage's columns.
-_EntryState = tuple[list[tuple[ReplayTransform, Any]], bool]
 
 _ENDS = (("next", "truncated"), ("next", "done"))
 
@@ -300,12 +301,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if 0 in rows.shape:  # before a transform refuses it in its own words, or keeps it
             raise wrong_shape(rows)
         rows = normalized(rows)
-        # Transforms change their pending rows while they work, before anything below can refuse the rows.
-        before = self._entry_state()
-        try:
-            if self._has_transforms and 0 not in rows.shape:
+        with self._undone_if_refused():
+            if self._has_transforms and 0 not in rows.shape:  # all may have been padding
                 # Rows that wait in a transform reach the storage later, where a refusal could not name the call.
-                if before[0]:  # steps that do not reach the storage yet
+                if self._delaying():
                     self._check_columns(rows)
                 if not len(self._storage):
                     for one in self._transforms:
@@ -316,8 +315,20 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 self.last_insertion = Insertion()
                 return self.last_insertion.slots.clone()
             return self._check_and_store(rows, takes_priorities)
-        except BaseException:  # whatever a function raises that was given to writer, sampler or transform
-            self._undo_entry(before)
+
+    @contextmanager
+    def _undone_if_refused(self) -> Iterator[None]:
+        # Transforms change their pending rows while they work, and the first rows fix the columns of a storage, before
+        # anything can refuse the rows: a part, or a function that was given to one.
+        pending = [(one, one.pending) for one in self._delaying()]
+        is_first = self._packed is not None and not self._packed.has_columns
+        try:
+            yield
+        except BaseException:
+            for transform, kept in pending:
+                transform.pending = kept
+            if is_first:
+                self._storage.undo_entry()
             raise
 
     def flush(self, trajectories: Iterable[int] | None = None) -> Tensor:
@@ -331,27 +342,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """
         slots = [torch.zeros(0, dtype=torch.int64, device=self._storage.device)]
         with self._changing():
-            for transform in (one for one in self._own_transforms() if one.delays_rows):
-                before = self._entry_state()
-                try:
+            for transform in self._delaying():
+                with self._undone_if_refused():
                     formed = transform.flush(trajectories)
                     if formed is not None:
                         slots.append(self._check_and_store(formed, takes_priorities=True))
-                except BaseException:
-                    self._undo_entry(before)
-                    raise
         return torch.cat(slots)
-
-    def _entry_state(self) -> _EntryState:
-        is_first = self._packed is not None and not self._packed.has_columns
-        return [(one, one.pending) for one in self._own_transforms() if one.delays_rows], is_first
-
-    def _undo_entry(self, before: _EntryState) -> None:
-        pending, is_first = before
-        for transform, kept in pending:
-            transform.pending = kept
-        if is_first:
-            self._storage.undo_entry()
 
     def _check_columns(self, rows: TensorDictBase) -> None:
         columns = {key: value for key, value in rows.items(True, True) if isinstance(value, Tensor)}
@@ -473,26 +469,35 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """
         if self._refusal is not None:
             self._check_usable()
-        sampler = SamplerOfPart(self._sampler_hooks, part)
+        check_kind("part", part, DrawPart, "what Divider.divide returned for this replay")
+        if not len(part):
+            raise ValueError("the part has no rows; call group_totals() alone of a replay of which none are drawn")
+        check_divisible(self._sampler)
         if self._prefetch_queue:
             self._wait_for_draws()
-        data, info = self._sample(len(part), sampler)
+        replies: list[PartDraw] = []
+
+        def draw(storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+            index, info, reply = self._sampler_hooks.sample_part(storage, part)
+            replies.append(reply)
+            return index, info
+
+        data, info = self._sample(len(part), draw)
         self._feedback.last_index = info["index"]
         self._feedback.draws_since_update += 1
-        return data, sampler.reply
+        return data, replies[0]
 
-    def _sample(self, batch_size: int, sampler: Any = None) -> tuple[TensorDictBase, dict[str, Any]]:
+    def _sample(self, batch_size: int, draw: Any = None) -> tuple[TensorDictBase, dict[str, Any]]:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
-                return self._sample(batch_size, sampler)
+                return self._sample(batch_size, draw)
         with self._replay_lock, self._write_lock:
             storage, packed, episodes = self._storage, self._packed, self._episodes
-            sampler = self._sampler if sampler is None else sampler
             # Interleaved episodes in a ring are refused here, because TorchRL's slices would join them.
             if self._cuts_ring:
-                self._check_slices(sampler, storage, self._writer, batch_size)
+                self._check_slices(self._sampler, storage, self._writer, batch_size)
             # The sampler chooses the slots and gives their weights; it reads no row unless its method needs it.
-            index, info = sampler.sample(storage, batch_size)
+            index, info = self._sampler.sample(storage, batch_size) if draw is None else draw(storage, batch_size)
             if isinstance(index, tuple):  # TorchRL's slices
                 index = index[0]
             else:
@@ -517,11 +522,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
         """Returns the rows that were drawn, their generations, and the transforms that are still to be applied."""
         packed, episodes, transforms = self._packed, self._episodes, [*self._transforms]
-        first: Any = transforms[0] if transforms and self._sampler_hooks.draws_pairs else None
-        mixes = isinstance(first, ReplayTransform) and "mix_stored" in vars(type(first))  # a subclass may mix otherwise
+        first: Any = transforms[0] if transforms and index.ndim == 2 else None
+        # A subclass may mix in another way than its base.
+        mixes = isinstance(first, ReplayTransform) and "_mix_stored" in vars(type(first))
         # Pairs are mixed as they are gathered: both rows of each would be copied and laid out otherwise.
         if mixes and type(packed) is PackedStorage and episodes is None:
-            data = first.mix_stored(packed, index)
+            data = first._mix_stored(packed, index)
             both = self._sampler_hooks.update_partners
             return data, packed.generation_of(index) if both else data.get("generation"), transforms[1:]
         if packed is not None:
@@ -537,12 +543,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _check_draw(self, index: Any, batch_size: int) -> None:
         if not isinstance(self._sampler, ReplaySampler):
             return
-        shape = (batch_size, 2) if self._sampler_hooks.draws_pairs else (batch_size,)
-        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != shape:
+        is_slots = isinstance(index, Tensor) and index.dtype == torch.int64
+        if not is_slots or index.shape not in ((batch_size,), (batch_size, 2)):
             got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
             raise ValueError(
-                f"sample of {type(self._sampler).__name__} returned {got}, and a batch needs slots, int64 {list(shape)}"
-                " (pairs, [B, 2], of a sampler with draws_pairs = True)"
+                f"sample of {type(self._sampler).__name__} returned {got}, and a batch needs slots, int64 "
+                f"[{batch_size}], or pairs of slots, [{batch_size}, 2]"
             )
 
     def update_priority(
@@ -644,7 +650,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             self._check_slices, self.last_insertion = SliceCheck(), Insertion()
             if self._episodes is not None:
                 self._episodes.clear()
-            for transform in self._own_transforms():
+            for transform in self._delaying():
                 transform.clear()
 
     def stats(self) -> dict[str, Any]:
@@ -657,8 +663,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """
         rows = self.capacity if self._packed is None else self._packed.rows_in_memory
         stats = super().stats() | self._feedback.stats(self._writer_hooks.age_of) | self._writer_hooks.stats()
-        stats |= declared_sampler(self._sampler_hooks.base_sampler).stats()
-        stats |= {"nbytes": self.nbytes, "bytes_per_transition": self.nbytes / rows}
+        stats |= self._sampler_hooks.stats() | {"nbytes": self.nbytes, "bytes_per_transition": self.nbytes / rows}
         return stats if self._packed is None else stats | self._packed.stats()
 
     def oldest_first(self) -> Tensor:
@@ -716,7 +721,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 self.break_episodes(stored_trajectories(self._storage) if named is None else named)
                 return stored
             index, running = newest_running(packed, in_order, named)
-            if any(one.delays_rows for one in self._own_transforms()):
+            if self._delaying():
                 self.break_episodes(running)
             elif len(index):
                 self._mark_ends(index)
@@ -841,7 +846,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _attach_parts(self) -> None:
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
         # A subclass may set priorities in another way than its base.
-        self._set_held = self._sampler_hooks.set_held if "set_held" in vars(type(self._sampler)) else None
+        self._set_held = self._sampler_hooks._set_held if "_set_held" in vars(type(self._sampler)) else None
         # A subclass that overrides insert stores rows by it, whatever its base does with columns.
         writer: Any = self._writer_hooks
         storing = next(one for one in type(writer).__mro__ if {"insert", "_insert_columns"} & vars(one).keys())
@@ -852,7 +857,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._check_slices = SliceCheck()
         self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
-        self._checks_rows = type(self._sampler_hooks).check_rows is not SamplerHooks.check_rows
+        self._checks_rows = type(self._sampler_hooks).check_rows is not ReplaySampler.check_rows
         self.last_insertion = Insertion()
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
@@ -894,8 +899,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             not isinstance(one, ReplayTransform) or type(one)._inv_call is not Transform._inv_call for one in transforms
         )
 
-    def _own_transforms(self) -> list[ReplayTransform]:
-        return [transform for transform in self._transforms if isinstance(transform, ReplayTransform)]
+    def _delaying(self) -> list[NStepTransitions]:
+        # Whose rows wait for others before they are stored.
+        return [one for one in self._transforms if isinstance(one, NStepTransitions)]
 
     @property
     def capacity(self) -> int:
@@ -929,7 +935,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def returns(self) -> list[tuple[int, float]]:
         """Length above 1 and discount of the returns that are formed, at the draw or before rows are stored."""
         formed: list[Any] = [] if self._episodes is None else [self._episodes]
-        return [(one.n_steps, one.discount) for one in (*formed, *self._own_transforms()) if one.n_steps > 1]
+        return [(one.n_steps, one.discount) for one in (*formed, *self._delaying()) if one.n_steps > 1]
 
     @property
     def is_prioritized(self) -> bool:
@@ -958,8 +964,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def draw_stamp(self) -> bytes:
         """Returns the state of the sampler's generator, which is equal while nothing is drawn."""
-        state = self._sampler_hooks.generator_state()
-        return b"" if state is None else state.numpy().tobytes()
+        generator = self._sampler_hooks._generator
+        return b"" if generator is None else generator.get_state().numpy().tobytes()
 
     @property
     def takes_feedback(self) -> bool:
@@ -1005,7 +1011,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Ends the running episodes of these trajectories: their next rows follow no stored row."""
         if self._episodes is not None:
             self._episodes.break_episodes(trajectories)
-        self._sampler_hooks.break_episodes(trajectories)
+        self._sampler_hooks.cut(torch.zeros(0, dtype=torch.int64, device=self._storage.device), trajectories)
 
     def successors(self, index: Tensor) -> Tensor | None:
         """Returns the slot of the next step of each row's episode, int64 ``[n]``, -1 where none is stored.
@@ -1042,7 +1048,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             TypeError: draws of the sampler cannot be divided over several replays.
         """
         with self._changing():  # a sampler may read rows that were stored before it was attached
-            self._sampler_hooks.check_divisible()
+            check_divisible(self._sampler)
             return self._sampler_hooks.group_totals(self._storage)
 
     def raise_largest_priority(self, priority: float) -> None:
@@ -1064,7 +1070,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             raise TypeError("seed is None; it must be a whole number that fits into 64 bits")
         with self._changing():
             for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
-                if isinstance(part, Drawing):
+                if isinstance(part, Seeded):
                     part.reseed(seed + offset)
 
     def state_dict(self) -> dict[str, Any]:
@@ -1101,16 +1107,19 @@ def wrong_shape(rows: TensorDictBase) -> ValueError:
 
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
     # Some of these parts would fail only once rows are stored or drawn.
-    hooks, name, capacity = declared_sampler(sampler), type(sampler).__name__, storage.max_size
+    hooks, name, capacity = declared_sampler(sampler), type(first_of(sampler)).__name__, storage.max_size
+    for part in (sampler, writer):
+        if isinstance(part, ReplaySampler | ReplayWriter):
+            part._check_state()
     if hooks.num_slots is not None and hooks.num_slots < capacity:
         raise ValueError(
-            f"capacity of {type(hooks.base_sampler).__name__} is {hooks.num_slots} and that of the storage {capacity}; "
+            f"capacity of {name} is {hooks.num_slots} and that of the storage {capacity}; "
             f"build the sampler with capacity={capacity}"
         )
-    if hooks.draws_from_tables and not isinstance(writer, TableWriter):
-        raise without_tables(type(hooks.base_sampler).__name__)
-    if not isinstance(storage, TensorStorage) and (hooks.reads_columns or n_steps > 1):
-        reader = name if hooks.reads_columns else f"a buffer with n_steps={n_steps}"
+    if hooks._draws_from_tables and not isinstance(writer, TableWriter):
+        raise without_tables(name)
+    if not isinstance(storage, TensorStorage) and (hooks._reads_columns or n_steps > 1):
+        reader = type(sampler).__name__ if hooks._reads_columns else f"a buffer with n_steps={n_steps}"
         raise TypeError(
             f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
             "LazyTensorStorage"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_replay.memory import free_bytes
 from lightning_replay.options import check_kind
-from lightning_replay.parts import BufferHooks, declared_sampler
+from lightning_replay.parts import BufferHooks, first_of
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
 from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import DamagedFileError
@@ -167,7 +167,7 @@ def _restore_all(parts: list[_Restoration]) -> None:
 def _parts_of(replay: Any) -> dict[str, Any]:
     # These must be equal where the state is loaded.
     sampler = [type(replay._sampler).__name__]
-    base = declared_sampler(replay._sampler).base_sampler
+    base = first_of(replay._sampler)
     tables = replay._storage.occupancy if isinstance(replay._storage, PackedStorage) else None
     parts = {
         "capacity": replay._storage.max_size,

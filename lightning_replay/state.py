@@ -28,61 +28,71 @@ def uniform(generator: torch.Generator) -> float:
 
 
 class Seeded:
-    """A part with a generator of its own, so that a saved buffer continues with the same draws.
+    """A generator of its own and the attributes that it names, so that a saved buffer continues with the same draws.
 
-    Call :meth:`_seed_generator` in the constructor. TorchRL's ``buffer.set_rng(generator)`` replaces the generator
-    through ``_rng``; ``None``, which TorchRL sets in buffers that are built without a generator, is ignored.
-    """
-
-    _generator: torch.Generator
-
-    def _seed_generator(self, seed: int | None, device: torch.device | str = "cpu") -> None:
-        object.__setattr__(self, "_generator", seeded_generator(seed, device))
-
-    @property
-    def _rng(self) -> torch.Generator:
-        return self._generator
-
-    @_rng.setter
-    def _rng(self, generator: torch.Generator | None) -> None:
-        if generator is not None:
-            object.__setattr__(self, "_generator", generator)
-
-    def reseed(self, seed: int) -> None:
-        self._generator.manual_seed(seed)
-
-    def generator_state(self) -> Tensor:
-        """Returns the state of the generator, uint8, for a saved buffer."""
-        return self._generator.get_state()
-
-    def set_generator_state(self, state: Tensor) -> None:
-        self._generator.set_state(state.cpu().to(torch.uint8))
-
-
-class PartState:
-    """Reads and restores the generator of a part and the attributes named in :attr:`saved_attributes`.
+    The base class of all parts. Call :meth:`_seed_generator` in the constructor of one that draws. TorchRL's
+    ``buffer.set_rng(generator)`` replaces the generator through ``_rng``; ``None``, which TorchRL sets in buffers that
+    are built without a generator, is ignored, and so is a generator for a part that draws nothing.
 
     An attribute ``_name`` has the entry ``name`` in the state. NumPy arrays are saved as tensors.
-
-    Raises:
-        TypeError: when a subclass derives from :class:`~lightning_replay.state.Seeded` behind its base class, whose
-            methods without effect would hide those of ``Seeded``.
     """
 
     saved_attributes: tuple[str, ...] = ()  #: Names of attributes, tensors or plain values, that belong to the state.
     saved_parts: tuple[str, ...] = ()  #: Names of attributes with a ``state_dict`` of their own, or ``None``.
+    _generator: Any = None  # a torch.Generator, once _seed_generator was called
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if issubclass(cls, Seeded) and cls.__mro__.index(Seeded) > cls.__mro__.index(PartState):
-            raise TypeError(f"{cls.__name__} names Seeded after its base class; name it first: (Seeded, ...)")
+    def _seed_generator(self, seed: int | None, device: torch.device | str = "cpu") -> None:
+        # Past the __setattr__ of a torch.nn.Module, which a transform is: it takes microseconds.
+        object.__setattr__(self, "_generator", seeded_generator(seed, device))
 
-    def generator_state(self) -> Tensor | None:
-        """Returns the state of the part's generator, uint8; ``None`` where it has none."""
-        return None
+    @property
+    def _rng(self) -> Any:
+        return self._generator
 
-    def set_generator_state(self, state: Tensor) -> None:
-        """Restores what :meth:`generator_state` returned."""
+    @_rng.setter
+    def _rng(self, generator: torch.Generator | None) -> None:
+        if generator is not None and self._generator is not None:
+            object.__setattr__(self, "_generator", generator)
+
+    def reseed(self, seed: int) -> None:
+        """Restarts the generator; called by ``Replay.seed``."""
+        if self._generator is not None:
+            self._generator.manual_seed(seed)
+
+    def _generator_state(self) -> dict[str, Tensor]:
+        return {} if self._generator is None else {"generator": self._generator.get_state()}
+
+    def _restore_generator(self, state: Mapping[str, Any]) -> None:
+        if self._generator is not None:
+            self._generator.set_state(state["generator"].cpu().to(torch.uint8))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns copies of what is declared and the generator's state, added to the state of TorchRL's class."""
+        self._check_state()
+        inherited: Any = getattr(super(), "state_dict", dict)()
+        return {**(inherited or {}), **self._read_attributes()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: an entry is missing, or the state was saved with other parts; nothing is changed then.
+        """
+        self._restore_attributes(state_dict)
+        inherited = getattr(super(), "load_state_dict", None)
+        if inherited is not None:
+            inherited(state_dict)
+
+    def _check_state(self) -> None:
+        # Where TorchRL's class has no state either, draws would silently start anew from a save.
+        of_torchrl = getattr(super(), "state_dict", None)
+        if type(self).state_dict is not Seeded.state_dict or not getattr(of_torchrl, "__isabstractmethod__", False):
+            return
+        if not any("saved_attributes" in vars(base) for base in type(self).__mro__ if base is not Seeded):
+            raise TypeError(
+                f"{type(self).__name__} declares no state: set saved_attributes to the names of the attributes that "
+                "decide what is drawn or kept, or to () if none does; or define state_dict and load_state_dict"
+            )
 
     def _read_attributes(self) -> dict[str, Any]:
         own, state = vars(self), {}
@@ -94,14 +104,12 @@ class PartState:
                 )
             is_part = name in self.saved_parts and own[name] is not None
             state[name.lstrip("_")] = own[name].state_dict() if is_part else _copied(own[name])
-        generator = self.generator_state()
-        return state if generator is None else {**state, "generator": generator}
+        return {**state, **self._generator_state()}
 
-    def _restore_attributes(self, state: Mapping[str, Any]) -> None:
+    def _restore_attributes(self, state: dict[str, Any]) -> None:
         own = vars(self)
-        generator = () if self.generator_state() is None else ("generator",)
         needed = [name.lstrip("_") for name in (*self.saved_attributes, *self.saved_parts)]
-        missing = [entry for entry in (*needed, *generator) if entry not in state]
+        missing = [entry for entry in (*needed, *self._generator_state()) if entry not in state]
         if missing:
             raise ValueError(
                 f"the state has the entries {sorted(state)}, and a {type(self).__name__} needs {missing} too; load "
@@ -114,8 +122,7 @@ class PartState:
                     f"the saved {type(self).__name__} has {there} for {name.lstrip('_')!r}, and this one has {here}; "
                     "build it with the options it was saved with. Nothing was loaded"
                 )
-        if generator:
-            self.set_generator_state(state["generator"])
+        self._restore_generator(state)
         for name in self.saved_attributes:
             before, value = own[name], _copied(state[name.lstrip("_")])
             if isinstance(value, Tensor) and isinstance(before, np.ndarray):
@@ -128,20 +135,8 @@ class PartState:
                 own[name].load_state_dict(state[name.lstrip("_")])
 
 
-class DeclaredState(PartState):
-    """An object whose state is what it declares; see :class:`PartState`."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns copies of the attributes and the states of the parts that are declared, and of the generator."""
-        return self._read_attributes()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: an entry is missing, or the state was saved with other parts; nothing is changed then.
-        """
-        self._restore_attributes(state_dict)
+class DeclaredState(Seeded):
+    """An object, no part of a buffer, whose state is what it declares."""
 
 
 def _copied(value: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from lightning_replay.parts import first_of
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.tables import ScheduledSampler, tables_of
 from lightning_replay.saving.spec import recorded
@@ -56,8 +57,9 @@ class TableReplay(Replay):
         """
         stats = super().stats()
         tables = self.tables
-        rows_drawn = self._sampler_hooks.rows_drawn
-        drawn = rows_drawn if len(rows_drawn) == len(tables) else np.zeros(len(tables))
+        drawn: Any = getattr(first_of(self._sampler), "rows_drawn", ())
+        if len(drawn) != len(tables):  # before the first draw
+            drawn = np.zeros(len(tables))
         events = stats.pop("event_shares", {})
         stats["tables"] = {}
         for number, name in enumerate(tables.names):
@@ -120,7 +122,7 @@ class CurriculumReplay(TableReplay):
 
     @property
     def _curriculum(self) -> ScheduledSampler:
-        sampler = self._sampler_hooks.base_sampler
+        sampler = first_of(self._sampler)
         if not isinstance(sampler, ScheduledSampler):
             raise TypeError(f"the sampler is a {type(sampler).__name__}; a curriculum needs a ScheduledSampler")
         return sampler

@@ -14,7 +14,6 @@ from lightning_replay.levels.buffer import fingerprint
 from lightning_replay.levels.episodes import ActiveEpisode
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids
 from lightning_replay.levels.selector import LevelSelector
-from lightning_replay.state import Seeded
 
 __all__ = ["SequentialLevels", "UniformLevels"]
 
@@ -57,7 +56,7 @@ class _Unscored(LevelSelector):
         super()._load(state)
 
 
-class UniformLevels(Seeded, _Unscored):
+class UniformLevels(_Unscored):
     """Draws every level with the same probability: domain randomisation, the usual baseline.
 
     Args:

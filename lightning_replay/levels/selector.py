@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment
 from lightning_replay.levels.level_ids import Actor, checked_actor, checked_level_id
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.state import PartState
+from lightning_replay.state import Seeded
 from lightning_replay.storage.rows import gather_branch, nest
 
 __all__ = ["LevelSelector", "segments", "update_rollout"]
@@ -24,7 +24,7 @@ __all__ = ["LevelSelector", "segments", "update_rollout"]
 _FORMAT = 1
 
 
-class LevelSelector(PartState, ABC):
+class LevelSelector(Seeded, ABC):
     """Chooses the level each actor plays next; base class of the level selectors.
 
     Call :meth:`next_level` at the start of an episode and :meth:`update` with its steps. Steps may arrive after the

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.options import BELOW_ONE, checked_count, checked_flag, checked_number
-from lightning_replay.parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
+from lightning_replay.parts import DrawPart, GroupTotals, PartDraw
 from lightning_replay.samplers.tables import tables_of
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
@@ -54,7 +54,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         ValueError: ``event_share`` is outside [0, 1), or ``min_size`` is not positive.
     """
 
-    draws_from_tables = True
+    _draws_from_tables = True
     _counted: tuple[bytes, _RowsByTable] | None  # the state of the tables that were counted last, and their rows
 
     def __init__(
@@ -129,7 +129,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         smallest = np.where(mass > 0, self._priorities(len(tables)), np.inf)
         return GroupTotals([*tables.names], mass, tables.length, smallest)
 
-    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
+    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         """Draws the first event table of each row, from the sums over all replays."""
         self._check_held(totals.names[0], int(totals.rows[0]))
         ends, generator = np.cumsum(totals.mass), self._generator
@@ -137,7 +137,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         chosen = np.searchsorted(ends, uniform.cpu().numpy() * ends[-1], side="right")
         # A product may be rounded to the sum itself.
         last = int(np.flatnonzero(totals.mass)[-1])
-        return GroupRows(np.bincount(np.minimum(chosen, last), minlength=len(ends)), totals.mass / ends[-1])
+        return np.bincount(np.minimum(chosen, last), minlength=len(ends)), totals.mass / ends[-1]
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
         tables = tables_of(storage, self)
@@ -153,17 +153,18 @@ class ContinuousCorrectionSampler(UniformSampler):
         reply = PartDraw(1.0 / count, self.group_totals(storage))
         return index.to(storage.device), {"table": table.to(storage.device)}, reply
 
-    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        probability, priority = drawn.shares[drawn.group] * drawn.probability, self._priorities(len(drawn.names))
+    def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
+        share = part.shares[part.groups]
+        probability, priority = share * drawn.probability, self._priorities(len(part.shares))
         # Of a row in no event table, were it drawn as often for its priority as the one that is drawn least.
         with np.errstate(invalid="ignore"):  # of tables without a share
-            outside = np.nanmin(drawn.shares * drawn.least / priority) * priority[0]
+            outside = np.nanmin(part.shares * drawn.totals.smallest / priority) * priority[0]
         weight = outside / probability
         if self.normalize_over_batch:
             weight /= weight.max()
         columns = {"priority_weight": weight.astype(np.float32)}
         if self.return_probabilities:
-            columns["table_probability"] = drawn.shares[drawn.group].astype(np.float32)
+            columns["table_probability"] = share.astype(np.float32)
             columns["raw_weight"] = (1.0 / probability).astype(np.float32)
         return columns
 

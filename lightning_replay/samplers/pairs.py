@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -22,7 +22,6 @@ from lightning_replay.parts import DrawPart, PartDraw, ReplaySampler, declared_s
 from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.state import Seeded
 from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import device_of, occupancy_of, read_columns, stored_before
 
@@ -32,7 +31,7 @@ def _of_first(name: str) -> Any:
     return property(lambda self: read(declared_sampler(self.first)))
 
 
-class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
+class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
     """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
@@ -53,7 +52,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
     """
 
-    draws_pairs = reads_columns = True
+    _reads_columns = True
 
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
         # TorchRL's constructor is not called: it builds priority trees, which ``first`` has.
@@ -98,10 +97,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         first, info = self.first.sample(storage, batch_size)
         return self._paired(first, storage), info
 
-    def check_divisible(self) -> None:
-        super().check_divisible()
-        declared_sampler(self.first).check_divisible()
-
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
         """Draws the first of each pair at the points by ``first``; partners are found among the rows of this replay."""
         first, info, reply = declared_sampler(self.first).sample_part(storage, part)
@@ -120,24 +115,20 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
             partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1)
 
-    @property
-    def base_sampler(self) -> Sampler:
-        return self.first
-
-    draws_from_tables: bool = _of_first("draws_from_tables")
-    rows_drawn: Any = _of_first("rows_drawn")
+    _draws_from_tables: bool = _of_first("_draws_from_tables")
     num_slots: int | None = _of_first("num_slots")
     uses_priorities: bool = _of_first("uses_priorities")
     check_rows: Any = _of_first("check_rows")
     check_priority: Any = _of_first("check_priority")
     on_evict: Any = _of_first("on_evict")  # as partners these rows are not drawn, see _paired
     cut: Any = _of_first("cut")
-    break_episodes: Any = _of_first("break_episodes")
+    priority_of: Any = _of_first("priority_of")
+    raise_largest_priority: Any = _of_first("raise_largest_priority")
     group_totals: Any = _of_first("group_totals")
     rows_of_groups: Any = _of_first("rows_of_groups")
     weigh: Any = _of_first("weigh")
-    raise_largest_priority: Any = _of_first("raise_largest_priority")
     advance: Any = _of_first("advance")
+    stats: Any = _of_first("stats")
 
     @property
     def default_priority(self) -> float:
@@ -148,19 +139,13 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
         For a row in several pairs the priority of a pair in which it is the first counts.
         """
-        declared_sampler(self.first).set_priorities(*self._rows_of(slots, magnitudes), storage)
-
-    def update_priority(self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None) -> None:
-        if self.uses_priorities:
-            slots, priority = self._rows_of(as_tensor(index), as_tensor(priority))
-            self.first.update_priority(slots, priority, storage=storage)
-
-    def _rows_of(self, slots: Tensor, priority: Tensor) -> tuple[Tensor, Tensor]:
+        slots, magnitudes = as_tensor(slots), as_tensor(magnitudes)
         if slots.ndim == 2 and self.update_partners:
-            priority = priority.reshape(-1)
             # The last of duplicates wins: partners before firsts.
-            return slots.t().flip(0).reshape(-1), torch.cat((priority, priority))
-        return slots[:, 0].contiguous() if slots.ndim == 2 else slots, priority
+            slots, magnitudes = slots.t().flip(0).reshape(-1), magnitudes.reshape(-1).repeat(2)
+        elif slots.ndim == 2:
+            slots = slots[:, 0].contiguous()
+        self.first.update_priority(slots, magnitudes, storage=storage)
 
     def reseed(self, seed: int) -> None:
         super().reseed(seed)
@@ -178,7 +163,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "generator": self.generator_state(),
+            **self._generator_state(),
             "shares_generator": self.first._rng is self._rng,
             "met_storage": self._is_attached,
             "first": self.first.state_dict(),
@@ -186,7 +171,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.set_generator_state(state_dict["generator"])
+        self._restore_generator(state_dict)
         self.first.load_state_dict(state_dict["first"])
         if state_dict["shares_generator"]:
             # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
@@ -255,58 +240,66 @@ class RandomPairSampler(PairSampler):
         return occupancy_of(storage).sample(len(index), self._generator).to(index.device)
 
 
-class LinkedSampler(ReplaySampler):
-    """Base class of samplers with links; see :class:`~lightning_replay.episodes.links.EpisodeLinks`."""
+class FollowedEpisodes:
+    """The links between stored rows, for a sampler that follows episodes.
 
-    reads_columns = True
-    _links: EpisodeLinks | None = None  # until rows are stored
+    Args:
+        done_key, check_continuity: of the sampler.
+    """
 
-    def _set_up_links(self, done_key: NestedKey, check_continuity: bool) -> None:
+    def __init__(self, done_key: NestedKey, check_continuity: bool) -> None:
         checked_key("done_key", done_key)
-        self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
+        self.done_key: NestedKey = tuple(done_key) if isinstance(done_key, list) else done_key
+        self.links: EpisodeLinks | None = None  # until rows are stored
         self._check_continuity = checked_flag("check_continuity", check_continuity)
 
-    def _check_done(self, rows: TensorDictBase, purpose: str) -> None:
+    def check_rows(self, rows: TensorDictBase, sampler: str, purpose: str) -> None:
         """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
-        if self._links is not None:
+        if self.links is not None:
             return
-        if rows.get(self._done_key, None) is None:
+        if rows.get(self.done_key, None) is None:
             raise ValueError(
-                f"the transitions have no {self._done_key!r}, which marks where episodes end; nothing was stored. "
-                f"Store it with every transition, or name your key with done_key= of {type(self).__name__}"
+                f"the transitions have no {self.done_key!r}, which marks where episodes end; nothing was stored. "
+                f"Store it with every transition, or name your key with done_key= of {sampler}"
             )
-        require_one_each(rows, self._done_key, purpose, is_flag=True)
+        require_one_each(rows, self.done_key, purpose, is_flag=True)
 
-    def _allocate(self, capacity: int, device: torch.device) -> EpisodeLinks:
-        self._links = EpisodeLinks(capacity, device=device)
-        return self._links
-
-    def _write_links(self, index: Tensor, storage: Storage) -> None:
+    def write(self, index: Tensor, storage: Storage) -> None:
         """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order."""
-        assert self._links is not None
-        if self._check_continuity and self._links.continuity is None:
-            self._links.continuity = Continuity(storage)
-        (done,) = read_columns(storage, index, [self._done_key])
-        self._links.write(index, read_trajectory(storage, index), done)
+        (done,) = read_columns(storage, index, [self.done_key])
+        if self.links is None:
+            self.links = EpisodeLinks(storage.max_size, device=done.device)
+        if self._check_continuity and self.links.continuity is None:
+            self.links.continuity = Continuity(storage)
+        self.links.write(index.to(done.device), read_trajectory(storage, index), done)
 
-    def _warn(self) -> None:
-        """Warns once where most rows do not continue the row before them, once this sampler has the new rows."""
-        if self._links is not None and self._links.continuity is not None:
-            self._links.continuity.warn()
+    def warn(self) -> None:
+        """Warns once where most rows do not continue the row before them, once the sampler has the new rows."""
+        if self.links is not None and self.links.continuity is not None:
+            self.links.continuity.warn()
 
-    def cut(self, index: Tensor) -> None:
-        super().cut(index)
-        if self._links is not None:
-            self._links.cut(index)
+    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        if self.links is not None:
+            self.links.cut(index)
+            self.links.break_episodes(trajectories)
 
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        super().break_episodes(trajectories)
-        if self._links is not None:
-            self._links.break_episodes(trajectories)
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.links is None else self.links.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"links": None if self.links is None else self.links.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.links = None
+        if state["links"] is not None:
+            successor = state["links"]["successor"]
+            self.links = EpisodeLinks(successor.numel(), device=successor.device)
+            self.links.load_state_dict(state["links"])
 
 
 @recorded
-class ContinuousTransitionSampler(LinkedSampler, PairSampler):
+class ContinuousTransitionSampler(PairSampler):
     """Pairs each drawn row with the next step of its episode; with itself where there is none.
 
     The last row of an episode and the newest row of a running one have no next step and stay unmixed. Rows of several
@@ -342,39 +335,36 @@ class ContinuousTransitionSampler(LinkedSampler, PairSampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(first=first, update_partners=update_partners, seed=seed)
-        self._set_up_links(done_key, check_continuity)
+        self._episodes = FollowedEpisodes(done_key, check_continuity)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""
-        assert self._links is not None
-        following = self._links.successor[index]
+        assert self._episodes.links is not None
+        following = self._episodes.links.successor[index]
         return torch.where(following < 0, index, following)
 
     def check_rows(self, rows: TensorDictBase) -> None:
         super().check_rows(rows)
-        self._check_done(rows, "pairs of consecutive steps")
+        self._episodes.check_rows(rows, type(self).__name__, "pairs of consecutive steps")
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        if self._links is None:
-            (done,) = read_columns(storage, index, [self._done_key])
-            self._allocate(storage.max_size, done.device)
-        assert self._links is not None
-        self._write_links(index.to(self._links.successor.device), storage)
-        self._warn()
+        self._episodes.write(index, storage)
+        self._episodes.warn()
+
+    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        super().cut(index, trajectories)
+        self._episodes.cut(index, trajectories)
 
     def forget(self) -> None:
-        self._links = None
+        self._episodes.links = None
 
     @property
     def learned_nbytes(self) -> int:
-        return 0 if self._links is None else self._links.nbytes
+        return self._episodes.nbytes
 
     def learned_state(self) -> dict[str, Any]:
-        return {"links": None if self._links is None else self._links.state_dict()}
+        return self._episodes.state_dict()
 
     def load_learned_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`learned_state` returned."""
-        self._links = None
-        if state["links"] is not None:
-            successor = state["links"]["successor"]
-            self._allocate(successor.numel(), successor.device).load_state_dict(state["links"])
+        self._episodes.load_state_dict(state)

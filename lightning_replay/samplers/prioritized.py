@@ -17,18 +17,17 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.feedback import flat_index, matching_priority, refusal
 from lightning_replay.options import checked_flag, checked_number
-from lightning_replay.parts import DividedRows, DrawPart, GroupTotals, PartDraw, ReplaySampler
+from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.saving.spec import describe, recorded
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
-from lightning_replay.state import Seeded
 from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
+class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
     """TorchRL's sampler without its constructor, its trees and its compiled code."""
 
     uses_priorities = True
@@ -163,7 +162,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
             "priority_offset": self.priority_offset,
             "built_with": self._built_with,
             "clocks": dict(self._clocks),
-            "generator": self.generator_state(),
+            **self._generator_state(),
         }
 
     def _load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
@@ -176,7 +175,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
             values = ", ".join(f"{name} {_shown(built[name])} (saved: {_shown(saved[name])})" for name in different)
             logger.warning("the options with which the buffer is built count, not those of the save: %s", values)
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
-        self.set_generator_state(state_dict["generator"])
+        self._restore_generator(state_dict)
 
 
 def _shown(value: Any) -> Any:
@@ -332,8 +331,8 @@ class PrioritizedSampler(TorchRLNames):
         self._clocks["draws"] += 1
         return index, {}, PartDraw(probability, totals)
 
-    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        smallest = drawn.probability.min() if self.normalize_over_batch else drawn.least[0]
+    def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
+        smallest = drawn.probability.min() if self.normalize_over_batch else drawn.totals.smallest[0]
         weight = (drawn.probability / smallest) ** -self.beta
         self._clocks["draws"] += 1
         return {"priority_weight": weight.astype(np.float32)}
@@ -362,7 +361,7 @@ class PrioritizedSampler(TorchRLNames):
             self._largest = largest
         self._has_rows = True
 
-    def set_held(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
+    def _set_held(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
         """Sets priorities by signed errors where generations are those stored; returns how many are not."""
         # The torch back end has no pass that compares generations.
         if not self._has_rows or self._tree.backend != "numba":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,14 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.events.conditions import Condition, ConditionLike, holds, own, warn_of_unmet
 from lightning_replay.options import checked_share
 from lightning_replay.parts import DrawPart, PartDraw
-from lightning_replay.samplers.pairs import LinkedSampler
+from lightning_replay.samplers.pairs import FollowedEpisodes
 from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import empty_storage, occupancy_of, read_columns, readable_rows, stored_before
+from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of, readable_rows, stored_before
 
 _ROWS_BEFORE_WARNING = 1_000  # of a goal that was never reached; as many as the storage keeps if these are more
 _NEVER = 2**62
@@ -67,7 +67,7 @@ class GoalEpisodes:
 
 
 @recorded
-class ReverseSweepSampler(LinkedSampler, UniformSampler):
+class ReverseSweepSampler(UniformSampler):
     """Draws batches that run backwards along episodes that reached a goal, mixed with uniform batches.
 
     A sweep starts at the last goal of an episode drawn uniformly among those that reached one, and goes back one step
@@ -101,6 +101,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         (tensor([3, 2, 1]), tensor([0, 3, 2]))
     """
 
+    _reads_columns = True
     _cursor: int  # the slot to be drawn next, -1 where a new sweep starts
 
     def __init__(
@@ -114,7 +115,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         super().__init__(seed=seed)
         self.goal: ConditionLike = own(goal, "goal")
         self.sweep_share: float = checked_share("sweep_share", sweep_share)
-        self._set_up_links(done_key, check_continuity)
+        self._followed = FollowedEpisodes(done_key, check_continuity)
         self._empty()
 
     @property
@@ -130,7 +131,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         """
         if not len(storage):
             raise empty_storage()
-        if self._links is None:
+        if self._followed.links is None:
             self._attach_storage(storage, torch.empty(0, dtype=torch.int64, device="cpu"))
         generator = self._generator
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
@@ -157,26 +158,26 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
-        self._check_done(rows, "sweeps along episodes")
+        self._followed.check_rows(rows, type(self).__name__, "sweeps along episodes")
         # A copy: the condition is evaluated once more for each row that is stored, and may keep a state.
         holds(copy.deepcopy(self.goal) if isinstance(self.goal, Condition) else self.goal, rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         slots = written_slots(index, storage, type(self).__name__)
         assert storage is not None
-        if self._links is None:
+        if self._followed.links is None:
             self._attach_storage(storage, slots)
         self._link(slots, storage)
-        self._warn()
+        self._followed.warn()
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._links is None else self._links.nbytes + self._episode.nbytes + self._place.nbytes
+        return self._followed.nbytes + self._episode.nbytes + self._place.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "links": None if self._links is None else self._links.state_dict(),
+            **self._followed.state_dict(),
             "episode": self._episode.clone(),
             "next_episode": self._next_episode,
             "goals": self._goals.state(),
@@ -187,10 +188,9 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._empty()
-        if state_dict["links"] is not None:
-            successor = state_dict["links"]["successor"]
-            self._allocate(successor.numel(), successor.device).load_state_dict(state_dict["links"])
-            self._episode.copy_(state_dict["episode"])
+        self._followed.load_state_dict(state_dict)
+        self._episode = state_dict["episode"].clone()
+        self._place = torch.full_like(self._episode, -1)
         self._next_episode = state_dict["next_episode"]
         self._goals = GoalEpisodes(state_dict["goals"])
         self._cursor = state_dict["cursor"]
@@ -200,7 +200,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
             self.goal.load_state_dict(state_dict["condition"])  # type: ignore[union-attr]
 
     def _empty(self) -> None:
-        self._links: EpisodeLinks | None = None
+        self._followed.links = None
         # The running number of each slot's episode, and scratch space: the place of a slot in a batch of new rows.
         self._episode = self._place = torch.empty(0, dtype=torch.int64, device="cpu")
         self._next_episode = 0  # counts rows, each of which may begin one
@@ -210,33 +210,31 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         self.goal = own(self.goal)  # a copy without running episodes
 
     def on_evict(self, index: Tensor) -> None:
-        if self._links is None:
+        if self._followed.links is None:
             return
-        self._links.release(index)
+        self._followed.links.release(index)
         self._goals.drop(index)
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
 
-    @torch.inference_mode(False)
-    def _allocate(self, capacity: int, device: torch.device) -> EpisodeLinks:
-        self._episode = torch.full((capacity,), -1, dtype=torch.int64, device=device)
-        self._place = self._episode.clone()
-        return super()._allocate(capacity, device)
+    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        self._followed.cut(index, trajectories)
 
+    @torch.inference_mode(False)
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64, device="cpu"), [self._done_key])
-        self._allocate(storage.max_size, done.device)
+        device = device_of(storage) or "cpu"
+        self._episode = torch.full((storage.max_size,), -1, dtype=torch.int64, device=device)
+        self._place = self._episode.clone()
         earlier = stored_before(storage, new)
         if len(earlier):
             self._link(earlier, storage)
 
     def _link(self, index: Tensor, storage: Storage) -> None:
-        assert self._links is not None
         index = index.to(self._episode.device)
         self._goals.drop(index)
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
-        self._write_links(index, storage)
+        self._followed.write(index, storage)
         episode = self._number(index)
         reached = holds(self.goal, storage.get(index))
         if bool(reached.any()):
@@ -248,14 +246,14 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
     def _check_unmet(self, storage: Storage) -> None:
         rows, slots = self._next_episode, occupancy_of(storage).slots()
         self._unmet_after = _NEVER  # before a warning that may be made an error
-        if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self._done_key):
+        if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self._followed.done_key):
             self._unmet_after = 2 * rows
 
     def _number(self, index: Tensor) -> Tensor:
-        assert self._links is not None
+        assert self._followed.links is not None
         own = torch.arange(len(index), device=index.device)
         self._place[index] = own
-        before = self._links.predecessors(index)
+        before = self._followed.links.predecessors(index)
         place = torch.where(before >= 0, self._place[before], -1)
         self._place[index] = -1
         first = torch.where(place >= 0, place, own)
@@ -268,12 +266,12 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
 
     def _walk(self, count: int) -> Tensor:
         # The steps of an episode lie equally far apart in most rings: that distance is assumed, then checked.
-        assert self._links is not None
+        assert self._followed.links is not None
         here = torch.tensor([self._cursor], device=self._episode.device)
-        before = self._links.predecessors(here)
+        before = self._followed.links.predecessors(here)
         distance = here - before
-        guess = (here - distance * torch.arange(count, device=here.device)) % self._links.capacity
-        before = self._links.predecessors(guess)
+        guess = (here - distance * torch.arange(count, device=here.device)) % self._followed.links.capacity
+        before = self._followed.links.predecessors(guess)
         wrong = (before[:-1] != guess[1:]).nonzero()
         right = count if not len(wrong) else int(wrong[0]) + 1
         self._cursor = int(before[right - 1])

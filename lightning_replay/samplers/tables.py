@@ -24,7 +24,7 @@ from lightning_replay.options import (
     checked_number,
     checked_share,
 )
-from lightning_replay.parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
+from lightning_replay.parts import DrawPart, GroupTotals, PartDraw
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.samplers.prioritized import TorchRLNames
 from lightning_replay.saving.spec import recorded
@@ -100,7 +100,7 @@ class WithinTables(TorchRLNames):
         seed: of the sampler's own generator.
     """
 
-    draws_from_tables = True
+    _draws_from_tables = True
 
     def __init__(
         self,
@@ -171,9 +171,7 @@ class WithinTables(TorchRLNames):
             totals = self._totals(tables)
             self._check_mass(totals, rows)
         table, slots, probability = self._draw(tables, totals, rows, self._uniform(batch_size))
-        ratios = None
-        if totals is not None:  # of a table without mass the smallest is infinite
-            ratios = self._ratios(totals.names, totals.rows, totals.smallest / totals.mass, table, probability)
+        ratios = None if totals is None else self._ratios(totals, table, probability)
         # The ratios correct for priorities within a table, this for the choice among tables.
         columns, correction = self.describe(tables, table, slots, shares)
         columns.update(self.weights(table, shares, ratios, correction))
@@ -209,11 +207,11 @@ class WithinTables(TorchRLNames):
         columns, correction = self.describe(whole, table, slots, part.shares)
         return *_on_device(storage, slots, columns), PartDraw(probability, totals, correction)
 
-    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
+    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         return self.rows_of_tables(SummedTables(totals.names, totals.rows), batch_size)
 
     @abstractmethod
-    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
+    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns how many rows of a batch come from each table, and how likely a row is of each.
 
         Args:
@@ -237,12 +235,10 @@ class WithinTables(TorchRLNames):
         """
         return {}, None
 
-    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
+    def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
         self._clocks["draws"] += 1
-        ratios = None
-        if self.uses_priorities:
-            ratios = self._ratios(drawn.names, drawn.rows, drawn.least, drawn.group, drawn.probability)
-        return self.weights(drawn.group, drawn.shares, ratios, drawn.correction)
+        ratios = self._ratios(drawn.totals, part.groups, drawn.probability) if self.uses_priorities else None
+        return self.weights(part.groups, part.shares, ratios, drawn.correction)
 
     def weights(
         self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
@@ -251,15 +247,12 @@ class WithinTables(TorchRLNames):
             return {}
         return {"priority_weight": ratios.importance(self.beta).astype(np.float32)}
 
-    def _ratios(
-        self, names: list[str], rows: np.ndarray, least: np.ndarray, table: np.ndarray, probability: np.ndarray
-    ) -> DrawnRatios:
+    def _ratios(self, totals: GroupTotals, table: np.ndarray, probability: np.ndarray) -> DrawnRatios:
         # Over all tables with a share, not over those of this batch: a weight does not depend on which others were
-        # drawn.
-        is_drawn = self._drawable(names) & np.isfinite(least)
-        return DrawnRatios(
-            rows[table] * probability, min((rows[is_drawn] * least[is_drawn]).tolist(), default=math.inf)
-        )
+        # drawn. Of a table without mass the smallest is infinite.
+        is_drawn = self._drawable(totals.names) & np.isfinite(totals.smallest)
+        least = totals.rows[is_drawn] * (totals.smallest[is_drawn] / totals.mass[is_drawn])
+        return DrawnRatios(totals.rows[table] * probability, min(least.tolist(), default=math.inf))
 
     def _drawable(self, names: list[str]) -> np.ndarray:
         return np.ones(len(names), dtype=np.bool_)
@@ -431,7 +424,7 @@ class ScheduledSampler(WithinTables):
             return np.full(len(self.tasks), bool(tables.length[0] >= self.min_size))
         return tables.length >= self.min_size
 
-    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
+    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         rows = np.zeros(len(tables.names), dtype=np.int64)
         ready = self.ready(tables)
         probability = checked_probabilities(self.scheduler, ready)
@@ -447,7 +440,7 @@ class ScheduledSampler(WithinTables):
         # The whole batch: the scheduler gets the progress of one task for it.
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))
-        return GroupRows(rows, rows / batch_size)
+        return rows, rows / batch_size
 
     def state_dict(self) -> dict[str, Any]:
         kind = type(self.scheduler).__name__
@@ -590,7 +583,9 @@ class TableShares(WithinTables):
         self.return_probabilities: bool = checked_flag("return_probabilities", return_probabilities)
         self._names: list[str] = []  # of the tables, in the order of the two arrays
         self._share = self._least = np.zeros(0)
-        self._allocation: tuple[tuple[int, bytes], GroupRows] | None = None  # the last rows of tables, and for what
+        self._allocation: tuple[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] | None = (
+            None  # the last rows of tables, and for what
+        )
 
     def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
         """Replaces the least sizes of these tables; the others keep theirs."""
@@ -616,7 +611,7 @@ class TableShares(WithinTables):
             )
         return shares / total
 
-    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> GroupRows:
+    def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         if not self.multinomial and self._names == tables.names:
             key = (batch_size, (tables.length >= self._least).tobytes())
             if self._allocation is not None and self._allocation[0] == key:
@@ -628,12 +623,12 @@ class TableShares(WithinTables):
             chosen = np.searchsorted(cumulative, self._uniform(batch_size) * cumulative[-1], side="right")
             rows = np.bincount(chosen, minlength=len(shares))
             if not self.at_least_one:
-                return GroupRows(rows, shares)
+                return rows, shares
         else:
             rows = largest_remainder(shares, batch_size)
         if self.at_least_one:
             rows = with_one_of_each(rows, shares > 0)
-        drawn = GroupRows(rows, rows / batch_size)  # rounding makes other shares of the configured ones
+        drawn = rows, rows / batch_size  # rounding makes other shares of the configured ones
         if not self.multinomial:
             self._allocation = (batch_size, (tables.length >= self._least).tobytes()), drawn
         return drawn

@@ -11,12 +11,11 @@ from torchrl.data.replay_buffers import RandomSampler, Storage
 
 from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.state import Seeded
 from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
 
 
 @recorded
-class UniformSampler(Seeded, ReplaySampler, RandomSampler):
+class UniformSampler(ReplaySampler, RandomSampler):
     """Draws each stored row with the same probability, with replacement.
 
     Needs no feedback: :meth:`update_priority` is ignored. The baseline of every experience replay paper; Lin 1992.

@@ -256,7 +256,7 @@ class Coordinator:
         self._shares.clear()
 
     def draw_stamp(self) -> bytes:
-        return repr((self._num_draws, self.draws.divider(MODULE).generator_state().sum().item())).encode()
+        return repr((self._num_draws, self.draws.divider(MODULE).state_dict()["generator"].sum().item())).encode()
 
     def stop(self) -> None:
         self.shards.stop()

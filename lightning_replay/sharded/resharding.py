@@ -9,8 +9,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
+from lightning_replay.episodes.returns import NStepTransitions
 from lightning_replay.episodes.running import read_trajectory
-from lightning_replay.parts import ReplayTransform, declared_sampler, declared_writer
+from lightning_replay.parts import declared_sampler, declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 
@@ -58,7 +59,7 @@ class ReshardedRows:
         rows.set(key, torch.from_numpy(names).reshape(len(kept) if column is None else column.shape))
         self._rows.append(rows)
         self._places.append(kept.numpy() / len(slots))
-        priority = declared_sampler(replay.sampler).base_sampler.priority_of(slots[kept])
+        priority = declared_sampler(replay.sampler).priority_of(slots[kept])
         if priority is not None:
             self._priorities.append(priority)
             self._largest = max(self._largest, replay.group_totals().largest_priority)
@@ -146,8 +147,7 @@ def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 def check_can_reshard(replay: Replay) -> None:
     # Whose rows another number of shards would not keep as these do.
-    transforms = [transform for transform in replay.transform if isinstance(transform, ReplayTransform)]
-    delaying = [type(transform).__name__ for transform in transforms if transform.delays_rows]
+    delaying = [type(transform).__name__ for transform in replay.transform if isinstance(transform, NStepTransitions)]
     if delaying or declared_writer(replay.writer).may_refuse:
         what = f"returns that {delaying[0]} formed before they were stored" if delaying else "rows kept by importance"
         raise ValueError(

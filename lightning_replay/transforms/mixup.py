@@ -17,7 +17,6 @@ from lightning_replay.compiled import compiled
 from lightning_replay.options import ABOVE_ZERO, checked_keys, checked_number, checked_share
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
-from lightning_replay.state import Seeded
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, assemble_unchecked
 
@@ -225,7 +224,7 @@ def listed(paths: Iterable[tuple[str, ...]]) -> str:
     return ", ".join(repr(path if len(path) > 1 else path[0]) for path in sorted(paths))
 
 
-class RandomTransform(Seeded, ReplayTransform):
+class RandomTransform(ReplayTransform):
     """Draws from a generator of its own, whose state TorchRL saves with the buffer."""
 
     def __init__(self, seed: int | None) -> None:
@@ -324,7 +323,7 @@ class MixPairs(RandomTransform):
                 raise _not_floating(unmixable)
         return mixed
 
-    def mix_stored(self, storage: PackedStorage, index: Tensor) -> TensorDictBase:
+    def _mix_stored(self, storage: PackedStorage, index: Tensor) -> TensorDictBase:
         """Returns what :meth:`forward` makes of the pairs of rows at ``index``, int64 ``[B, 2]``.
 
         Float32 columns on a CPU are mixed as they are packed, in 40 % of the time; the columns of the batch are views.

@@ -71,7 +71,7 @@ class TableWriter(ReplayWriter):
                 f"capacities of its tables, and the histories of running episodes. Use PackedStorage({self.num_slots})"
             )
         for buffer in storage._attached_entities:
-            if not declared_sampler(buffer._sampler).draws_from_tables:
+            if not declared_sampler(buffer._sampler)._draws_from_tables:
                 raise TypeError(
                     f"the sampler is a {type(buffer._sampler).__name__}, which would draw slots that no table of "
                     f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as first= of "

@@ -170,12 +170,12 @@ class BufferMetrics:
 
     def stats(self, name: str, module: ModuleReplay) -> dict[str, Any]:
         """Returns current values of a module for :meth:`CounterLog.items`, and the ``rows`` that it holds."""
-        from lightning_replay.parts import declared_sampler
+        from lightning_replay.parts import first_of
 
-        sampler = declared_sampler(module.replay.sampler)
+        sampler = first_of(module.replay.sampler)
         stats = {**self._stats_of(name, module), "rows": len(module), "mean_n_step": module.mean_n_step}
         if module.replay.is_prioritized:
-            stats["importance_exponent"] = sampler.base_sampler.beta
+            stats["importance_exponent"] = sampler.beta
         if module.replay.tables is not None:
             stats["rows_drawn"] = int(sum(sampler.rows_drawn))
         progress = module.task_progress

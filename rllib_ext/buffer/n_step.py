@@ -69,12 +69,9 @@ class SampledReturns(Seeded, EpisodeTracker):
         steps_used = torch.minimum(steps_used, drawn.flatten())
         return slots, slots.gather(1, steps_used.unsqueeze(1) - 1).squeeze(1), steps_used
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "generator": self.generator_state()}
-
-    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
-        super().load_state_dict(state_dict, storage)
-        self.set_generator_state(state_dict["generator"])
+    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:  # type: ignore[override]
+        EpisodeTracker.load_state_dict(self, state_dict, storage)
+        self._restore_generator(state_dict)
 
 
 class StoredReturns:

@@ -15,7 +15,7 @@ from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 from lightning_replay.options import checked_count, checked_seed
-from lightning_replay.parts import declared_sampler
+from lightning_replay.parts import first_of
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.coordinator import stats_of
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
@@ -434,7 +434,7 @@ class ShardMetrics:
         joined = joined_stats(list(parts.values()))
         replay = self._template(name).replay
         if replay.is_prioritized:
-            joined["importance_exponent"] = declared_sampler(replay.sampler).base_sampler.beta
+            joined["importance_exponent"] = first_of(replay.sampler).beta
         if "tasks" in joined:
             for task, probability in replay.probabilities().items():
                 joined["tasks"][task]["probability"] = probability

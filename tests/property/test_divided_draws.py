@@ -69,7 +69,7 @@ def test_prioritized_rows_are_those_of_one_replay_at_the_same_points(lengths, pr
     options = {"priority_exponent": exponent, "normalize_over_batch": True, "seed": 1}
     shards = Shards(lambda: recipes.prioritized(100, 2, **options), lengths)
     shards.give_priorities(torch.tensor(priority))
-    shards.whole.sampler.set_generator_state(shards.divider.generator_state())
+    shards.whole.sampler._rng.set_state(shards.divider.state_dict()["generator"])
     numbers, columns = shards.draw(200)
     batch = shards.whole.sample(200)
     order, order_of_whole = np.argsort(numbers, kind="stable"), batch["action"].argsort(stable=True)
@@ -120,7 +120,7 @@ def test_totals_add_up_and_parts_are_the_batch(lengths, priority, exponent, batc
     assert summed.largest_priority == whole.largest_priority
     division = shards.divider.divide(batch_size, totals)
     rows = sum(np.bincount(part.groups, minlength=2) for part in division.parts)
-    assert rows.tolist() == shards.whole.sampler.rows_of_tables(shards.whole.tables, batch_size).rows.tolist()
+    assert rows.tolist() == shards.whole.sampler.rows_of_tables(shards.whole.tables, batch_size)[0].tolist()
     for part, one in zip(division.parts, totals, strict=True):
         assert ((part.points >= 0) & (part.points < 1)).all()
         assert (one.mass[part.groups] > 0).all()

@@ -95,14 +95,14 @@ def test_every_batch_has_the_exact_share_of_every_table(batch_size: int, at_leas
     for shares in rng.dirichlet([1, 1, 1], 400):
         given = dict(zip(tables.names, (shares / shares.sum()).tolist(), strict=True))
         sampler = TableShares(given, at_least_one=at_least_one, seed=0)
-        rows = sampler.rows_of_tables(tables, batch_size).rows
+        rows = sampler.rows_of_tables(tables, batch_size)[0]
         assert rows.sum() == batch_size
         exact = shares * batch_size
         if at_least_one:
             assert rows.min() >= 1
             exact = np.maximum(exact, 1)
         assert (np.abs(rows - exact) < 1 + 2 * at_least_one).all()
-        assert (sampler.rows_of_tables(tables, batch_size).rows == rows).all()
+        assert (sampler.rows_of_tables(tables, batch_size)[0] == rows).all()
 
 
 def test_multinomial_numbers_of_rows_are_binomial_in_every_table() -> None:
@@ -110,7 +110,7 @@ def test_multinomial_numbers_of_rows_are_binomial_in_every_table() -> None:
     tables = Tables({"default": 9, "goal": 9, "gap": 9})
     tables.append_new_to_each(np.repeat(np.arange(2), 5))
     sampler = TableShares({"default": 0.5, "goal": 0.3, "gap": 0.2}, multinomial=True, seed=7)
-    rows = np.stack([sampler.rows_of_tables(tables, 8).rows for _ in range(20_000)])
+    rows = np.stack([sampler.rows_of_tables(tables, 8)[0] for _ in range(20_000)])
     assert (rows.sum(1) == 8).all() and not rows[:, 2].any()
     counts = np.bincount(rows[:, 0], minlength=9)
     assert chisquare(counts, binom(8, 5 / 8).pmf(np.arange(9)) * 20_000).pvalue > 1e-4
@@ -126,7 +126,7 @@ def test_the_tasks_of_batches_follow_the_scheduler(near_is_ready: bool) -> None:
         sampler.scheduler.drawn(task, 0.2)
         sampler.scheduler.progress(task, signal)
     probability = sampler.scheduler.probabilities(sampler.ready(tables))
-    counts = sum(sampler.rows_of_tables(tables, 1).rows for _ in range(100_000))
+    counts = sum(sampler.rows_of_tables(tables, 1)[0] for _ in range(100_000))
     assert np.ptp(probability[:2]) > 0.05 and (probability[2] > 0) == near_is_ready
     possible = probability > 0
     assert not counts[~possible].any()

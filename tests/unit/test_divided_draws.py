@@ -13,7 +13,7 @@ from torchrl.data.replay_buffers import RandomSampler, SliceSampler
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.divided_draws import Divider
 from lightning_replay.events import Event, EventTable
-from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler, Seeded
+from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler
 from lightning_replay.samplers import (
     NeighborhoodMixupSampler,
     PrioritizedSampler,
@@ -263,7 +263,7 @@ def test_a_part_may_be_a_sweep() -> None:
     assert drawn.totals.rows.tolist() == [5] and drawn.probability.tolist() == [0.2] * 4
 
 
-class Newest(Seeded, ReplaySampler):
+class Newest(ReplaySampler):
     """Draws the newest row alone, and can do so for a part."""
 
     saved_attributes = ("newest",)

@@ -238,7 +238,7 @@ def test_the_first_sampler_gets_ends_of_episodes(pairs: Any, how: str) -> None:
     if how == "cut":
         replay.sampler.cut(torch.tensor([1]))
     else:
-        replay.sampler.break_episodes([None])
+        replay.sampler.cut(torch.zeros(0, dtype=torch.int64), [None])
     replay.extend(steps[2:])
     assert sweep.sample(replay.storage, 3)[0].tolist() == [2, 2, 2]
     if pairs is ContinuousTransitionSampler:

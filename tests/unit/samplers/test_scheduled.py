@@ -22,14 +22,14 @@ def tables_of_lengths(*lengths: int) -> Tables:
 
 def test_a_batch_is_of_one_task() -> None:
     sampler = ScheduledSampler(TASKS, UniformTasks(), seed=0)
-    rows = np.stack([sampler.rows_of_tables(tables_of_lengths(5, 5, 5), 8).rows for _ in range(60)])
+    rows = np.stack([sampler.rows_of_tables(tables_of_lengths(5, 5, 5), 8)[0] for _ in range(60)])
     assert ((rows == 8).sum(1) == 1).all() and (rows.sum(1) == 8).all()
     assert (rows > 0).any(0).all(), "every task has its turn"
 
 
 def test_tasks_with_too_few_rows_are_left_out() -> None:
     sampler = ScheduledSampler(TASKS, Exp3(), min_size=3, seed=0)
-    rows = np.stack([sampler.rows_of_tables(tables_of_lengths(2, 3, 9), 8).rows for _ in range(40)])
+    rows = np.stack([sampler.rows_of_tables(tables_of_lengths(2, 3, 9), 8)[0] for _ in range(40)])
     assert not rows[:, 0].any() and rows[:, 1].any() and rows[:, 2].any()
     assert sampler.ready(tables_of_lengths(2, 3, 9)).tolist() == [False, True, True]
 
@@ -45,7 +45,7 @@ def test_the_scheduler_is_told_which_task_was_drawn_and_with_which_probability()
 def test_the_probability_told_is_the_one_among_the_ready() -> None:
     """Two of three are ready: whichever is drawn was drawn with 1/2, and a signal of 1 adds 0.3 / (3/2)."""
     sampler = ScheduledSampler(TASKS, Exp3(exploration=0.3), min_size=3, seed=0)
-    drawn = int(sampler.rows_of_tables(tables_of_lengths(0, 9, 9), 8).rows.argmax())
+    drawn = int(sampler.rows_of_tables(tables_of_lengths(0, 9, 9), 8)[0].argmax())
     sampler.scheduler.progress(drawn, 1.0)
     assert np.ptp(sampler.scheduler.log_weights) == pytest.approx(0.2)
 
@@ -68,7 +68,7 @@ def test_baselines_draw_from_the_one_table_of_all_tasks(scheduler) -> None:
         sampler.rows_of_tables(tables, 8)
     tables.append_new_to_each(np.zeros(1, dtype=np.int64))
     assert sampler.ready(tables).tolist() == [True] * 3
-    assert sampler.rows_of_tables(tables, 8).rows.tolist() == [8]
+    assert sampler.rows_of_tables(tables, 8)[0].tolist() == [8]
 
 
 def test_no_ready_task_is_refused() -> None:
@@ -99,7 +99,7 @@ def test_the_state_of_other_tasks_is_refused() -> None:
 def test_seeds_decide_the_draws() -> None:
     tables = tables_of_lengths(5, 5, 5)
     draws = [
-        [int(sampler.rows_of_tables(tables, 1).rows.argmax()) for _ in range(30)]
+        [int(sampler.rows_of_tables(tables, 1)[0].argmax()) for _ in range(30)]
         for sampler in (ScheduledSampler(TASKS, UniformTasks(), seed=seed) for seed in (3, 3, 4))
     ]
     assert draws[0] == draws[1] != draws[2]
@@ -110,6 +110,4 @@ def test_torchrls_generator_is_taken() -> None:
     sampler._rng = torch.Generator().manual_seed(5)
     other = ScheduledSampler(TASKS, UniformTasks(), seed=5)
     tables = tables_of_lengths(5, 5, 5)
-    assert all(
-        (sampler.rows_of_tables(tables, 1).rows == other.rows_of_tables(tables, 1).rows).all() for _ in range(10)
-    )
+    assert all((sampler.rows_of_tables(tables, 1)[0] == other.rows_of_tables(tables, 1)[0]).all() for _ in range(10))

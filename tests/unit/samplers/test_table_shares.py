@@ -104,18 +104,18 @@ def test_least_sizes_can_be_changed_between_draws() -> None:
 
 def test_a_batch_is_dealt_out_among_those_that_are_left() -> None:
     tables = tables_of_lengths(9, 2, 1)
-    assert TableShares(SHARES, {"goal": 3}).rows_of_tables(tables, 10).rows.tolist() == [7, 0, 3]
-    assert TableShares(SHARES, {"goal": 3}, at_least_one=True).rows_of_tables(tables, 2).rows.tolist() == [1, 0, 1]
-    assert TableShares(SHARES, at_least_one=True).rows_of_tables(tables, 2).rows.tolist() == [1, 1, 0]
+    assert TableShares(SHARES, {"goal": 3}).rows_of_tables(tables, 10)[0].tolist() == [7, 0, 3]
+    assert TableShares(SHARES, {"goal": 3}, at_least_one=True).rows_of_tables(tables, 2)[0].tolist() == [1, 0, 1]
+    assert TableShares(SHARES, at_least_one=True).rows_of_tables(tables, 2)[0].tolist() == [1, 1, 0]
 
 
 def test_multinomial_batches_have_the_size_asked_for() -> None:
     sampler = TableShares(SHARES, {"goal": 3}, multinomial=True, seed=0)
-    rows = np.stack([sampler.rows_of_tables(tables_of_lengths(9, 2, 1), 10).rows for _ in range(50)])
+    rows = np.stack([sampler.rows_of_tables(tables_of_lengths(9, 2, 1), 10)[0] for _ in range(50)])
     assert (rows.sum(1) == 10).all() and not rows[:, 1].any()
     assert len(np.unique(rows[:, 0])) > 3
     least = TableShares(SHARES, multinomial=True, at_least_one=True, seed=0)
-    assert min(least.rows_of_tables(tables_of_lengths(9, 2, 1), 3).rows.min() for _ in range(50)) == 1
+    assert min(least.rows_of_tables(tables_of_lengths(9, 2, 1), 3)[0].min() for _ in range(50)) == 1
 
 
 @pytest.mark.parametrize("shares", [SHARES, {"default": 0.0, "goal": 1.0, "gap": 0.0}])
@@ -129,7 +129,7 @@ def test_a_full_table_without_a_share_gives_no_rows_while_the_others_wait() -> N
     sampler = TableShares({"default": 0.0, "goal": 1.0, "gap": 0.0})
     with pytest.raises(RuntimeError, match="no table with a share"):
         sampler.rows_of_tables(tables_of_lengths(9, 0, 0), 2)
-    assert sampler.rows_of_tables(tables_of_lengths(9, 1, 0), 2).rows.tolist() == [0, 2, 0]
+    assert sampler.rows_of_tables(tables_of_lengths(9, 1, 0), 2)[0].tolist() == [0, 2, 0]
 
 
 @pytest.mark.parametrize("options", [{}, {"multinomial": True}, {"at_least_one": True}])
@@ -138,7 +138,7 @@ def test_a_table_without_a_share_is_never_drawn_from_nor_waited_for(name: str, o
     shares = dict.fromkeys(SHARES, 0.5) | {name: 0.0}
     sampler, number = TableShares(shares, {name: 9}, seed=0, **options), list(SHARES).index(name)
     for lengths in ((9, 5, 5), (5, 5, 5)):  # it holds enough, or not
-        rows = np.stack([sampler.rows_of_tables(tables_of_lengths(*lengths), 7).rows for _ in range(30)])
+        rows = np.stack([sampler.rows_of_tables(tables_of_lengths(*lengths), 7)[0] for _ in range(30)])
         assert not rows[:, number].any() and (rows.sum(1) == 7).all()
         assert (np.delete(rows, number, axis=1) > 0).any(0).all()
 
@@ -151,7 +151,7 @@ def test_the_last_draw_there_is_falls_into_a_table_with_a_share(monkeypatch) -> 
     sampler, largest = TableShares(shares, multinomial=True), 1 - 2**-53
     assert np.cumsum(sampler.ready_shares(tables))[-1] < largest
     monkeypatch.setattr(torch, "rand", lambda count, **options: torch.full((count,), largest, dtype=torch.float64))
-    assert sampler.rows_of_tables(tables, 5).rows.tolist() == [0, 0, 0, 5, 0]
+    assert sampler.rows_of_tables(tables, 5)[0].tolist() == [0, 0, 0, 5, 0]
 
 
 def test_weights_are_over_the_largest_of_the_tables_that_have_a_share() -> None:

@@ -118,9 +118,9 @@ def test_a_missing_key_is_refused_with_its_name() -> None:
     transform, storage = MixPairs(keys=["observation", "goal"]), PackedStorage(ROWS)
     storage.set(slice(0, ROWS), transitions())
     with pytest.raises(ValueError, match="the batch has no 'goal'; MixPairs mixes"):
-        transform.mix_stored(storage, torch.zeros(2, 2, dtype=torch.int64))
+        transform._mix_stored(storage, torch.zeros(2, 2, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="the storage is empty"):
-        MixPairs().mix_stored(PackedStorage(3), torch.zeros(2, 2, dtype=torch.int64))
+        MixPairs()._mix_stored(PackedStorage(3), torch.zeros(2, 2, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("slot", [-1, ROWS, 10**7])
@@ -142,10 +142,10 @@ def test_the_stored_rows_stay_and_the_transform_can_be_pickled_after_use() -> No
     storage.set(slice(0, ROWS), transitions())
     before = storage.all_packed.clone()
     index = torch.randint(ROWS, (16, 2), generator=torch.Generator().manual_seed(0))
-    transform.mix_stored(storage, index)
+    transform._mix_stored(storage, index)
     assert torch.equal(storage.all_packed, before)
     restored = pickle.loads(pickle.dumps(transform))
-    check_equal([transform.mix_stored(storage, index)], [restored.mix_stored(storage, index)])
+    check_equal([transform._mix_stored(storage, index)], [restored._mix_stored(storage, index)])
 
 
 def test_returns_formed_at_the_draw_and_stacks_of_frames_are_mixed_by_column() -> None:
