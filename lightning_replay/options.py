@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 __all__ = [
     "MissingExtraError",
@@ -183,11 +183,16 @@ R = TypeVar("R")
 
 
 def accepted_names(function: Callable[..., object]) -> list[str] | None:
-    """Returns the names a function can be called with, or ``None`` where it takes any."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return [parameter.name for parameter in parameters if parameter.name != "self"]
+    """Returns the names a function can be called with, those of ``Unpack[...]`` included; ``None`` if it takes any."""
+    names = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+        elif str(parameter.annotation).startswith("Unpack["):
+            names += get_type_hints(get_args(get_type_hints(function)[parameter.name])[0])
+        else:
+            return None
+    return [name for name in names if name != "self"]
 
 
 def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] | None) -> None:
