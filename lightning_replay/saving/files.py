@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lightning_replay.saving.snapshot import Snapshot
@@ -38,12 +37,8 @@ class DamagedFileError(RuntimeError):
 def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snapshot]]:
     """Returns a state as JSON values with references to tensors, and the tensors by these references.
 
-    Args:
-        state: string keys; values are tensors, snapshots, ``None``, bool, int, float, str, sizes and devices of torch,
-            and lists and dictionaries of these.
-
-    Raises:
-        TypeError: a value is none of these; the message names its key.
+    Keys are strings; values are tensors, snapshots, ``None``, bool, int, float, str, sizes and devices of torch, and
+    lists and dictionaries of these. Raises ``TypeError`` for another, with its key.
     """
     tensors: dict[str, Tensor | Snapshot] = {}
     return _split(state, "", tensors), tensors
@@ -66,24 +61,6 @@ def write_halves(directory: Path, values: Any, tensors: Mapping[str, Tensor | Sn
         sync(directory / name)
 
 
-def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Reads both files of :func:`write_halves`; raises ``DamagedFileError`` if one is missing or unreadable."""
-    try:
-        for name in (VALUES_FILE, TENSORS_FILE):
-            check_regular(directory / name)
-        return json.loads((directory / VALUES_FILE).read_text()), load_file(directory / TENSORS_FILE)
-    except FileNotFoundError as error:
-        raise DamagedFileError(
-            f"no state was saved in {directory}, or not all of it: {error.filename or error} does not exist. Give the "
-            "directory that was written"
-        ) from error
-    except (OSError, SafetensorError, RecursionError, ValueError) as error:
-        raise DamagedFileError(
-            f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "
-            "Load an earlier save, or build the object again."
-        ) from error
-
-
 def check_regular(file: Path) -> None:
     """Raises ``OSError`` if what would be read is no file: reading a pipe waits for ever, and a device has no end."""
     if not stat.S_ISREG(file.stat().st_mode):
@@ -91,12 +68,7 @@ def check_regular(file: Path) -> None:
 
 
 def check_writable(option: str, folder: str | Path) -> None:
-    """Tries to create an unnamed file in a folder, or where it will be created; raises ``OSError`` where that fails.
-
-    Args:
-        option: that names the folder, for the message.
-        folder: of files that are written later.
-    """
+    """Raises ``OSError`` where no file can be created in the folder of an option, or where it will be created."""
     path = Path(folder).absolute()
     try:
         # Nothing is created: other processes may try the same place.

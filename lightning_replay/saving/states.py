@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lightning_replay.saving.chunks import (
     CHUNK_SUFFIX,
     ChunkedTensor,
     Fingerprint,
-    check_chunks,
     check_file,
+    check_files,
     fingerprint,
     is_regular,
     locate_chunks,
@@ -30,13 +33,16 @@ from lightning_replay.saving.files import (
     VALUES_FILE,
     DamagedFileError,
     join_state,
-    read_halves,
     split_state,
     write_halves,
 )
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+FORMAT_VERSION = 3
+MANIFEST = "replay.json"
+SHARDS_VERSION = 1
+MANIFEST_OF_SHARDS = "replay_shards.json"  # in place of the other, of a replay divided over several processes
 STATE_MANIFEST = "state.json"
 STATE_FOLDER = "state"
 STATE_VERSION = 1
@@ -62,7 +68,7 @@ class SavedState(NamedTuple):
         return join_state(self.values, self.tensors | read_chunks(self.chunked, scratch=self.data.parent))
 
     def check(self) -> None:
-        check_chunks(self.chunked)
+        check_files((file, expected, None) for tensor in self.chunked.values() for file, expected in tensor.files)
 
 
 def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = None) -> None:
@@ -113,13 +119,32 @@ def read_state(path: str | Path) -> dict[str, Any]:
     return read_save(directory, lambda: read_manifest(file, STATE_VERSION), lambda *save: open_data(*save).read())
 
 
-def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
-    """Reads a state with :func:`read_state`, and calls ``load`` with it.
+def replay_manifest(directory: Path) -> dict[str, Any]:
+    """Returns the checked manifest of a saved buffer.
 
     Raises:
-        FileNotFoundError, DamagedFileError, ValueError: as :func:`read_state`, or as ``load`` refuses the state; a
-            state of something else is a damaged file.
+        FileNotFoundError: no saved buffer there.
+        DamagedFileError: the manifest is unreadable or changed.
+        ValueError: saved by a newer version of this library.
     """
+    file = directory / MANIFEST
+    if not file.exists():
+        is_of_levels = (directory / STATE_MANIFEST).exists()
+        hint = ". A level buffer is there: levels.load(path) of one built alike reads it" if is_of_levels else ""
+        if (directory / MANIFEST_OF_SHARDS).exists():
+            hint = ". A sharded replay is there: ShardedReplay(...).load(path) of one built alike reads it"
+        raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing{hint}")
+    manifest = read_manifest(file, FORMAT_VERSION)
+    try:
+        _ = manifest["built_by"], manifest["length"], Path(manifest["data"])
+        _ = [record["bytes"] for record in manifest["files"].values()]
+    except MALFORMED as error:
+        raise DamagedFileError(f"{file} is damaged ({error}); load an earlier save") from error
+    return manifest
+
+
+def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
+    """Reads a state with :func:`read_state`, and calls ``load`` with it; raises what either raises."""
     state = read_state(path)
     with refusing_other_states(path):
         load(state)
@@ -139,20 +164,18 @@ def refusing_other_states(path: str | Path) -> Iterator[None]:
 def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerprint, Path] | None = None) -> SavedSize:
     """Writes the files of a state into a new save, and their fingerprints into its manifest.
 
-    Args:
-        save: that is being written.
-        state: see :func:`~lightning_replay.saving.files.split_state`.
-        earlier: chunk files that are linked where the content is the same.
+    Tensors are files of their own from 1 MiB on; those of ``earlier`` are linked where the content is the same.
     """
     values, tensors = split_state(state)
     large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE_BYTES}
     records, chunks = write_chunks(save.data, large, earlier or {})
     small = {name: tensor for name, tensor in tensors.items() if name not in large}
     write_halves(save.data, {"state": values, "chunked": records}, small)
-    files = {name: fingerprint(save.data / name).record() for name in (TENSORS_FILE, VALUES_FILE)}
-    save.manifest["files"] = files | {chunk.name: chunk.fingerprint.record() for chunk in chunks}
-    total = sum(record["bytes"] for record in save.manifest["files"].values())
-    return SavedSize(total, total - sum(chunk.fingerprint.num_bytes for chunk in chunks if chunk.linked))
+    files = {name: fingerprint(save.data / name) for name in (TENSORS_FILE, VALUES_FILE)}
+    files |= {chunk.name: chunk.fingerprint for chunk in chunks}
+    save.manifest["files"] = {name: file._asdict() for name, file in files.items()}
+    total = sum(file.bytes for file in files.values())
+    return SavedSize(total, total - sum(chunk.fingerprint.bytes for chunk in chunks if chunk.linked))
 
 
 def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
@@ -162,11 +185,11 @@ def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
         for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *files)):
             if not name.endswith(CHUNK_SUFFIX):
                 check_file(data / Path(name).name, files.get(name, {}))
-        values, tensors = read_halves(data)
+        values, tensors = json.loads((data / VALUES_FILE).read_text()), load_file(data / TENSORS_FILE)
         return SavedState(data, values["state"], tensors, locate_chunks(data, values["chunked"], files))
     except DamagedFileError:
         raise
-    except MALFORMED as error:
+    except (OSError, SafetensorError, *MALFORMED) as error:  # a folder that others replace may vanish
         raise DamagedFileError(
             f"{data / VALUES_FILE} holds no saved state ({error!r}); load an earlier save"
         ) from error
