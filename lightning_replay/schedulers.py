@@ -220,7 +220,7 @@ class Exp3(Scheduler):
         array([0.2673, 0.2442, 0.2442, 0.2442])
     """
 
-    saved_attributes = ("tasks", "log_weights", "_drawn_with", "_waiting")
+    saved_attributes: tuple[str, ...] = ("tasks", "log_weights", "_drawn_with", "_waiting")
 
     def __init__(self, exploration: float = 0.1) -> None:
         super().__init__()
@@ -502,7 +502,7 @@ class EasyToHard(_StagedScheduler):
         (1, [1, 1, 1, 1])
     """
 
-    saved_attributes = ("tasks", "order", "stage", "_signals_in_stage")
+    saved_attributes: tuple[str, ...] = ("tasks", "order", "stage", "_signals_in_stage")
 
     def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
         super().__init__()
