@@ -91,10 +91,9 @@ def write_chunks(
 def locate_chunks(
     directory: Path, records: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, ChunkedTensor]:
-    """Returns the tensors that :func:`write_chunks` recorded, without reading their content.
+    """Returns the tensors that :func:`write_chunks` recorded, their content not read; ``files`` are the fingerprints.
 
-    ``files`` are the expected size and hash of each file. Raises ``DamagedFileError`` if files are missing, have
-    another size, or do not make up the tensors.
+    Raises ``DamagedFileError`` if files are missing, have another size, or do not make up the tensors.
     """
     located = {}
     for name, record in records.items():
@@ -102,8 +101,8 @@ def locate_chunks(
             dtype, shape = getattr(torch, record["dtype"]), torch.Size(record["shape"])
             if not isinstance(dtype, torch.dtype) or any(length < 0 for length in shape):
                 raise TypeError(f"{record['dtype']} {list(shape)} is no tensor")
-            located_files = [(directory / Path(file).name, files[file]) for file in record["files"]]
-            tensor = ChunkedTensor(dtype, shape, located_files)
+            parts = [(directory / Path(file).name, files[file]) for file in record["files"]]
+            tensor = ChunkedTensor(dtype, shape, parts)
             missing = tensor.num_bytes - sum(expected["bytes"] for _, expected in tensor.files)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedFileError(f"the chunks of {name} in {directory} are not described: {error!r}") from error
@@ -118,14 +117,8 @@ def locate_chunks(
 def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str, Tensor]:
     """Reads tensors from their chunk files, each chunk directly into its place, and checks the content.
 
-    Args:
-        tensors: by name.
-        scratch: directory for an unnamed scratch file, used if memory does not hold the tensors twice, since the
-            caller copies them.
-
-    Raises:
-        DamagedFileError: a file is missing, truncated or changed.
-        MemoryError: neither memory nor disk holds the tensors.
+    Where memory does not hold the tensors twice, since the caller copies them, they lie in an unnamed file in the
+    directory ``scratch``. Raises ``DamagedFileError``, or ``MemoryError`` if neither memory nor disk holds them.
     """
     free = free_bytes(torch.device("cpu"))
     needed = sum(tensor.num_bytes for tensor in tensors.values())
@@ -135,9 +128,8 @@ def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str
     for name, tensor in tensors.items():
         memory, start = places[name].numpy().data, 0
         for file, expected in tensor.files:
-            stop = start + expected["bytes"]
-            parts.append((file, expected, memory[start:stop]))
-            start = stop
+            parts.append((file, expected, memory[start : start + expected["bytes"]]))
+            start += expected["bytes"]
     check_files(parts)
     return {name: places[name].view(tensor.dtype).view(tensor.shape) for name, tensor in tensors.items()}
 
@@ -151,13 +143,9 @@ def check_files(parts: Iterable[tuple[Path, Mapping[str, Any], memoryview | None
 def check_file(
     file: Path, expected: Mapping[str, Any], target: memoryview | None = None, *, reads: bool = True
 ) -> None:
-    """Raises ``DamagedFileError`` for a file that is missing or not the one that was written.
+    """Raises ``DamagedFileError`` for a file that is not the one of its fingerprint; ``reads=False`` checks the size.
 
-    Args:
-        file: to check.
-        expected: its :class:`Fingerprint` as a dictionary.
-        target: receives the content, of the expected length.
-        reads: with ``False`` only the size is checked.
+    ``target`` receives the content, of the expected length.
     """
     found: dict[str, Any] = {}
     try:
@@ -223,15 +211,13 @@ def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
 
 
 def _blocks(file: Path, target: memoryview | None = None) -> Iterator[memoryview]:
-    """Yields the content block by block: views of ``target`` where there is one, else of a buffer that is reused."""
+    # Views of the target where there is one, else of a buffer that is reused.
     scratch = memoryview(bytearray(_BLOCK_BYTES)) if target is None else target[:0]
     position = 0
     with file.open("rb", buffering=0) as stream:
-        while True:
-            block = scratch if target is None else target[position : position + _BLOCK_BYTES]
-            count = stream.readinto(block)
-            if not count:
-                return
+        while count := stream.readinto(
+            block := scratch if target is None else target[position : position + _BLOCK_BYTES]
+        ):
             yield block[:count]
             position += count
 

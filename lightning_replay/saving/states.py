@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lightning_replay.saving.chunks import (
@@ -27,15 +29,8 @@ from lightning_replay.saving.chunks import (
     write_chunks,
 )
 from lightning_replay.saving.directory import NewSave, read_manifest, read_save, replaced_save
-from lightning_replay.saving.files import (
-    MALFORMED,
-    TENSORS_FILE,
-    VALUES_FILE,
-    DamagedFileError,
-    join_state,
-    split_state,
-    write_halves,
-)
+from lightning_replay.saving.files import MALFORMED, DamagedFileError, sync
+from lightning_replay.saving.snapshot import Snapshot
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -46,6 +41,8 @@ MANIFEST_OF_SHARDS = "replay_shards.json"  # in place of the other, of a replay 
 STATE_MANIFEST = "state.json"
 STATE_FOLDER = "state"
 STATE_VERSION = 1
+TENSORS_FILE = "tensors.safetensors"
+VALUES_FILE = "values.json"
 LARGE_BYTES = 1 << 20  # tensors of at least this size are written as chunk files
 
 
@@ -120,13 +117,7 @@ def read_state(path: str | Path) -> dict[str, Any]:
 
 
 def replay_manifest(directory: Path) -> dict[str, Any]:
-    """Returns the checked manifest of a saved buffer.
-
-    Raises:
-        FileNotFoundError: no saved buffer there.
-        DamagedFileError: the manifest is unreadable or changed.
-        ValueError: saved by a newer version of this library.
-    """
+    """Returns the checked manifest of a saved buffer; raises as :func:`read_manifest`."""
     file = directory / MANIFEST
     if not file.exists():
         is_of_levels = (directory / STATE_MANIFEST).exists()
@@ -170,7 +161,10 @@ def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerp
     large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE_BYTES}
     records, chunks = write_chunks(save.data, large, earlier or {})
     small = {name: tensor for name, tensor in tensors.items() if name not in large}
-    write_halves(save.data, {"state": values, "chunked": records}, small)
+    save_file(_separate(small), save.data / TENSORS_FILE)
+    (save.data / VALUES_FILE).write_text(json.dumps({"state": values, "chunked": records}))
+    for name in (TENSORS_FILE, VALUES_FILE):
+        sync(save.data / name)
     files = {name: fingerprint(save.data / name) for name in (TENSORS_FILE, VALUES_FILE)}
     files |= {chunk.name: chunk.fingerprint for chunk in chunks}
     save.manifest["files"] = {name: file._asdict() for name, file in files.items()}
@@ -196,7 +190,7 @@ def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
 
 
 def chunks_of(manifest: Mapping[str, Any], data: Path) -> dict[Fingerprint, Path]:
-    """Returns the chunk files of an earlier save that have the expected size."""
+    # Of an earlier save, those that have the expected size.
     chunks = {}
     for name, record in manifest["files"].items():
         file = data / Path(name).name
@@ -205,3 +199,85 @@ def chunks_of(manifest: Mapping[str, Any], data: Path) -> dict[Fingerprint, Path
         elif name.endswith(CHUNK_SUFFIX):
             chunks[Fingerprint(record["bytes"], str(record.get("blake2b")))] = file
     return chunks
+
+
+def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snapshot]]:
+    """Returns a state as JSON values with references to tensors, and the tensors by these references.
+
+    Keys are strings; values are tensors, snapshots, ``None``, bool, int, float, str, sizes and devices of torch, and
+    lists and dictionaries of these. Raises ``TypeError`` for another, with its key.
+    """
+    tensors: dict[str, Tensor | Snapshot] = {}
+    return _split(state, "", tensors), tensors
+
+
+def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Returns the state that :func:`split_state` took apart; raises ``DamagedFileError`` if the halves do not fit."""
+    try:
+        return _join(values, tensors)
+    except MALFORMED as error:
+        raise DamagedFileError(
+            f"saved values and tensors do not fit together: {error!r}; load an earlier save"
+        ) from error
+
+
+def _separate(tensors: Mapping[str, Tensor | Snapshot]) -> dict[str, Tensor]:
+    # safetensors needs contiguous tensors that share no memory.
+    separate: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.tensor() if isinstance(tensor, Snapshot) else tensor.cpu().contiguous()
+        if tensor.untyped_storage().data_ptr() in taken:
+            tensor = tensor.clone()
+        taken.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor
+    return separate
+
+
+def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
+    if isinstance(value, Tensor | Snapshot):
+        reference = name or "tensor"
+        while reference in tensors:  # {"a": {"b": ...}, "a.b": ...}
+            reference += "'"
+        if isinstance(value, Tensor):
+            # lazy conjugates and negatives would be written as the tensors they are computed from
+            value = value.detach().resolve_conj().resolve_neg()
+        tensors[reference] = value
+        return {"$tensor": reference}
+    if isinstance(value, Mapping):
+        prefix = f"{name}." if name else ""
+        halved = {"$dict": {str(key): _split(item, f"{prefix}{key}", tensors) for key, item in value.items()}}
+        # TensorDict stores batch sizes and the nesting of its keys in an attribute of its flat state
+        metadata = getattr(value, "_metadata", None)
+        return halved if metadata is None else halved | {"$metadata": _split(metadata, f"{prefix}_metadata", tensors)}
+    if isinstance(value, torch.Size):
+        return {"$size": list(value)}
+    if isinstance(value, torch.device):
+        return {"$device": str(value)}
+    if isinstance(value, list | tuple):
+        return [_split(item, f"{name}.{position}", tensors) for position, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"state entry {name!r} is a {type(value).__name__}; accepted are tensors, None, bool, int, float, str, "
+        "and lists and dictionaries of these. Return these from the part's state_dict(), of a generator its get_state()"
+    )
+
+
+def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if "$tensor" in value:
+            return tensors[value["$tensor"]]
+        if "$size" in value:
+            return torch.Size(value["$size"])
+        if "$device" in value:
+            return torch.device(value["$device"])
+        joined = {key: _join(item, tensors) for key, item in value["$dict"].items()}
+        if "$metadata" not in value:
+            return joined
+        described = OrderedDict(joined)
+        described._metadata = _join(value["$metadata"], tensors)  # type: ignore[attr-defined]
+        return described
+    if isinstance(value, list):
+        return [_join(item, tensors) for item in value]
+    return value
