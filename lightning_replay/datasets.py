@@ -8,7 +8,6 @@ from typing import Any
 import numpy
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 
 def minari_transitions(dataset: Any, *, dtype: torch.dtype | None = torch.float32) -> TensorDict:
@@ -32,17 +31,18 @@ def minari_transitions(dataset: Any, *, dtype: torch.dtype | None = torch.float3
 
 
 def _episode_rows(episode: Any, number: int, dtype: torch.dtype | None) -> TensorDict:
-    rewards = numpy.asarray(episode.rewards)
-    steps = len(rewards)
-    observations = _columns(episode.observations, dtype)
-    terminated = torch.from_numpy(numpy.asarray(episode.terminations, dtype=bool)).reshape(steps, 1)
-    truncated = torch.from_numpy(numpy.asarray(episode.truncations, dtype=bool)).reshape(steps, 1)
+    steps = len(episode.rewards)
+    terminated, truncated = (
+        torch.from_numpy(numpy.asarray(ends, dtype=bool)).reshape(steps, 1)
+        for ends in (episode.terminations, episode.truncations)
+    )
     rows = {
-        "observation": _slice(observations, slice(0, steps)),
+        # One observation more than steps: the last one is only a successor.
+        "observation": _columns(episode.observations, dtype, slice(0, steps)),
         "action": _columns(episode.actions, dtype),
         "next": {
-            "observation": _slice(observations, slice(1, steps + 1)),
-            "reward": _columns(rewards, dtype).reshape(steps, 1),
+            "observation": _columns(episode.observations, dtype, slice(1, steps + 1)),
+            "reward": _columns(numpy.asarray(episode.rewards), dtype).reshape(steps, 1),
             "terminated": terminated,
             "truncated": truncated,
             "done": terminated | truncated,
@@ -52,17 +52,13 @@ def _episode_rows(episode: Any, number: int, dtype: torch.dtype | None) -> Tenso
     return TensorDict(rows, [steps])
 
 
-def _columns(value: Any, dtype: torch.dtype | None) -> Any:
+def _columns(value: Any, dtype: torch.dtype | None, rows: slice = slice(None)) -> Any:
     if isinstance(value, dict):
-        return {key: _columns(item, dtype) for key, item in value.items()}
+        return {key: _columns(item, dtype, rows) for key, item in value.items()}
     if not isinstance(value, numpy.ndarray):
         raise TypeError(
             f"observations and actions must be arrays or dictionaries of arrays; got {type(value).__name__}. "
             "Flatten the spaces of the data set first"
         )
-    column = torch.from_numpy(value)
+    column = torch.from_numpy(value[rows])
     return column.to(dtype) if dtype is not None and column.is_floating_point() else column
-
-
-def _slice(value: Any, part: slice) -> Tensor | dict[str, Any]:
-    return {key: _slice(item, part) for key, item in value.items()} if isinstance(value, dict) else value[part]

@@ -15,17 +15,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
-
-__all__ = [
-    "MissingExtraError",
-    "accepted_names",
-    "missing_extra",
-    "missing_extra_of",
-    "refuse_unknown",
-    "with_named_arguments",
-]
-
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 ABOVE_ZERO = math.ulp(0.0)  # the least float above 0
 BELOW_ONE = math.nextafter(1.0, 0.0)  # the largest float below 1
@@ -41,16 +31,7 @@ def plain_number(value: Any) -> Any:
 def check_option(
     name: str, value: Any, kind: type, accepted: str, lowest: float = -LARGEST, highest: float = LARGEST
 ) -> None:
-    """Refuses a value of another kind or out of its range.
-
-    Args:
-        name: of the option.
-        value: that was given.
-        kind: ``numbers.Real``, ``numbers.Integral``, neither of which includes ``True``, or ``bool``.
-        accepted: completes the sentence "it must be ...".
-        lowest: of the accepted numbers; ``ABOVE_ZERO`` leaves 0 out.
-        highest: of the accepted numbers.
-    """
+    """Refuses a value of another ``kind`` than ``Real``, ``Integral`` (no flags) or ``bool``, or out of its range."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"{name} is {value!r}; it must be {accepted}")
     # As plain numbers: NumPy warns of an overflow when it compares its floats with the largest Python float.
@@ -183,18 +164,20 @@ R = TypeVar("R")
 
 
 def accepted_names(function: Callable[..., object]) -> list[str] | None:
-    """Returns the names a function can be called with, or ``None`` where it takes any."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return [parameter.name for parameter in parameters if parameter.name != "self"]
+    """Returns the names a function can be called with, those of ``Unpack[...]`` included; ``None`` if it takes any."""
+    names = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+        elif str(parameter.annotation).startswith("Unpack["):
+            names += get_type_hints(get_args(get_type_hints(function)[parameter.name])[0])
+        else:
+            return None
+    return [name for name in names if name != "self"]
 
 
 def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] | None) -> None:
-    """Raises ``TypeError`` for names of arguments that are not ``accepted``, of which ``None`` stands for all.
-
-    The error names the ``owner``, a class or a function.
-    """
+    """Raises ``TypeError`` for names of arguments that are not ``accepted``, of which ``None`` stands for all."""
     for name in given:
         if accepted is not None and name not in accepted:
             hint = did_you_mean(name, accepted) or f"; accepted are {', '.join(accepted) or 'none'}"
@@ -203,14 +186,11 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] |
 
 def with_named_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator of constructors and recipes: unknown arguments are refused; signature and documentation stay."""
-    accepted = accepted_names(function)
-    known = None if accepted is None else set(accepted)
-    owner = function.__qualname__.removesuffix(".__init__")
+    accepted, owner = accepted_names(function), function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if known is not None and not known.issuperset(kwargs):
-            refuse_unknown(owner, kwargs, accepted)
+        refuse_unknown(owner, kwargs, accepted)
         return function(*args, **kwargs)
 
     return checked
@@ -233,13 +213,7 @@ class MissingExtraError(ModuleNotFoundError):
 
 
 def missing_extra(what: str, package: str, extra: str, otherwise: str = "") -> MissingExtraError:
-    """Returns the error for a package that is not installed.
-
-    Args:
-        what: the part that needs the package; the subject of a sentence in the singular.
-        package: its name.
-        extra: of this library, that installs it.
-        otherwise: what can be done instead, such as ``"or use backend='torch'"``.
+    """Returns the error for the ``package`` of an extra, which ``what`` needs; ``otherwise`` is an alternative.
 
     Example:
         >>> print(missing_extra("the picture", "matplotlib", "plots"))
@@ -251,40 +225,24 @@ def missing_extra(what: str, package: str, extra: str, otherwise: str = "") -> M
 
 
 def missing_extra_of(what: str, error: BaseException) -> MissingExtraError | None:
-    """Returns the error for the package whose failed import is the cause of ``error``; ``None`` if no extra has it.
-
-    Args:
-        what: the part that needs the package; the subject of a sentence in the singular.
-        error: a ``ModuleNotFoundError``, or what another library raised from one.
-    """
+    """Returns the error for the package of an extra whose failed import is the cause of ``error``, if there is one."""
     cause: BaseException | None = error
     while cause is not None:
-        module = cause.name if isinstance(cause, ModuleNotFoundError) else None
-        if module is not None and module.split(".")[0] in _EXTRAS:
-            return missing_extra(what, *_EXTRAS[module.split(".")[0]])
+        module = str(cause.name).split(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
+        if module in _EXTRAS:
+            return missing_extra(what, *_EXTRAS[module])
         cause = cause.__cause__ or cause.__context__
     return None
 
 
-_PACKAGE = Path(__file__).resolve().parent
-
-
 def config_directory() -> Path:
-    """Returns the folder that holds ``lightning/*.yaml`` and ``rllib/*.yaml``.
-
-    In an installed wheel it is in the package; in a checkout it is ``configs/`` beside the package.
-
-    Example:
-        >>> (config_directory() / "lightning").is_dir()
-        True
-    """
-    candidates = (_PACKAGE / "_configs", _PACKAGE.parent / "configs")
+    """Returns the folder of ``lightning/*.yaml`` and ``rllib/*.yaml``, in the package or, of a checkout, beside it."""
+    package = Path(__file__).resolve().parent
+    candidates = (package / "_configs", package.parent / "configs")
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
-    raise FileNotFoundError(
-        f"the configuration files are neither in {candidates[0]} nor in {candidates[1]}; reinstall lightning-replay."
-    )
+    raise FileNotFoundError(f"the configuration files are in none of {candidates}; reinstall lightning-replay")
 
 
 def config_files() -> list[str]:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published replay methods, each a function that returns a complete replay buffer."""
+"""Published replay methods, each a function that returns a complete replay buffer.
+
+``capacity`` is the most transitions kept, and ``batch_size`` the transitions of a batch: by default 256, or
+``capacity`` where that is less. :class:`ReplayOptions` are the options that all share.
+"""
 
 from __future__ import annotations
 
 import functools
-import inspect
-import re
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, get_args, get_type_hints
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -18,7 +21,6 @@ from lightning_replay.options import (
     check_kind,
     checked_choice,
     checked_count,
-    checked_key,
     checked_number,
     checked_share,
     did_you_mean,
@@ -62,89 +64,23 @@ __all__ = [
     "uniform",
 ]
 
-
-_RUN = 32  # consecutive steps of a trajectory that are assumed to be kept together
-
-
-def storage_for(
-    capacity: int,
-    *,
-    device: str = "cpu",
-    memmap: str | None = None,
-    frame_stack: int | None = None,
-    image_key: str | tuple[str, ...] = "pixels",
-    frame_capacity: int | None = None,
-    default_frame_capacity: int | None = None,
-    n_steps: int = 1,
-) -> PackedStorage:
-    """Returns a recipe's storage; most options are described in :mod:`lightning_replay.recipes`.
-
-    Args:
-        default_frame_capacity: the recipe's default of ``frame_capacity``; ``None`` uses :func:`frames_in_order`, for
-            rows that are kept in the order in which they were collected.
-        n_steps: length of the returns, for the check of the capacity.
-
-    Raises:
-        TypeError: an ``image_key`` that is neither a name nor a tuple of names.
-        ValueError: a capacity below ``frame_stack + n_steps``, ``frame_capacity`` or ``image_key`` without
-            ``frame_stack``, or sizes that are not positive.
-    """
-    checked_key("image_key", image_key)
-    if frame_stack is None:
-        for name, value, default in (("frame_capacity", frame_capacity, None), ("image_key", image_key, "pixels")):
-            if value != default:
-                raise ValueError(
-                    f"{name} is {value!r} and frame_stack is not given; frames are stored once only where frame_stack "
-                    f"is their number in a stack. Pass frame_stack=4, for example, or leave {name} out"
-                )
-        return PackedStorage(capacity, device=device, memmap=memmap)
-    checked_count("capacity", capacity, of="transitions")
-    if capacity < _checked_stack(frame_stack) + checked_count("n_steps", n_steps):
-        raise ValueError(
-            f"capacity is {capacity}, below frame_stack + n_steps = {frame_stack} + {n_steps}: not even the frames of "
-            "one return would be shared between transitions. Raise the capacity"
-        )
-    if frame_capacity is None:
-        wanted = frames_in_order(capacity, frame_stack) if default_frame_capacity is None else default_frame_capacity
-        frame_capacity = max(wanted, 2 * frame_stack)
-    return FrameStorage(capacity, frame_stack, image_key, frame_capacity=frame_capacity, device=device, memmap=memmap)
-
-
-def frames_in_order(rows: int, frame_stack: int | None, run_length: int = _RUN) -> int:
-    """Number of frames of ``rows`` in runs of consecutive steps: each run has ``frame_stack`` more frames than rows.
-
-    Example:
-        >>> frames_in_order(3_200, frame_stack=4)  # 100 runs of 32 rows, and 64 trajectories that are running
-        3856
-    """
-    return rows + _checked_stack(frame_stack) * (-(-rows // run_length) + 64)
-
-
-def frames_at_worst(rows: int, frame_stack: int | None, n_steps: int) -> int:
-    """Number of frames of ``rows`` that share none; the two stacks of a row overlap where n is below k.
-
-    Example:
-        >>> frames_at_worst(1, frame_stack=4, n_steps=1), frames_at_worst(1, frame_stack=4, n_steps=5)
-        (5, 8)
-    """
-    stack = _checked_stack(frame_stack)
-    return rows * (stack + min(stack, n_steps))
-
-
-def _checked_stack(frame_stack: int | None) -> int:
-    return 0 if frame_stack is None else checked_count("frame_stack", frame_stack, of="frames")
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 B = TypeVar("B", bound=Replay)
-
-_OF_STORAGE = ("device", "memmap", "frame_stack", "image_key", "frame_capacity", "n_steps")
-_OF_BUFFER = ("n_steps", "discount", "prefetch", "check_finite", "check_continuity", "seed")
 
 
 class ReplayOptions(TypedDict, total=False):
-    """Options of every recipe."""
+    """Options of every recipe.
+
+    Args:
+        n_steps: rewards summed into one return when a row is drawn; 1 by default.
+        discount: γ of that return; 0.99 by default.
+        device: where transitions are kept; the CPU by default.
+        memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
+        prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations; on by default.
+        check_continuity: a row follows another only if it starts with the observation that the other ended with, bit
+            for bit; on by default, see :class:`~lightning_replay.episodes.links.Continuity`.
+        seed: seed of every draw; ``None`` seeds from torch's global generator.
+    """
 
     n_steps: int
     discount: float
@@ -157,135 +93,127 @@ class ReplayOptions(TypedDict, total=False):
 
 
 class FrameOptions(ReplayOptions, total=False):
-    """Options of recipes that can store each frame once."""
+    """Options of recipes that can store each frame once.
+
+    Args:
+        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows unchanged.
+        image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors;
+            ``"pixels"`` by default.
+        frame_capacity: most frames kept; a full frame store evicts the oldest transitions, with tables the oldest
+            entries of the fullest one. By default an eighth more than ``capacity`` for stacks of 4, enough for episodes
+            (with tables: runs) of 32 steps or more.
+    """
 
     frame_stack: int | None
     image_key: str | tuple[str, ...]
     frame_capacity: int | None
 
 
-_PARAMETERS = {
-    **inspect.signature(Replay.__init__).parameters,
-    **inspect.signature(storage_for).parameters,
-}  # with the defaults
+class MixingOptions(ReplayOptions, total=False):
+    """Options of recipes that mix two transitions.
 
-_DOCUMENTED = """
-    capacity: most transitions kept.
-    batch_size: transitions per batch; by default 256, or the capacity where it is smaller.
-    mixup_concentration: both parameters of the Beta distribution of the mixing coefficient.
-    fraction: share of rows that are mixed.
-    keys: floating columns that are mixed; a key includes every entry nested under it. Integers, such as discrete
-        actions, are refused; columns that are not named stay those of the first transition.
-    priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
-    importance_exponent: β of their correction.
-    priority_offset: ε, added to every priority.
-    n_steps: rewards summed into one return when a row is drawn.
-    discount: γ of that return.
-    device: where transitions are kept.
-    memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
-    frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-        :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows unchanged.
-    image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
-    frame_capacity: most frames kept; a full frame store evicts the oldest transitions. By default an eighth more than
-        ``capacity`` for stacks of 4, enough for episodes of 32 steps or more.
-    prefetch: batches drawn ahead in threads.
-    check_finite: refuse rows with NaN or infinity in rewards or observations.
-    check_continuity: a row follows another only if it starts with the observation that the other ended with, bit for
-        bit; see :class:`~lightning_replay.episodes.links.Continuity`.
-    seed: seed of every draw; ``None`` seeds from torch's global generator.
-"""
-_ENTRY = re.compile(r"^    (\w+):.*(?:\n(?:     .*))*", re.MULTILINE)
-_SHARED = {entry[1]: entry[0] for entry in _ENTRY.finditer(_DOCUMENTED)}
-
-
-def recipe(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a recipe: adds the shared options to its signature and docstring, and refuses unknown ones by name.
-
-    Editors and type checkers read the types of ``**options``; ``--help``, YAML files and RLlib's checks read names and
-    defaults from the signature that this sets. A recipe documents an option itself where it differs.
-
-    Raises:
-        KeyError: neither the recipe nor this module documents an option.
+    Args:
+        mixup_concentration: both parameters of the Beta distribution of the mixing coefficient; 0.75 by default.
+        fraction: share of rows that are mixed; by default all.
+        keys: floating columns that are mixed; a key includes every entry nested under it. Integers, such as discrete
+            actions, are refused; columns that are not named stay those of the first transition.
     """
-    signature = inspect.signature(function)
-    *own, options = signature.parameters.values()
-    (kind,) = get_args(get_type_hints(function)[options.name])
-    annotations = {name: hint.__forward_arg__ for name, hint in kind.__annotations__.items()}
-    defaults = {name: _PARAMETERS[name].default for name in annotations}
-    shared = [
-        _PARAMETERS[name].replace(kind=_PARAMETERS[name].KEYWORD_ONLY, annotation=annotations[name])
-        for name in annotations
-    ]
 
-    @functools.wraps(function)
-    def build(*args: P.args, **kwargs: P.kwargs) -> R:
-        return function(*args, **{**defaults, **kwargs})
+    mixup_concentration: float
+    fraction: float
+    keys: Sequence[str | tuple[str, ...]]
 
-    build.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-    build.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != options.name}
-    build.__annotations__ |= annotations
-    if build.__doc__ is not None:  # python -OO has none
-        before, _, rest = f"{inspect.cleandoc(build.__doc__)}\n\n".partition("Args:\n")
-        section, _, after = rest.partition("\n\n")
-        documented = {entry[1]: entry[0] for entry in _ENTRY.finditer(section)}
-        entries = [documented.get(name) or _SHARED[name] for name in inspect.signature(build).parameters]
-        build.__doc__ = "\n".join([f"{before}Args:", *entries, "", after]).rstrip() + "\n"
-    return with_named_arguments(build)
+
+# jsonargparse prints what the docstring of a class describes, and a TypedDict has no base class to look in.
+for _kind in (FrameOptions, MixingOptions):
+    if _kind.__doc__ and ReplayOptions.__doc__:  # python -OO has none
+        _kind.__doc__ = _kind.__doc__.rstrip() + ReplayOptions.__doc__.partition("Args:")[2]
+
+
+def storage_for(
+    capacity: int,
+    *,
+    device: str = "cpu",
+    memmap: str | None = None,
+    frame_stack: int | None = None,
+    image_key: str | tuple[str, ...] = "pixels",
+    frame_capacity: int | None = None,
+    default_frame_capacity: Callable[[int], int] | None = None,
+    n_steps: int = 1,
+) -> PackedStorage:
+    """Returns a storage by :class:`FrameOptions`; ``default_frame_capacity`` is a function of ``frame_stack``."""
+    if frame_stack is None:
+        name, value = ("image_key", image_key) if frame_capacity is None else ("frame_capacity", frame_capacity)
+        if value != "pixels":
+            raise ValueError(
+                f"{name} is {value!r} and frame_stack is not given; frames are stored once only where frame_stack is "
+                f"their number in a stack. Pass frame_stack=4, for example, or leave {name} out"
+            )
+        return PackedStorage(capacity, device=device, memmap=memmap)
+    checked_count("capacity", capacity, of="transitions")
+    if capacity < checked_count("frame_stack", frame_stack, of="frames") + checked_count("n_steps", n_steps):
+        raise ValueError(
+            f"capacity is {capacity}, below frame_stack + n_steps = {frame_stack} + {n_steps}: not even the frames of "
+            "one return would be shared between transitions. Raise the capacity"
+        )
+    if frame_capacity is None:
+        default = default_frame_capacity or functools.partial(frames_in_order, capacity)
+        frame_capacity = max(default(frame_stack), 2 * frame_stack)
+    return FrameStorage(capacity, frame_stack, image_key, frame_capacity=frame_capacity, device=device, memmap=memmap)
+
+
+def frames_in_order(rows: int, frame_stack: int, run_length: int = 32) -> int:
+    # Each run of consecutive steps has frame_stack more frames than rows; 64 trajectories may be running.
+    return rows + frame_stack * (-(-rows // run_length) + 64)
+
+
+def frames_at_worst(rows: int, frame_stack: int, n_steps: int) -> int:
+    # Of rows that share none; the two stacks of one row overlap where n_steps is below frame_stack.
+    return rows * (frame_stack + min(frame_stack, n_steps))
 
 
 def assemble(
     kind: type[B],
     slots: int,
     batch_size: int | None,
-    options: ReplayOptions,
+    options: Any,
     sampler: Sampler,
-    *,
-    default_frame_capacity: int | None = None,
+    default_frame_capacity: Callable[[int], int] | None = None,
     **parts: Any,
 ) -> B:
-    """Builds the buffer of a recipe.
+    """Builds the buffer of a recipe from the options that recipes share and its own parts, which come before them."""
+    of_storage = taken(options, "device", "memmap", "frame_stack", "image_key", "frame_capacity")
+    of_storage |= {"n_steps": options.get("n_steps", 1), "default_frame_capacity": default_frame_capacity}
+    storage = storage_for(slots, **of_storage)
+    return kind(storage=storage, sampler=sampler, batch_size=batch_size, **{**options, **parts})
 
-    Args:
-        kind: class of the buffer.
-        slots: of the storage.
-        batch_size: transitions per batch.
-        options: those that recipes share.
-        sampler: of the buffer.
-        default_frame_capacity: see :func:`~lightning_replay.recipes.storage_for`.
-        parts: further arguments of the buffer, before those in ``options``.
-    """
-    given: dict[str, Any] = {**options}
-    of_storage = {name: given[name] for name in _OF_STORAGE if name in given}
-    storage = storage_for(slots, default_frame_capacity=default_frame_capacity, **of_storage)
-    of_buffer = {name: given[name] for name in _OF_BUFFER} | parts
-    return kind(storage=storage, sampler=sampler, batch_size=batch_size, **of_buffer)
+
+def taken(options: Any, *names: str) -> dict[str, Any]:
+    """Removes the options of these names that were given, and returns them."""
+    return {name: options.pop(name) for name in names if name in options}
+
+
+def mixing(options: Any) -> MixPairs:
+    return MixPairs(**taken(options, "mixup_concentration", "fraction", "keys"))
 
 
 def prioritized_or_uniform(
     capacity: int, priority_exponent: float, importance_exponent: float | Schedule, priority_offset: float = 1e-6
 ) -> Sampler:
-    """Returns a prioritized sampler; with ``priority_exponent`` 0 a uniform one, on which the others have no effect."""
     if priority_exponent != 0:
-        return PrioritizedSampler(
-            capacity=capacity,
-            priority_exponent=priority_exponent,
-            importance_exponent=importance_exponent,
-            priority_offset=priority_offset,
-        )
-    checked_number("priority_exponent", priority_exponent)  # False == 0, and is refused
-    checked_schedule("importance_exponent", importance_exponent, highest=1.0)
+        return PrioritizedSampler(capacity, priority_exponent, importance_exponent, priority_offset)
+    checked_schedule("importance_exponent", importance_exponent, highest=1.0)  # which have no effect
     checked_number("priority_offset", priority_offset, 0.0)
     return UniformSampler()
 
 
-@recipe
+@with_named_arguments
 def neighborhood_mixup(
     capacity: int,
     batch_size: int | None = None,
     *,
     num_neighbors: int = 10,
-    mixup_concentration: float = 0.75,
-    fraction: float = 1.0,
     priority_exponent: float = 0.0,
     importance_exponent: float | Schedule = 0.4,
     update_partners: bool = False,
@@ -293,8 +221,7 @@ def neighborhood_mixup(
     backend: str = "exact",
     discrete: str | None = None,
     feature_keys: Sequence[str | tuple[str, ...]] = FEATURE_KEYS,
-    keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
-    **options: Unpack[ReplayOptions],
+    **options: Unpack[MixingOptions],
 ) -> Replay:
     """Mixes each drawn transition with one of its nearest neighbours (NMER, Sander et al. 2022).
 
@@ -311,8 +238,8 @@ def neighborhood_mixup(
         discrete: ``"same_action"`` restricts neighbours to the same discrete action; otherwise refused.
         feature_keys: columns whose concatenation neighbours are close in; floats, the last may be a discrete action.
             A nested column, such as a Dict observation, includes every entry under it.
-        check_finite: refuse rows with NaN or infinity in rewards or observations. With ``False``, observations and
-            actions must still be finite, since the search for neighbours needs distances.
+
+    With ``check_finite=False`` observations and actions must still be finite, since the search needs distances.
     """
     sampler = NeighborhoodMixupSampler(
         num_neighbors=num_neighbors,
@@ -323,50 +250,28 @@ def neighborhood_mixup(
         update_partners=update_partners,
         feature_keys=feature_keys,
     )
-    if discrete is not None:  # equal in both of a pair
-        keys = [key for key in keys if key != feature_keys[-1]]
-    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
+    if discrete is not None:  # the action is equal in both of a pair, and an integer
+        options["keys"] = [key for key in options.get("keys", MIXED_KEYS) if key != feature_keys[-1]]
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=mixing(options))
 
 
-@recipe
-def continuous_transition(
-    capacity: int,
-    batch_size: int | None = None,
-    *,
-    mixup_concentration: float = 0.75,
-    fraction: float = 1.0,
-    keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
-    **options: Unpack[ReplayOptions],
-) -> Replay:
+@with_named_arguments
+def continuous_transition(capacity: int, batch_size: int | None = None, **options: Unpack[MixingOptions]) -> Replay:
     """Mixes each drawn transition with the next one of its episode (CT, Lin et al. 2021, arXiv:2011.14487).
 
     As in NMER's baseline, the mixing temperature is not tuned.
     """
-    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    sampler = ContinuousTransitionSampler(check_continuity=options["check_continuity"])
-    return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
+    sampler = ContinuousTransitionSampler(check_continuity=options.get("check_continuity", True))
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=mixing(options))
 
 
-@recipe
-def mixup(
-    capacity: int,
-    batch_size: int | None = None,
-    *,
-    mixup_concentration: float = 0.75,
-    fraction: float = 1.0,
-    keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
-    **options: Unpack[ReplayOptions],
-) -> Replay:
-    """Mixes each drawn transition with any other (naive mixup, Zhang et al. 2018, arXiv:1710.09412).
-
-    A baseline of NMER.
-    """
-    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    return assemble(Replay, capacity, batch_size, options, RandomPairSampler(), transform=transform)
+@with_named_arguments
+def mixup(capacity: int, batch_size: int | None = None, **options: Unpack[MixingOptions]) -> Replay:
+    """Mixes each drawn transition with any other, a baseline of NMER (Zhang et al. 2018, arXiv:1710.09412)."""
+    return assemble(Replay, capacity, batch_size, options, RandomPairSampler(), transform=mixing(options))
 
 
-@recipe
+@with_named_arguments
 def s4rl(
     capacity: int,
     batch_size: int | None = None,
@@ -378,6 +283,7 @@ def s4rl(
     """Mixes each observation with its own next observation (S4RL, Sinha et al. 2022, arXiv:2103.06326).
 
     Args:
+        mixup_concentration: both parameters of the Beta distribution of the mixing coefficient.
         keys: the observations, each mixed with the one of the same name under ``"next"``; a key includes every entry
             nested under it.
     """
@@ -385,7 +291,7 @@ def s4rl(
     return assemble(Replay, capacity, batch_size, options, UniformSampler(), transform=transform)
 
 
-@recipe
+@with_named_arguments
 def noisy(
     capacity: int,
     batch_size: int | None = None,
@@ -409,17 +315,13 @@ def noisy(
     return assemble(Replay, capacity, batch_size, options, UniformSampler(), transform=transform)
 
 
-@recipe
-def uniform(
-    capacity: int,
-    batch_size: int | None = None,
-    **options: Unpack[FrameOptions],
-) -> Replay:
+@with_named_arguments
+def uniform(capacity: int, batch_size: int | None = None, **options: Unpack[FrameOptions]) -> Replay:
     """Draws uniformly and evicts the oldest: experience replay as introduced by Lin (1992)."""
     return assemble(Replay, capacity, batch_size, options, UniformSampler())
 
 
-@recipe
+@with_named_arguments
 def prioritized(
     capacity: int,
     batch_size: int | None = None,
@@ -437,19 +339,16 @@ def prioritized(
     Args:
         priority_exponent: α; 0 draws uniformly, 1 in proportion to the priority.
         importance_exponent: β of the correction; a number or a schedule.
+        priority_offset: ε, added to every priority.
         normalize_over_batch: divide weights by the batch's largest instead of the memory's.
     """
     sampler = PrioritizedSampler(
-        capacity=capacity,
-        priority_exponent=priority_exponent,
-        importance_exponent=importance_exponent,
-        priority_offset=priority_offset,
-        normalize_over_batch=normalize_over_batch,
+        capacity, priority_exponent, importance_exponent, priority_offset, normalize_over_batch
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
 
 
-@recipe
+@with_named_arguments
 def reverse_sweep(
     capacity: int,
     batch_size: int | None = None,
@@ -467,11 +366,13 @@ def reverse_sweep(
         goal: which steps reach the goal, for instance :func:`lightning_replay.events.reward_at_least`.
         sweep_share: share of batches that are part of a sweep.
     """
-    sampler = ReverseSweepSampler(goal=goal, sweep_share=sweep_share, check_continuity=options["check_continuity"])
+    sampler = ReverseSweepSampler(
+        goal=goal, sweep_share=sweep_share, check_continuity=options.get("check_continuity", True)
+    )
     return assemble(Replay, capacity, batch_size, options, sampler)
 
 
-@recipe
+@with_named_arguments
 def surprise_retention(
     capacity: int,
     batch_size: int | None = None,
@@ -508,12 +409,12 @@ def surprise_retention(
         initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority so far.
             Rules without surprise do not call it. See :class:`~lightning_replay.writers.RetentionWriter` for saves.
         priority_exponent: α of prioritized draws; 0 draws uniformly.
+        importance_exponent: β of their correction.
         priority_offset: ε, added to every sampling priority.
-        n_steps: rewards summed into one return; transitions are formed before they are stored, n - 1 steps later.
-        device: where transitions are kept; the retention priorities are always on the CPU.
-        frame_capacity: most frames kept; a full frame store evicts the lowest transitions until a new one fits. Kept
-            rows are scattered and share few frames: by default each has ``frame_stack + n_steps`` of its own, at most
-            ``2 * frame_stack``.
+
+    Returns over ``n_steps`` are formed before they are stored, n - 1 steps later. The retention priorities are always
+    on the CPU. A full frame store evicts the lowest transitions until a new one fits; kept rows are scattered and share
+    few frames: by default each has ``frame_stack + n_steps`` of its own, at most ``2 * frame_stack``.
 
     Sampled keys:
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
@@ -522,24 +423,18 @@ def surprise_retention(
         ValueError: ``rule`` with options of the rule it replaces, ``n_steps`` below 1, or a capacity below ``n_steps``
             (with frames below ``frame_stack + n_steps``).
     """
-    if rule is None:
-        rule = SurpriseOnPolicyness(
-            q_inverse_temperature, surprise_exponent=surprise_exponent, draw_discount=draw_discount
+    of_rule: dict[str, Any] = {
+        "q_inverse_temperature": q_inverse_temperature,
+        "surprise_exponent": surprise_exponent,
+        "draw_discount": draw_discount,
+    }
+    ignored = ", ".join(f"{name}={value}" for name, value in of_rule.items() if value != 1.0)
+    if rule is not None and ignored:
+        raise ValueError(
+            f"rule is {type(rule).__name__}, so {ignored} would be ignored; leave it out, or give it to the rule if "
+            "that has such an option"
         )
-    else:
-        check_kind("rule", rule, RetentionRule, "an object of lightning_replay.writers, such as StochasticSurprise()")
-        given = {
-            "q_inverse_temperature": q_inverse_temperature,
-            "surprise_exponent": surprise_exponent,
-            "draw_discount": draw_discount,
-        }
-        ignored = ", ".join(f"{name}={value}" for name, value in given.items() if value != 1.0)
-        if ignored:
-            raise ValueError(
-                f"rule is {type(rule).__name__}, so {ignored} would be ignored; leave it out, or give it to the "
-                "rule if that has such an option"
-            )
-    n_steps = options["n_steps"]
+    n_steps = options.get("n_steps", 1)
     if checked_count("capacity", capacity, of="transitions") < checked_count("n_steps", n_steps):
         raise ValueError(
             f"capacity {capacity} is below n_steps {n_steps}: a single return spans more steps than are kept. "
@@ -551,17 +446,20 @@ def surprise_retention(
         batch_size,
         options,
         prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset),
-        default_frame_capacity=frames_at_worst(capacity, options["frame_stack"], n_steps),
-        writer=RetentionWriter(rule, initial_surprise=initial_surprise, always_admit=always_admit),
-        transform=None if n_steps == 1 else NStepTransitions(n_steps, options["discount"], options["check_continuity"]),
+        lambda frame_stack: frames_at_worst(capacity, frame_stack, n_steps),
+        writer=RetentionWriter(
+            SurpriseOnPolicyness(**of_rule) if rule is None else rule,
+            initial_surprise=initial_surprise,
+            always_admit=always_admit,
+        ),
+        transform=None
+        if n_steps == 1
+        else NStepTransitions(n_steps, options.get("discount", 0.99), options.get("check_continuity", True)),
         n_steps=1,  # of draws: the transform forms the returns
     )
 
 
-CONTINUOUS = "continuous"  # the correction that is a sampler of its own
-
-
-@recipe
+@with_named_arguments
 def event_tables(
     capacity: int,
     batch_size: int | None = None,
@@ -604,12 +502,14 @@ def event_tables(
         normalize_over_batch: divide the weights by the largest of the batch.
         return_probabilities: add ``table_probability`` and ``raw_weight``, of
             :class:`~lightning_replay.samplers.tables.TableShares` or of the sampler of ``"continuous"``.
+        priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
+        importance_exponent: β of their correction.
+        priority_offset: ε, added to every priority.
         max_trajectories: episodes that may run at once.
         forget_stale: where more run, drop the history of those continued longest ago instead of refusing new ones.
-        n_steps: rewards summed into one return when a row is drawn; events are tested on single steps.
-        device: where transitions are kept; the tables are always on the CPU.
-        frame_capacity: most frames kept; a full frame store evicts the oldest entries of the fullest table. By default
-            enough for tables of long runs of consecutive steps.
+
+    With ``n_steps`` above 1 events are tested on single steps; the tables are always on the CPU. A full frame store
+    evicts the oldest entries of the fullest table.
 
     Sampled keys:
         table: int64 ``[B]``, the table each row was drawn from: 0 the default table, then those given, in order.
@@ -622,15 +522,14 @@ def event_tables(
         TypeError: a ``min_size`` that is no whole number.
     """
     check_tables(tables)
-    checked_choice("correction", correction, (*CORRECTIONS, CONTINUOUS))
-    if correction == CONTINUOUS:
+    checked_choice("correction", correction, (*CORRECTIONS, "continuous"))
+    if correction == "continuous":
         if multinomial or at_least_one or priority_exponent:
             raise ValueError(
                 "correction='continuous' draws from all tables at once with priorities of its own; leave out "
                 "multinomial, at_least_one and priority_exponent, or use correction='mixture'"
             )
-        unused = [table.name for table in tables if table.share == 0]
-        if unused:
+        if unused := [table.name for table in tables if table.share == 0]:
             raise ValueError(
                 f"correction='continuous' draws from all tables at once, also from {unused}, whose share is 0; leave "
                 "these tables out, or use correction='mixture'"
@@ -641,7 +540,7 @@ def event_tables(
         max_trajectories=max_trajectories,
         forget_stale=forget_stale,
         count_state_actions=correction in NEEDS_COUNTS,
-        check_continuity=options["check_continuity"],
+        check_continuity=options.get("check_continuity", True),
     )
     batch_size = given_batch_size(batch_size, capacity)
     least = min(batch_size, capacity) if min_size is None else checked_count("min_size", min_size, of="rows")
@@ -662,20 +561,20 @@ def event_tables(
         priority_offset=priority_offset,
         return_probabilities=return_probabilities,
     )
-    if correction == CONTINUOUS:  # TableShares has checked the shares
+    if correction == "continuous":  # TableShares has checked the shares
         sampler = ContinuousCorrectionSampler(
             1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
         )
     lengths = [max(event.history_length for event in table.events) for table in tables]
-    runs = [(capacity, 32), *((table.capacity, length) for table, length in zip(tables, lengths, strict=True))]
-    runs.append((max_trajectories * max(lengths), max(lengths)))
-    frames = sum(frames_in_order(rows, options["frame_stack"], length) for rows, length in runs)
-    return assemble(
-        TableReplay, writer.num_slots, batch_size, options, sampler, default_frame_capacity=frames, writer=writer
-    )
+    rows = [capacity, *(table.capacity for table in tables), max_trajectories * max(lengths)]
+
+    def frames(frame_stack: int) -> int:
+        return sum(map(frames_in_order, rows, itertools.repeat(frame_stack), [32, *lengths, max(lengths)]))
+
+    return assemble(TableReplay, writer.num_slots, batch_size, options, sampler, frames, writer=writer)
 
 
-@recipe
+@with_named_arguments
 def parallel_curriculum(
     tasks: Sequence[str],
     capacity_per_task: int,
@@ -701,8 +600,9 @@ def parallel_curriculum(
             ``Exp3``, ``Exp3S``; or a baseline, ``OneTask``, ``EasyToHard``, ``ReverseCurriculum``, for which all tasks
             share one table. It is copied.
         min_size: rows that a task needs before it is drawn from; by default the batch size, or the capacity if less.
-        frame_capacity: most frames kept; a full frame store evicts the oldest entries of the fullest table. By default
-            enough for tables of long runs of consecutive steps.
+        priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
+        importance_exponent: β of their correction.
+        priority_offset: ε, added to every priority.
 
     Raises:
         ValueError: a task named twice, or a ``min_size`` that no table can reach.
@@ -753,17 +653,15 @@ def known() -> dict[str, Callable[..., Replay]]:
 
 
 def by_name(name: str) -> Callable[..., Replay]:
+    if name not in known():
+        raise ValueError(_no_recipe(name))
+    return known()[name]
+
+
+def _no_recipe(name: str) -> str:
     recipes = known()
-    if name not in recipes:
-        known_names = ", ".join(sorted(recipes))
-        raise ValueError(f"there is no recipe {name!r}; known are {known_names}{did_you_mean(name, recipes)}")
-    return recipes[name]
+    return f"there is no recipe {name!r}; known are {', '.join(sorted(recipes))}{did_you_mean(name, recipes)}"
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return by_name(name)
-    except ValueError as error:
-        raise AttributeError(str(error)) from None
+    raise AttributeError(_no_recipe(name))  # of a class path, which Lightning's command imports

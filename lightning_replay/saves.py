@@ -10,46 +10,52 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_replay.memory import free_bytes
 from lightning_replay.options import check_kind
 from lightning_replay.parts import BufferHooks, first_of
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
 from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import DamagedFileError
-from lightning_replay.saving.replays import (
-    FORMAT,
+from lightning_replay.saving.spec import describe, is_public
+from lightning_replay.saving.states import (
     FORMAT_VERSION,
     MANIFEST,
     MANIFEST_OF_SHARDS,
     SHARDS_VERSION,
+    SavedSize,
+    chunks_of,
+    open_data,
     replay_manifest,
+    write_data,
 )
-from lightning_replay.saving.spec import describe
-from lightning_replay.saving.states import SavedSize, chunks_of, open_data, write_data
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
 
 __all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
 
-
 _NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
 
-
-_Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads a state, loads one, and the one to load
 logger: logging.Logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def present_state(replay: Any) -> Iterator[dict[str, Any]]:
+    """Context manager for the state as it is, rows not copied; others wait until the body, which changes nothing, ends.
+
+    Rows may be views: what is to stay after the body must be copied.
+    """
+    with replay.unchanged():
+        yield _state_of(replay) | {"storage": replay._storage.state_dict()}
 
 
 def read_state(replay: Any) -> dict[str, Any]:
     """Returns a copy of rows, episodes, priorities, generators, counters and the batches drawn ahead."""
-    storage = replay._storage
-    with replay.unchanged():
-        state = _state_of(replay) | {"storage": _copied(storage.state_dict())}
-        if isinstance(storage, PackedStorage):
-            storage.check_read()
+    with present_state(replay) as state:
+        state["storage"] = _copied(state["storage"])
+        if isinstance(replay._storage, PackedStorage):
+            replay._storage.check_read()
     return state
 
 
@@ -57,34 +63,17 @@ def read_state(replay: Any) -> dict[str, Any]:
 def frozen_state(replay: Any) -> Iterator[dict[str, Any]]:
     """Context manager for the state as it is now, however others write and draw while it is read in the body.
 
-    Rows and frames of the library's storages are snapshots, and others continue at once. The rows of TorchRL's
-    storages are copied; where memory does not hold them twice, others wait until the body ends.
+    Rows and frames are snapshots. TorchRL's own storages have none: while those are saved others wait.
     """
+    storage = replay._storage
+    if not isinstance(storage, PackedStorage):
+        with present_state(replay) as state:
+            yield state
+        return
     with ExitStack() as until_read:
-        with ExitStack() as now:
-            now.enter_context(replay.unchanged())
-            state = _state_of(replay)
-            storage = replay._storage
-            if isinstance(storage, PackedStorage):
-                state["storage"] = until_read.enter_context(storage.frozen_state())
-            else:
-                state["storage"] = storage.state_dict()
-                free = free_bytes(torch.device("cpu"))
-                if free is None or 2 * _nbytes(state["storage"]) <= free:
-                    state["storage"] = _copied(state["storage"])
-                else:
-                    until_read.push(now.pop_all())
+        with replay.unchanged():
+            state = _state_of(replay) | {"storage": until_read.enter_context(storage.frozen_state())}
         yield state
-
-
-@contextmanager
-def present_state(replay: Any) -> Iterator[dict[str, Any]]:
-    """Context manager for the state as it is, rows not copied; others wait until the body, which changes nothing, ends.
-
-    Rows and priorities may be views: what is to stay after the body must be copied.
-    """
-    with replay.unchanged():
-        yield _state_of(replay) | {"storage": replay._storage.state_dict()}
 
 
 def restore_state(replay: Any, state: dict[str, Any]) -> None:
@@ -101,10 +90,16 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
         raise ValueError(
             f"the state lacks {lacking}; it is not what state_dict() of a replay buffer returned. Nothing was loaded"
         )
-    _refuse_other_parts(state["built_from"], _parts_of(replay))
+    saved, present = state["built_from"], _parts_of(replay)
+    different = [f"{name} {saved.get(name)}, here {here}" for name, here in present.items() if saved.get(name) != here]
+    if different:
+        raise ValueError(
+            f"the saved buffer has {'; '.join(different)}. Nothing was loaded; build the buffer with the options of "
+            "the saved one, or let load_replay build it"
+        )
     batches = [_ready(batch) for batch in state["prefetched"]]
     with replay.unchanged():
-        _restore_all(_restorations(replay, state))
+        _restore_all(replay, state)
         for future in replay._prefetch_queue:
             future.cancel()
         replay._prefetch_queue.clear()
@@ -117,8 +112,8 @@ def _state_of(replay: Any) -> dict[str, Any]:
     return {
         "built_from": _parts_of(replay),
         "length": len(replay),
-        "writer": _own(replay._writer),
-        "sampler": _own(replay._sampler),
+        "writer": _own_state(replay._writer),
+        "sampler": _own_state(replay._sampler),
         "transform": _copied(dict(replay._transform.state_dict())),
         "episodes": None if replay._episodes is None else replay._episodes.state_dict(),
         "feedback": replay._feedback.state_dict(),
@@ -130,37 +125,33 @@ def _state_of(replay: Any) -> dict[str, Any]:
     }
 
 
-def _own(part: Any) -> dict[str, Any]:
-    # TorchRL's parts return the tensors that they write into.
-    state = part.state_dict()
-    return state if type(part).__module__.startswith("lightning_replay.") else _copied(state)
+def _own_state(part: Any) -> dict[str, Any]:
+    # The library's parts return copies; TorchRL's and a user's may return the tensors that they write into.
+    state: dict[str, Any] = part.state_dict()
+    return state if is_public(type(part)) else _copied(state)
 
 
-def _restorations(replay: Any, state: dict[str, Any]) -> list[_Restoration]:
-    # The rows come last: nothing is refused after them, and they are never reverted.
+def _restore_all(replay: Any, state: dict[str, Any]) -> None:
+    # All states or none: where one is refused, the parts before it get their former state again. The rows come last:
+    # nothing is refused after them, and they are never reverted.
     episodes, storage, transform = replay._episodes, replay._storage, replay._transform
-    parts: list[_Restoration] = [
-        (part.state_dict, part.load_state_dict, state[name])
-        for name, part in (("sampler", replay._sampler), ("writer", replay._writer), ("feedback", replay._feedback))
+    parts: list[tuple[str, Callable[[], Any], Callable[[Any], Any]]] = [
+        ("sampler", replay._sampler.state_dict, replay._sampler.load_state_dict),
+        ("writer", replay._writer.state_dict, replay._writer.load_state_dict),
+        ("feedback", replay._feedback.state_dict, replay._feedback.load_state_dict),
+        ("transform", lambda: _copied(dict(transform.state_dict())), transform.load_state_dict),
     ]
-    parts.append((lambda: _copied(dict(transform.state_dict())), transform.load_state_dict, state["transform"]))
     if episodes is not None and state["episodes"] is not None:
-        parts.append((episodes.state_dict, lambda saved: episodes.load_state_dict(saved, storage), state["episodes"]))
-    parts.append((lambda: None, storage.load_state_dict, state["storage"]))
-    return parts
-
-
-def _restore_all(parts: list[_Restoration]) -> None:
-    # All states or none: where one is refused, the parts before it get their former state again.
+        parts.append(("episodes", episodes.state_dict, lambda saved: episodes.load_state_dict(saved, storage)))
     loaded: list[tuple[Callable[[Any], Any], Any]] = []
     try:
-        for read, load, state in parts:
+        for name, read, load in parts:
             loaded.append((load, read()))
-            load(state)
+            load(state[name])
+        storage.load_state_dict(state["storage"])
     except BaseException:
         for load, before in reversed(loaded):
-            if before is not None:
-                load(before)
+            load(before)
         raise
 
 
@@ -184,17 +175,6 @@ def _parts_of(replay: Any) -> dict[str, Any]:
     return parts
 
 
-def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:
-    different = [
-        f"{name} {saved.get(name)}, here {present[name]}" for name in present if saved.get(name) != present[name]
-    ]
-    if different:
-        raise ValueError(
-            f"the saved buffer has {'; '.join(different)}. Nothing was loaded; build the buffer with the options of "
-            "the saved one, or let load_replay build it"
-        )
-
-
 def _ready(batch: dict[str, Any]) -> Future[Any]:
     ready: Future[Any] = Future()
     ready.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
@@ -210,13 +190,6 @@ def _copied(state: Any) -> Any:
             copied._metadata = state._metadata  # type: ignore[attr-defined]
         return copied
     return type(state)(_copied(value) for value in state) if isinstance(state, list | tuple) else state
-
-
-def _nbytes(state: Any) -> int:
-    if isinstance(state, Tensor):
-        return state.nbytes
-    values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
-    return sum(map(_nbytes, values))
 
 
 def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
@@ -260,7 +233,7 @@ def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = 
         if previous is not None:
             earlier |= _chunks_in(Path(previous))
         with frozen_state(replay) as state:
-            save.manifest |= {"format": FORMAT, "version": FORMAT_VERSION}
+            save.manifest |= {"format": "lightning-replay", "version": FORMAT_VERSION}
             save.manifest |= {"built_by": describe(replay), "length": state["length"]}
             size = write_data(save, state, earlier)
     has_chunks = any(name.endswith(CHUNK_SUFFIX) for name in save.manifest["files"])

@@ -22,6 +22,7 @@ from lightning_replay.options import (
     checked_share,
 )
 from lightning_replay.saving.spec import recorded
+from lightning_replay.state import DeclaredState
 
 __all__ = [
     "EasyToHard",
@@ -38,11 +39,7 @@ __all__ = [
 ]
 
 
-_ROUNDING = 1e-6
-_TINY = float(np.finfo(np.float64).tiny)
-
-
-class Scheduler(ABC):
+class Scheduler(DeclaredState, ABC):
     """Chooses the task each training batch is drawn from, and the task each actor plays.
 
     The buffer calls :meth:`start` once with the names of its tasks, then :meth:`probabilities` and :meth:`drawn` for
@@ -57,23 +54,19 @@ class Scheduler(ABC):
     """
 
     shares_one_table: bool = False
+    saved_attributes: tuple[str, ...] = ("tasks",)
     _required: tuple[str, Sequence[str]] = ("", ())  # an option, and the tasks that it names
 
     def __init__(self) -> None:
         self.tasks: tuple[str, ...] = ()
 
     def start(self, tasks: Sequence[str]) -> None:
-        """Sets the tasks, once.
-
-        Raises:
-            ValueError: no task, an empty name, a name given twice, a name in the scheduler's options that is not
-                among the tasks, or a scheduler that already serves a buffer.
-        """
+        """Sets the tasks, once; raises ``ValueError`` for names that are not names, or not those in the options."""
         names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
         if self.tasks:
+            name = type(self).__name__
             raise ValueError(
-                f"this {type(self).__name__} already serves the tasks {list(self.tasks)}; build a scheduler for each "
-                "buffer"
+                f"this {name} already serves the tasks {list(self.tasks)}; build a scheduler for each buffer"
             )
         if not names or not all(isinstance(name, str) and name for name in names):
             raise ValueError(f"tasks are {list(names)}; a curriculum needs at least one task, each with a name")
@@ -103,11 +96,7 @@ class Scheduler(ABC):
             checked_share("probability", probability, ABOVE_ZERO)
 
     def progress(self, task: int, value: float) -> None:
-        """Takes a new progress signal of a task. The default checks and ignores it.
-
-        Raises:
-            ValueError: there is no such task, or the value is NaN or outside [0, 1].
-        """
+        """Takes a new progress signal of a task, in [0, 1]. The default checks and ignores it."""
         self._check_task(task)
         accepted = "a number in [0, 1], as lightning_replay.schedulers.MeanReturn makes it from returns"
         checked_number(f"the progress signal of task {self.tasks[task]!r}", value, 0.0, 1.0, accepted=accepted)
@@ -122,25 +111,19 @@ class Scheduler(ABC):
         return [tasks[actor % len(tasks)] for actor in range(num_actors)]
 
     def index_of(self, name: str) -> int:
-        """Returns the number of a task.
-
-        Raises:
-            ValueError: there is no such task.
-        """
+        """Returns the number of a task; raises ``ValueError`` if there is none of this name."""
         self._check_started()
         if name not in self.tasks:
             raise ValueError(f"unknown task {name!r}; the tasks are {', '.join(map(repr, self.tasks))}")
         return self.tasks.index(name)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"tasks": list(self.tasks)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if list(state["tasks"]) != list(self.tasks):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if list(state_dict["tasks"]) != list(self.tasks):
             raise ValueError(
-                f"the state was saved with the tasks {list(state['tasks'])}; this scheduler has {list(self.tasks)}. "
-                "Start a scheduler with the same tasks in the same order, then load"
+                f"the state was saved with the tasks {list(state_dict['tasks'])}; this scheduler has "
+                f"{list(self.tasks)}. Start a scheduler with the same tasks in the same order, then load"
             )
+        super().load_state_dict({**state_dict, "tasks": self.tasks})  # a tuple, which a file has as a list
 
     def _check_started(self) -> None:
         if not self.tasks:
@@ -175,16 +158,12 @@ class UniformTasks(Scheduler):
 
 
 def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of a scheduler, which may be a user's own, float64 ``[N]`` of sum 1, or all 0.
-
-    Raises:
-        ValueError: the scheduler returned something else.
-    """
+    """Returns the probabilities of a scheduler, or ``ValueError`` if one of a user's own returned something else."""
     given = scheduler.probabilities(ready)
     if isinstance(given, np.ndarray) and given.shape == ready.shape:
         numbers = given.tolist()  # of few tasks cheaper than two reductions
         total = sum(numbers)
-        if min(numbers) >= 0 and (abs(total - 1.0) < _ROUNDING or total == 0):
+        if min(numbers) >= 0 and (abs(total - 1.0) < 1e-6 or total == 0):
             return given
     raise ValueError(
         f"{type(scheduler).__name__}.probabilities returned {given!r} for the tasks {list(scheduler.tasks)}; return a "
@@ -193,18 +172,10 @@ def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray
 
 
 def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:
-    """Computes ``preferences * ready`` divided by its sum.
+    """Computes ``preferences * ready`` divided by its sum, float64 ``[N]``.
 
-    Args:
-        preferences: float64 ``[N]``, at least 0.
-        ready: bool ``[N]``.
-
-    Returns:
-        float64 ``[N]``: where only tasks of preference 0 are ready, the same chance for each of these; all 0 when no
-        task is ready.
-
-    Raises:
-        ValueError: the shapes differ.
+    Where only tasks of preference 0 are ready each has the same chance; all are 0 when no task is ready. Raises
+    ``ValueError`` if the shapes differ.
 
     Example:
         >>> among_ready(np.array([0.5, 0.25, 0.25]), np.array([True, False, True]))
@@ -216,7 +187,7 @@ def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:
     masked = np.where(ready, preferences, 0.0)
     if not np.count_nonzero(masked):
         masked = ready.astype(np.float64)
-    return masked / max(np.add.reduce(masked), _TINY)
+    return masked / max(np.add.reduce(masked), np.finfo(np.float64).tiny)
 
 
 @recorded
@@ -240,9 +211,6 @@ class Exp3(Scheduler):
     Attributes:
         log_weights: float64 ``[N]``, the greatest is 0.
 
-    Raises:
-        ValueError: ``exploration`` is outside (0, 1].
-
     Example:
         >>> scheduler = Exp3(exploration=0.1)
         >>> scheduler.start(["target", "far", "near", "goal_mouth"])
@@ -251,6 +219,8 @@ class Exp3(Scheduler):
         >>> scheduler.probabilities(np.ones(4, dtype=bool)).round(4)
         array([0.2673, 0.2442, 0.2442, 0.2442])
     """
+
+    saved_attributes: tuple[str, ...] = ("tasks", "log_weights", "_drawn_with", "_waiting")
 
     def __init__(self, exploration: float = 0.1) -> None:
         super().__init__()
@@ -266,7 +236,7 @@ class Exp3(Scheduler):
         self._waiting = [None] * len(self.tasks)
 
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        """Computes equation 4a, renormalised over the ready tasks."""
+        # Equation 4a, renormalised over the ready tasks.
         self._check_started()
         weights = np.exp(self.log_weights - self.log_weights.max())
         chosen = (1.0 - self.exploration) * weights / weights.sum()
@@ -303,18 +273,11 @@ class Exp3(Scheduler):
         self._normalize()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "log_weights": self.log_weights.tolist(),
-            "drawn_with": list(self._drawn_with),
-            "waiting": list(self._waiting),
-        }
+        return super().state_dict() | {"log_weights": self.log_weights.tolist()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.log_weights = np.array(state["log_weights"], dtype=np.float64)
-        self._drawn_with = list(state["drawn_with"])
-        self._waiting = list(state["waiting"])
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.log_weights = np.array(self.log_weights, dtype=np.float64)
 
     def _gain(self, profit: float, probability: float) -> float:
         checked_number("profit", profit)
@@ -339,9 +302,6 @@ class Exp3S(Exp3):
         weight_sharing: α, in (0, 1]; about one over the number of updates in which signals change. Give well below
             ``exploration / N``; otherwise the weights stay nearly equal. For none, use :class:`Exp3`.
 
-    Raises:
-        ValueError: ``exploration`` or ``weight_sharing`` is outside (0, 1].
-
     Example:
         >>> scheduler = Exp3S(exploration=0.5, weight_sharing=0.01)
         >>> scheduler.start(["target", "near"])
@@ -354,9 +314,7 @@ class Exp3S(Exp3):
     def __init__(self, exploration: float = 0.1, weight_sharing: float = 0.001) -> None:
         super().__init__(exploration)
         accepted = "a number in (0, 1]; for none, use Exp3"
-        self.weight_sharing: float = checked_number(
-            "weight_sharing", weight_sharing, ABOVE_ZERO, 1.0, accepted=accepted
-        )
+        self.weight_sharing: float = checked_number("weight_sharing", weight_sharing, ABOVE_ZERO, 1, accepted=accepted)
 
     def update(self, task: int, profit: float, probability: float) -> None:
         """Computes the update of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""
@@ -397,13 +355,10 @@ class ReturnProgress(ABC):
         self._episodes: dict[int, int] = {}
 
     def episode(self, task: int, episode_return: float) -> float | None:
-        """Takes the undiscounted return of an episode that ended.
+        """Takes the undiscounted, finite return of an episode that ended.
 
         Returns:
             A new signal in [0, 1] at every ``every``-th episode of the task, ``None`` at the others.
-
-        Raises:
-            ValueError: the return is NaN or infinite.
         """
         if not math.isfinite(episode_return):
             raise ValueError(
@@ -539,10 +494,6 @@ class EasyToHard(_StagedScheduler):
     Attributes:
         stage: position in ``order``, from 0.
 
-    Raises:
-        ValueError: ``order`` is empty or names a task twice, ``advance_at`` is outside (0, 1], or ``max_signals`` is
-            below 1.
-
     Example:
         >>> scheduler = EasyToHard(order=["near", "far", "target"], advance_at=0.8)
         >>> scheduler.start(["target", "far", "near"])
@@ -550,6 +501,8 @@ class EasyToHard(_StagedScheduler):
         >>> scheduler.stage, scheduler.actor_tasks(4)
         (1, [1, 1, 1, 1])
     """
+
+    saved_attributes: tuple[str, ...] = ("tasks", "order", "stage", "_signals_in_stage")
 
     def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
         super().__init__()
@@ -573,19 +526,13 @@ class EasyToHard(_StagedScheduler):
             self.stage += 1
             self._signals_in_stage = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        stage = {"order": list(self.order), "stage": self.stage, "signals_in_stage": self._signals_in_stage}
-        return super().state_dict() | stage
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        if list(state["order"]) != list(self.order):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if list(state_dict["order"]) != list(self.order):
             raise ValueError(
-                f"the state was saved with the order {list(state['order'])}, this one is {list(self.order)}; give the "
-                "former"
+                f"the state was saved with the order {list(state_dict['order'])}, this one is {list(self.order)}; give "
+                "the former"
             )
-        self.stage = int(state["stage"])
-        self._signals_in_stage = int(state["signals_in_stage"])
+        super().load_state_dict({**state_dict, "order": self.order})
 
     def _played(self) -> list[int]:
         return [self.index_of(self.order[self.stage])]
@@ -596,11 +543,6 @@ class ReverseCurriculum(EasyToHard):
     """Spreads the actors over all tasks up to the current stage, otherwise like :class:`EasyToHard`.
 
     The buffer therefore keeps receiving easy episodes. The paper's baseline DRC.
-
-    Args:
-        order: as in :class:`EasyToHard`.
-        advance_at: as in :class:`EasyToHard`.
-        max_signals: as in :class:`EasyToHard`.
 
     Example:
         >>> scheduler = ReverseCurriculum(order=["near", "far", "target"])

@@ -91,9 +91,6 @@ class Linear(Schedule):
 def checked_schedule(name: str, value: Any, lowest: float = 0.0, highest: float = LARGEST) -> Schedule:
     """Returns a schedule of numbers in a range; a number becomes a constant one.
 
-    Both ends of a :class:`Linear` schedule are checked, of a user's own schedule the value at reading 0; see
-    :mod:`lightning_replay.options`.
-
     Example:
         >>> checked_schedule("importance_exponent", 0.4, highest=1.0)
         Constant(0.4)
@@ -104,6 +101,7 @@ def checked_schedule(name: str, value: Any, lowest: float = 0.0, highest: float 
         check_option(name, value, Real, accepted, lowest, highest)
         return Constant(value)
     checked_choice(f"the clock of {name}", value.clock, CLOCKS)
+    # Of a user's own schedule only the value at reading 0 is known to be meant.
     for reading in (0, value.duration) if isinstance(value, Linear) else (0,):
         check_option(f"{name} at reading {reading} of {value!r}", value(reading), Real, accepted, lowest, highest)
     return value

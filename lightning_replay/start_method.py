@@ -18,14 +18,12 @@ from typing import Any
 
 
 class _TorchRLFinder(MetaPathFinder):
-    """Finds TorchRL once, as the other finders do."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != "torchrl":
             return None
-        sys.meta_path.remove(self)
+        sys.meta_path.remove(self)  # once; the other finders find it as usual
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader

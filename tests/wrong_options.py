@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 
@@ -58,9 +58,14 @@ class WrongOption(NamedTuple):
 def options_of(function: Callable[..., Any]) -> dict[str, set[str]]:
     """The parts of the annotation of each option: ``{"int", "None"}``."""
     function = function.__init__ if inspect.isclass(function) else function
-    parameters = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
-    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    return {one.name: {part.strip() for part in str(one.annotation).split("|")} for one in named}
+    options = {}
+    for name, one in inspect.signature(function).parameters.items():
+        if one.kind is one.VAR_KEYWORD and str(one.annotation).startswith("Unpack["):
+            (shared,) = get_args(get_type_hints(function)[name])
+            options |= {name: hint.__forward_arg__ for name, hint in shared.__annotations__.items()}
+        elif name != "self" and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            options[name] = str(one.annotation)
+    return {name: {part.strip() for part in annotation.split("|")} for name, annotation in options.items()}
 
 
 def wrong_values(name: str, parts: set[str]) -> Iterator[tuple[Any, type[Exception] | None]]:

@@ -12,9 +12,16 @@ from urllib.parse import unquote
 
 from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of, levels_of
 from lightning_replay.saving.directory import read_manifest, read_save
-from lightning_replay.saving.files import MALFORMED, DamagedFileError, join_state
-from lightning_replay.saving.replays import MANIFEST, replay_manifest
-from lightning_replay.saving.states import STATE_MANIFEST, STATE_VERSION, SavedState, open_data
+from lightning_replay.saving.files import MALFORMED, DamagedFileError
+from lightning_replay.saving.states import (
+    MANIFEST,
+    STATE_MANIFEST,
+    STATE_VERSION,
+    SavedState,
+    join_state,
+    open_data,
+    replay_manifest,
+)
 
 # of RLlib checkpoints, see rllib_ext.checkpoints and rllib_ext.sharded.checkpoint
 _MODULES_MANIFEST, _SHARDS_MANIFEST = "buffer.json", "shards.json"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_replay.memory import allocate_rows, free_bytes
 from lightning_replay.saving.files import DamagedFileError, check_regular, replace_file
-from lightning_replay.saving.snapshot import Snapshot
+from lightning_replay.saving.snapshot import Snapshot, Snapshots
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -30,13 +30,10 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 
 class Fingerprint(NamedTuple):
-    """Length and hash of the content of a file."""
+    """Length and hash of the content of a file, as a manifest lists them."""
 
-    num_bytes: int
+    bytes: int
     blake2b: str
-
-    def record(self) -> dict[str, Any]:
-        return {"bytes": self.num_bytes, "blake2b": self.blake2b}
 
 
 class Chunk(NamedTuple):
@@ -66,8 +63,7 @@ def write_chunks(
 
     Args:
         directory: a new one.
-        tensors: on any device. Each chunk is copied before it is hashed and written, so that its hash is that of its
-            file even if others write into the tensor.
+        tensors: on any device.
         earlier: chunk files that may be linked; they are never written to.
 
     Returns:
@@ -79,7 +75,7 @@ def write_chunks(
     with ThreadPoolExecutor(_THREADS) as pool:
         for name, tensor in tensors.items():
             files = []
-            source = tensor if isinstance(tensor, Snapshot) else tensor.contiguous().view(-1).view(torch.uint8)
+            source = tensor if isinstance(tensor, Snapshot) else Snapshots().take(tensor.contiguous().view(-1))
             for start in range(0, tensor.nbytes, CHUNK_BYTES):
                 files.append(f"{len(chunks) + len(stored):06d}{CHUNK_SUFFIX}")
                 count = min(CHUNK_BYTES, tensor.nbytes - start)
@@ -95,10 +91,9 @@ def write_chunks(
 def locate_chunks(
     directory: Path, records: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, ChunkedTensor]:
-    """Returns the tensors that :func:`write_chunks` recorded, without reading their content.
+    """Returns the tensors that :func:`write_chunks` recorded, their content not read; ``files`` are the fingerprints.
 
-    ``files`` are the expected size and hash of each file. Raises ``DamagedFileError`` if files are missing, have
-    another size, or do not make up the tensors.
+    Raises ``DamagedFileError`` if files are missing, have another size, or do not make up the tensors.
     """
     located = {}
     for name, record in records.items():
@@ -106,8 +101,8 @@ def locate_chunks(
             dtype, shape = getattr(torch, record["dtype"]), torch.Size(record["shape"])
             if not isinstance(dtype, torch.dtype) or any(length < 0 for length in shape):
                 raise TypeError(f"{record['dtype']} {list(shape)} is no tensor")
-            located_files = [(directory / Path(file).name, files[file]) for file in record["files"]]
-            tensor = ChunkedTensor(dtype, shape, located_files)
+            parts = [(directory / Path(file).name, files[file]) for file in record["files"]]
+            tensor = ChunkedTensor(dtype, shape, parts)
             missing = tensor.num_bytes - sum(expected["bytes"] for _, expected in tensor.files)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedFileError(f"the chunks of {name} in {directory} are not described: {error!r}") from error
@@ -122,14 +117,8 @@ def locate_chunks(
 def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str, Tensor]:
     """Reads tensors from their chunk files, each chunk directly into its place, and checks the content.
 
-    Args:
-        tensors: by name.
-        scratch: directory for an unnamed scratch file, used if memory does not hold the tensors twice, since the
-            caller copies them.
-
-    Raises:
-        DamagedFileError: a file is missing, truncated or changed.
-        MemoryError: neither memory nor disk holds the tensors.
+    Where memory does not hold the tensors twice, since the caller copies them, they lie in an unnamed file in the
+    directory ``scratch``. Raises ``DamagedFileError``, or ``MemoryError`` if neither memory nor disk holds them.
     """
     free = free_bytes(torch.device("cpu"))
     needed = sum(tensor.num_bytes for tensor in tensors.values())
@@ -139,30 +128,24 @@ def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str
     for name, tensor in tensors.items():
         memory, start = places[name].numpy().data, 0
         for file, expected in tensor.files:
-            stop = start + expected["bytes"]
-            parts.append((file, expected, memory[start:stop]))
-            start = stop
-    _check_all(parts)
+            parts.append((file, expected, memory[start : start + expected["bytes"]]))
+            start += expected["bytes"]
+    check_files(parts)
     return {name: places[name].view(tensor.dtype).view(tensor.shape) for name, tensor in tensors.items()}
 
 
-def check_chunks(tensors: Mapping[str, ChunkedTensor]) -> None:
-    _check_all((file, expected, None) for tensor in tensors.values() for file, expected in tensor.files)
+def check_files(parts: Iterable[tuple[Path, Mapping[str, Any], memoryview | None]]) -> None:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(lambda part: check_file(*part), parts):
+            pass  # an error leaves the loop, which cancels files not yet read
 
 
 def check_file(
     file: Path, expected: Mapping[str, Any], target: memoryview | None = None, *, reads: bool = True
 ) -> None:
-    """Reads a file and refuses it if it is not the one that was written.
+    """Raises ``DamagedFileError`` for a file that is not the one of its fingerprint; ``reads=False`` checks the size.
 
-    Args:
-        file: to check.
-        expected: ``bytes`` and ``blake2b``, see :meth:`Fingerprint.record`.
-        target: receives the content, of the expected length.
-        reads: with ``False`` only the size is checked.
-
-    Raises:
-        DamagedFileError: the file is missing or not as expected.
+    ``target`` receives the content, of the expected length.
     """
     found: dict[str, Any] = {}
     try:
@@ -191,21 +174,17 @@ def is_regular(file: Path, num_bytes: Any) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == num_bytes
 
 
-def _store(source: Tensor | Snapshot, start: int, count: int, file: Path, earlier: Mapping[Fingerprint, Path]) -> Chunk:
-    if isinstance(source, Snapshot):
-        unchanged: Fingerprint | None = source.unchanged(start, count)
-        if unchanged is not None and unchanged in earlier and _link(earlier[unchanged], file):
-            source.skip(start, count)
-            return Chunk(file.name, unchanged, linked=True)
+def _store(source: Snapshot, start: int, count: int, file: Path, earlier: Mapping[Fingerprint, Path]) -> Chunk:
+    unchanged: Fingerprint | None = source.unchanged(start, count)
+    if unchanged is not None and unchanged in earlier and _link(earlier[unchanged], file):
+        source.skip(start, count)
+        return Chunk(file.name, unchanged, linked=True)
+    # Copied before it is hashed and written: the hash is that of the file even if others write into the tensor.
     content = torch.empty(count, dtype=torch.uint8, device="cpu")
-    if isinstance(source, Snapshot):
-        source.read(start, content)
-    else:
-        content.copy_(source[start : start + count])
+    source.read(start, content)
     data = content.numpy().data
     identity = Fingerprint(count, _blake2b([data]))
-    if isinstance(source, Snapshot):
-        source.keep_result(start, count, identity)
+    source.keep_result(start, count, identity)
     if identity in earlier and _link(earlier[identity], file):
         return Chunk(file.name, identity, linked=True)
     replace_file(file, data)  # never written in place: a link that exists after all belongs to the earlier save too
@@ -222,7 +201,7 @@ def _link(earlier: Path, file: Path) -> bool:
 
 
 def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
-    """Returns uint8 ``[num_bytes]``, in memory or, with a writable ``directory``, in a scratch file."""
+    # In a scratch file where there is a directory that can be written to.
     words, cpu, purpose = -(-num_bytes // 8), torch.device("cpu"), "to read the saved buffer"
     try:
         rows = allocate_rows(words, 1, cpu, directory, purpose)
@@ -231,22 +210,14 @@ def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
     return rows.view(-1).view(torch.uint8)[:num_bytes]
 
 
-def _check_all(parts: Iterable[tuple[Path, Mapping[str, Any], memoryview | None]]) -> None:
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(lambda part: check_file(*part), parts):
-            pass  # an error leaves the loop, which cancels files not yet read
-
-
 def _blocks(file: Path, target: memoryview | None = None) -> Iterator[memoryview]:
-    """Yields the content block by block: views of ``target`` where there is one, else of a buffer that is reused."""
+    # Views of the target where there is one, else of a buffer that is reused.
     scratch = memoryview(bytearray(_BLOCK_BYTES)) if target is None else target[:0]
     position = 0
     with file.open("rb", buffering=0) as stream:
-        while True:
-            block = scratch if target is None else target[position : position + _BLOCK_BYTES]
-            count = stream.readinto(block)
-            if not count:
-                return
+        while count := stream.readinto(
+            block := scratch if target is None else target[position : position + _BLOCK_BYTES]
+        ):
             yield block[:count]
             position += count
 

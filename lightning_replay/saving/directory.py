@@ -35,13 +35,7 @@ T = TypeVar("T")
 
 @dataclass
 class NewSave:
-    """A save that is being written.
-
-    Attributes:
-        data: an empty folder for its files.
-        manifest: content of the manifest without its checksum; has ``id`` and ``data`` from the start.
-        bytes_of_manifest: set once it is written.
-    """
+    """A save that is being written: an empty folder, and its manifest, which has ``id`` and ``data`` from the start."""
 
     data: Path
     manifest: dict[str, Any]
@@ -53,12 +47,7 @@ def replaced_save(directory: Path, manifest_name: str, *, folder: str) -> Iterat
     """Context manager for writing a save in its body; at the end it replaces the one in ``directory``.
 
     Waits while another process or thread saves there, and removes leftovers of killed saves. An exception in the body
-    leaves the directory as it was.
-
-    Args:
-        directory: created when missing.
-        manifest_name: file of the manifest; a directory may hold several, with different data folders.
-        folder: prefix of the names of this manifest's data folders.
+    leaves the directory as it was. A directory may hold several manifests, with data folders of different prefixes.
     """
     new = [place for place in (directory, *directory.parents) if not place.exists()]
     directory.mkdir(parents=True, exist_ok=True)
@@ -125,10 +114,7 @@ def checksum_of(manifest: Mapping[str, Any]) -> str:
 def read_save(directory: Path, manifest: Callable[[], dict[str, Any]], read: Callable[[dict[str, Any], Path], T]) -> T:
     """Reads a save that others may replace meanwhile; the result is of one save.
 
-    Args:
-        directory: of the save.
-        manifest: reads the manifest.
-        read: from the manifest and the data folder to the result; raises ``DamagedFileError``.
+    ``manifest`` reads the manifest, ``read`` makes the result of it and of the data folder.
     """
     for _ in range(_ATTEMPTS):
         found = manifest()
@@ -151,9 +137,9 @@ def _data_of(directory: Path, manifest: Mapping[str, Any]) -> Path:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[bool]:
-    """Context manager that holds the lock of a directory; yields whether the file system supports locks.
+    """Context manager that holds the lock of a directory against other threads and processes; cannot be nested.
 
-    It excludes other threads and processes and cannot be nested.
+    Yields whether the file system supports locks.
     """
     handle = None
     if fcntl is not None:
@@ -194,7 +180,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _folder_named_in(file: Path, folder: str) -> str | None:
-    """Returns the data folder that a manifest names; ``None`` if it is unreadable or names a folder of the user's."""
+    # None for an unreadable manifest, and for a folder of the user's.
     try:
         name = Path(json.loads(file.read_text())["data"]).name
     except (OSError, *MALFORMED):
@@ -203,7 +189,6 @@ def _folder_named_in(file: Path, folder: str) -> str | None:
 
 
 def _is_of_a_save(name: str, folder: str) -> bool:
-    # Folders of other names are the user's.
     return re.fullmatch(rf"{folder}-[0-9a-f]{{12}}", name) is not None
 
 

@@ -1,28 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of states: tensors without code, checked by their digests."""
+"""Files that survive a power loss, and the errors of those that did not."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import tempfile
 import uuid
-from collections import OrderedDict
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from lightning_replay.saving.snapshot import Snapshot
-
-TENSORS_FILE = "tensors.safetensors"
-VALUES_FILE = "values.json"
 
 #: Errors of code that reads values of an unexpected shape.
 MALFORMED = (
@@ -35,55 +21,6 @@ class DamagedFileError(RuntimeError):
     """A saved file is missing, truncated or does not hold what was written."""
 
 
-def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snapshot]]:
-    """Returns a state as JSON values with references to tensors, and the tensors by these references.
-
-    Args:
-        state: string keys; values are tensors, snapshots, ``None``, bool, int, float, str, sizes and devices of torch,
-            and lists and dictionaries of these.
-
-    Raises:
-        TypeError: a value is none of these; the message names its key.
-    """
-    tensors: dict[str, Tensor | Snapshot] = {}
-    return _split(state, "", tensors), tensors
-
-
-def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Returns the state that :func:`split_state` took apart; raises ``DamagedFileError`` if the halves do not fit."""
-    try:
-        return _join(values, tensors)
-    except MALFORMED as error:
-        raise DamagedFileError(
-            f"saved values and tensors do not fit together: {error!r}; load an earlier save"
-        ) from error
-
-
-def write_halves(directory: Path, values: Any, tensors: Mapping[str, Tensor | Snapshot]) -> None:
-    save_file(_separate(tensors), directory / TENSORS_FILE)
-    (directory / VALUES_FILE).write_text(json.dumps(values))
-    for name in (TENSORS_FILE, VALUES_FILE):
-        sync(directory / name)
-
-
-def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Reads both files of :func:`write_halves`; raises ``DamagedFileError`` if one is missing or unreadable."""
-    try:
-        for name in (VALUES_FILE, TENSORS_FILE):
-            check_regular(directory / name)
-        return json.loads((directory / VALUES_FILE).read_text()), load_file(directory / TENSORS_FILE)
-    except FileNotFoundError as error:
-        raise DamagedFileError(
-            f"no state was saved in {directory}, or not all of it: {error.filename or error} does not exist. Give the "
-            "directory that was written"
-        ) from error
-    except (OSError, SafetensorError, RecursionError, ValueError) as error:
-        raise DamagedFileError(
-            f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "
-            "Load an earlier save, or build the object again."
-        ) from error
-
-
 def check_regular(file: Path) -> None:
     """Raises ``OSError`` if what would be read is no file: reading a pipe waits for ever, and a device has no end."""
     if not stat.S_ISREG(file.stat().st_mode):
@@ -91,12 +28,7 @@ def check_regular(file: Path) -> None:
 
 
 def check_writable(option: str, folder: str | Path) -> None:
-    """Tries to create an unnamed file in a folder, or where it will be created; raises ``OSError`` where that fails.
-
-    Args:
-        option: that names the folder, for the message.
-        folder: of files that are written later.
-    """
+    """Raises ``OSError`` where no file can be created in the folder of an option, or where it will be created."""
     path = Path(folder).absolute()
     try:
         # Nothing is created: other processes may try the same place.
@@ -128,65 +60,3 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def _separate(tensors: Mapping[str, Tensor | Snapshot]) -> dict[str, Tensor]:
-    # safetensors needs contiguous tensors that share no memory.
-    separate: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, tensor in tensors.items():
-        tensor = tensor.tensor() if isinstance(tensor, Snapshot) else tensor.cpu().contiguous()
-        if tensor.untyped_storage().data_ptr() in taken:
-            tensor = tensor.clone()
-        taken.add(tensor.untyped_storage().data_ptr())
-        separate[name] = tensor
-    return separate
-
-
-def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
-    if isinstance(value, Tensor | Snapshot):
-        reference = name or "tensor"
-        while reference in tensors:  # {"a": {"b": ...}, "a.b": ...}
-            reference += "'"
-        if isinstance(value, Tensor):
-            # lazy conjugates and negatives would be written as the tensors they are computed from
-            value = value.detach().resolve_conj().resolve_neg()
-        tensors[reference] = value
-        return {"$tensor": reference}
-    if isinstance(value, Mapping):
-        prefix = f"{name}." if name else ""
-        halved = {"$dict": {str(key): _split(item, f"{prefix}{key}", tensors) for key, item in value.items()}}
-        # TensorDict stores batch sizes and the nesting of its keys in an attribute of its flat state
-        metadata = getattr(value, "_metadata", None)
-        return halved if metadata is None else halved | {"$metadata": _split(metadata, f"{prefix}_metadata", tensors)}
-    if isinstance(value, torch.Size):
-        return {"$size": list(value)}
-    if isinstance(value, torch.device):
-        return {"$device": str(value)}
-    if isinstance(value, list | tuple):
-        return [_split(item, f"{name}.{position}", tensors) for position, item in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(
-        f"state entry {name!r} is a {type(value).__name__}; accepted are tensors, None, bool, int, float, str, "
-        "and lists and dictionaries of these. Return these from the part's state_dict(), of a generator its get_state()"
-    )
-
-
-def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, dict):
-        if "$tensor" in value:
-            return tensors[value["$tensor"]]
-        if "$size" in value:
-            return torch.Size(value["$size"])
-        if "$device" in value:
-            return torch.device(value["$device"])
-        joined = {key: _join(item, tensors) for key, item in value["$dict"].items()}
-        if "$metadata" not in value:
-            return joined
-        described = OrderedDict(joined)
-        described._metadata = _join(value["$metadata"], tensors)  # type: ignore[attr-defined]
-        return described
-    if isinstance(value, list):
-        return [_join(item, tensors) for item in value]
-    return value

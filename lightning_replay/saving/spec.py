@@ -26,8 +26,6 @@ PUBLIC = tuple(
     for module in ("", ".schedules", ".samplers", ".writers", ".storage", ".transforms", ".events", ".schedulers")
 )
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
 
 class NotRebuildableError(RuntimeError):
     """A saved option is neither a plain value nor something that can be imported by name."""
@@ -62,13 +60,15 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         refuse_unknown(cls.__name__, kwargs, accepted)
-        if "init_arguments" not in self.__dict__:
+        if "init_arguments" not in self.__dict__:  # of a subclass, whose constructor calls this one
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
-            arguments = {name: value for name, value in bound.arguments.items() if kinds[name] in _NAMED}
-            further = (value for name, value in bound.arguments.items() if kinds[name] is inspect.Parameter.VAR_KEYWORD)
-            arguments.update(*further)
-            arguments.pop("self", None)
+            arguments: dict[str, Any] = {}
+            for name, value in list(bound.arguments.items())[1:]:
+                if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+                    arguments |= value
+                elif kinds[name] is not inspect.Parameter.VAR_POSITIONAL:  # of object
+                    arguments[name] = value
             object.__setattr__(self, "init_arguments", arguments)
         with torch.inference_mode(False):  # its tensors are written to later
             original(self, *args, **kwargs)
@@ -142,59 +142,54 @@ def build(
         return {key: part(item, f"{name}.{key}") for key, item in content.items()}
     if kind == "device":
         return torch.device(content)
-    if kind in ("class", "import"):
-        cls = _resolve(content, name, trust)
-        if kind == "import":
-            return cls
-        record = _record_of(cls) if isinstance(cls, type) else None
-        if record is None:
-            raise _not_rebuildable(name, content, content)
-        given = dict(description["arguments"])
-        given |= {key: (chosen or {}).get(key) for key in record.chosen_when_loaded if key in given}
-        return cls(**{key: part(item, f"{name}.{key}") for key, item in given.items()})
-    raise _not_rebuildable(name, content, description.get("defined"))
+    if kind == "import":
+        return _resolve(content, name, trust)
+    cls = _resolve(content, name, trust) if kind == "class" else None
+    record = _record_of(cls) if isinstance(cls, type) else None
+    if cls is None or record is None:  # an unrecorded class must not be called because a file names it
+        raise _not_rebuildable(name, content, content if kind == "class" else description.get("defined"))
+    given = dict(description["arguments"])
+    given |= {key: (chosen or {}).get(key) for key in record.chosen_when_loaded if key in given}
+    return cls(**{key: part(item, f"{name}.{key}") for key, item in given.items()})
 
 
 def _is_rebuildable(cls: type) -> bool:
-    """Whether ``cls`` accepts the arguments that were recorded: not if it has an unrecorded constructor of its own."""
+    # Not with an unrecorded constructor of its own: it need not accept the arguments that were recorded.
     builder = next(base for base in cls.__mro__ if "__init__" in vars(base))
     return "_record" in vars(builder) and _importable(cls)
 
 
 def _not_rebuildable(name: str, what: str, defined: Any = None) -> NotRebuildableError:
-    return NotRebuildableError(
+    # what: repr of a function or a class, or "a NAME" of an instance; defined: module:qualname of function or class.
+    message = (
         f"the option {name} was {what}, which can be rebuilt neither from plain values nor from an import path. "
-        f"Build the replay buffer yourself with the same options and call replay.load(path).{_advice(what, defined)}"
+        "Build the replay buffer yourself with the same options and call replay.load(path)."
     )
-
-
-def _advice(what: str, defined: Any) -> str:
-    """Returns what to change so that the next save can be rebuilt.
-
-    Args:
-        what: repr of a function or a class, or "a NAME" of an instance.
-        defined: ``module:qualname`` of the function or the class.
-    """
     module, _, qualname = defined.partition(":") if isinstance(defined, str) else ("", "", "")
-    package, name = module.partition(".")[0], qualname.rpartition(".")[2]
+    package, own = module.partition(".")[0], qualname.rpartition(".")[2]
     if package in ("", "builtins", "functools", "torch"):  # not instances of a class that the user can change
-        return ""
+        return NotRebuildableError(message)
     if package in TRUSTED[1:]:
-        return (
-            f" Where load_replay is to rebuild it, use a part of lightning_replay in place of {package}'s {name}, or a "
-            "subclass of it with the decorator lightning_replay.saving.spec.recorded."
+        return NotRebuildableError(
+            f"{message} Where load_replay is to rebuild it, use a part of lightning_replay in place of {package}'s "
+            f"{own}, or a subclass of it with the decorator lightning_replay.saving.spec.recorded."
         )
     moved, changes = "it", []
     if what.startswith("<"):  # saved as its import path
         kind = "class" if what.startswith("<class") else "function"
-        moved = "a function with a name" if name == "<lambda>" else f"the {kind} {name}"
+        moved = "a function with a name" if own == "<lambda>" else f"the {kind} {own}"
     else:
-        changes.append(f"put the decorator lightning_replay.saving.spec.recorded over the class {name}")
+        changes.append(f"put the decorator lightning_replay.saving.spec.recorded over the class {own}")
     if not changes or module == "__main__" or "<locals>" in qualname:
         changes.append(f"define {moved} at the top level of a module that can be imported")
     package = "that_module" if module == "__main__" else package
     changes.append(f"save again, and load with trust=[{package!r}]")
-    return f" Where load_replay is to rebuild it, {', '.join(changes)}."
+    return NotRebuildableError(f"{message} Where load_replay is to rebuild it, {', '.join(changes)}.")
+
+
+def is_public(value: Any) -> bool:
+    """Whether a class or function is one of this library's public ones."""
+    return _import_path(value).partition(":")[0] in PUBLIC
 
 
 def _import_path(value: Any) -> str:

@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lightning_replay.saving.chunks import (
     CHUNK_SUFFIX,
     ChunkedTensor,
     Fingerprint,
-    check_chunks,
     check_file,
+    check_files,
     fingerprint,
     is_regular,
     locate_chunks,
@@ -24,22 +29,20 @@ from lightning_replay.saving.chunks import (
     write_chunks,
 )
 from lightning_replay.saving.directory import NewSave, read_manifest, read_save, replaced_save
-from lightning_replay.saving.files import (
-    MALFORMED,
-    TENSORS_FILE,
-    VALUES_FILE,
-    DamagedFileError,
-    join_state,
-    read_halves,
-    split_state,
-    write_halves,
-)
+from lightning_replay.saving.files import MALFORMED, DamagedFileError, sync
+from lightning_replay.saving.snapshot import Snapshot
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+FORMAT_VERSION = 3
+MANIFEST = "replay.json"
+SHARDS_VERSION = 1
+MANIFEST_OF_SHARDS = "replay_shards.json"  # in place of the other, of a replay divided over several processes
 STATE_MANIFEST = "state.json"
 STATE_FOLDER = "state"
 STATE_VERSION = 1
+TENSORS_FILE = "tensors.safetensors"
+VALUES_FILE = "values.json"
 LARGE_BYTES = 1 << 20  # tensors of at least this size are written as chunk files
 
 
@@ -62,7 +65,7 @@ class SavedState(NamedTuple):
         return join_state(self.values, self.tensors | read_chunks(self.chunked, scratch=self.data.parent))
 
     def check(self) -> None:
-        check_chunks(self.chunked)
+        check_files((file, expected, None) for tensor in self.chunked.values() for file, expected in tensor.files)
 
 
 def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = None) -> None:
@@ -113,13 +116,26 @@ def read_state(path: str | Path) -> dict[str, Any]:
     return read_save(directory, lambda: read_manifest(file, STATE_VERSION), lambda *save: open_data(*save).read())
 
 
-def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
-    """Reads a state with :func:`read_state`, and calls ``load`` with it.
+def replay_manifest(directory: Path) -> dict[str, Any]:
+    """Returns the checked manifest of a saved buffer; raises as :func:`read_manifest`."""
+    file = directory / MANIFEST
+    if not file.exists():
+        is_of_levels = (directory / STATE_MANIFEST).exists()
+        hint = ". A level buffer is there: levels.load(path) of one built alike reads it" if is_of_levels else ""
+        if (directory / MANIFEST_OF_SHARDS).exists():
+            hint = ". A sharded replay is there: ShardedReplay(...).load(path) of one built alike reads it"
+        raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing{hint}")
+    manifest = read_manifest(file, FORMAT_VERSION)
+    try:
+        _ = manifest["built_by"], manifest["length"], Path(manifest["data"])
+        _ = [record["bytes"] for record in manifest["files"].values()]
+    except MALFORMED as error:
+        raise DamagedFileError(f"{file} is damaged ({error}); load an earlier save") from error
+    return manifest
 
-    Raises:
-        FileNotFoundError, DamagedFileError, ValueError: as :func:`read_state`, or as ``load`` refuses the state; a
-            state of something else is a damaged file.
-    """
+
+def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
+    """Reads a state with :func:`read_state`, and calls ``load`` with it; raises what either raises."""
     state = read_state(path)
     with refusing_other_states(path):
         load(state)
@@ -139,20 +155,21 @@ def refusing_other_states(path: str | Path) -> Iterator[None]:
 def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerprint, Path] | None = None) -> SavedSize:
     """Writes the files of a state into a new save, and their fingerprints into its manifest.
 
-    Args:
-        save: that is being written.
-        state: see :func:`~lightning_replay.saving.files.split_state`.
-        earlier: chunk files that are linked where the content is the same.
+    Tensors are files of their own from 1 MiB on; those of ``earlier`` are linked where the content is the same.
     """
     values, tensors = split_state(state)
     large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE_BYTES}
     records, chunks = write_chunks(save.data, large, earlier or {})
     small = {name: tensor for name, tensor in tensors.items() if name not in large}
-    write_halves(save.data, {"state": values, "chunked": records}, small)
-    files = {name: fingerprint(save.data / name).record() for name in (TENSORS_FILE, VALUES_FILE)}
-    save.manifest["files"] = files | {chunk.name: chunk.fingerprint.record() for chunk in chunks}
-    total = sum(record["bytes"] for record in save.manifest["files"].values())
-    return SavedSize(total, total - sum(chunk.fingerprint.num_bytes for chunk in chunks if chunk.linked))
+    save_file(_separate(small), save.data / TENSORS_FILE)
+    (save.data / VALUES_FILE).write_text(json.dumps({"state": values, "chunked": records}))
+    for name in (TENSORS_FILE, VALUES_FILE):
+        sync(save.data / name)
+    files = {name: fingerprint(save.data / name) for name in (TENSORS_FILE, VALUES_FILE)}
+    files |= {chunk.name: chunk.fingerprint for chunk in chunks}
+    save.manifest["files"] = {name: file._asdict() for name, file in files.items()}
+    total = sum(file.bytes for file in files.values())
+    return SavedSize(total, total - sum(chunk.fingerprint.bytes for chunk in chunks if chunk.linked))
 
 
 def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
@@ -162,18 +179,18 @@ def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
         for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *files)):
             if not name.endswith(CHUNK_SUFFIX):
                 check_file(data / Path(name).name, files.get(name, {}))
-        values, tensors = read_halves(data)
+        values, tensors = json.loads((data / VALUES_FILE).read_text()), load_file(data / TENSORS_FILE)
         return SavedState(data, values["state"], tensors, locate_chunks(data, values["chunked"], files))
     except DamagedFileError:
         raise
-    except MALFORMED as error:
+    except (OSError, SafetensorError, *MALFORMED) as error:  # a folder that others replace may vanish
         raise DamagedFileError(
             f"{data / VALUES_FILE} holds no saved state ({error!r}); load an earlier save"
         ) from error
 
 
 def chunks_of(manifest: Mapping[str, Any], data: Path) -> dict[Fingerprint, Path]:
-    """Returns the chunk files of an earlier save that have the expected size."""
+    # Of an earlier save, those that have the expected size.
     chunks = {}
     for name, record in manifest["files"].items():
         file = data / Path(name).name
@@ -182,3 +199,85 @@ def chunks_of(manifest: Mapping[str, Any], data: Path) -> dict[Fingerprint, Path
         elif name.endswith(CHUNK_SUFFIX):
             chunks[Fingerprint(record["bytes"], str(record.get("blake2b")))] = file
     return chunks
+
+
+def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snapshot]]:
+    """Returns a state as JSON values with references to tensors, and the tensors by these references.
+
+    Keys are strings; values are tensors, snapshots, ``None``, bool, int, float, str, sizes and devices of torch, and
+    lists and dictionaries of these. Raises ``TypeError`` for another, with its key.
+    """
+    tensors: dict[str, Tensor | Snapshot] = {}
+    return _split(state, "", tensors), tensors
+
+
+def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Returns the state that :func:`split_state` took apart; raises ``DamagedFileError`` if the halves do not fit."""
+    try:
+        return _join(values, tensors)
+    except MALFORMED as error:
+        raise DamagedFileError(
+            f"saved values and tensors do not fit together: {error!r}; load an earlier save"
+        ) from error
+
+
+def _separate(tensors: Mapping[str, Tensor | Snapshot]) -> dict[str, Tensor]:
+    # safetensors needs contiguous tensors that share no memory.
+    separate: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.tensor() if isinstance(tensor, Snapshot) else tensor.cpu().contiguous()
+        if tensor.untyped_storage().data_ptr() in taken:
+            tensor = tensor.clone()
+        taken.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor
+    return separate
+
+
+def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
+    if isinstance(value, Tensor | Snapshot):
+        reference = name or "tensor"
+        while reference in tensors:  # {"a": {"b": ...}, "a.b": ...}
+            reference += "'"
+        if isinstance(value, Tensor):
+            # lazy conjugates and negatives would be written as the tensors they are computed from
+            value = value.detach().resolve_conj().resolve_neg()
+        tensors[reference] = value
+        return {"$tensor": reference}
+    if isinstance(value, Mapping):
+        prefix = f"{name}." if name else ""
+        halved = {"$dict": {str(key): _split(item, f"{prefix}{key}", tensors) for key, item in value.items()}}
+        # TensorDict stores batch sizes and the nesting of its keys in an attribute of its flat state
+        metadata = getattr(value, "_metadata", None)
+        return halved if metadata is None else halved | {"$metadata": _split(metadata, f"{prefix}_metadata", tensors)}
+    if isinstance(value, torch.Size):
+        return {"$size": list(value)}
+    if isinstance(value, torch.device):
+        return {"$device": str(value)}
+    if isinstance(value, list | tuple):
+        return [_split(item, f"{name}.{position}", tensors) for position, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"state entry {name!r} is a {type(value).__name__}; accepted are tensors, None, bool, int, float, str, "
+        "and lists and dictionaries of these. Return these from the part's state_dict(), of a generator its get_state()"
+    )
+
+
+def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if "$tensor" in value:
+            return tensors[value["$tensor"]]
+        if "$size" in value:
+            return torch.Size(value["$size"])
+        if "$device" in value:
+            return torch.device(value["$device"])
+        joined = {key: _join(item, tensors) for key, item in value["$dict"].items()}
+        if "$metadata" not in value:
+            return joined
+        described = OrderedDict(joined)
+        described._metadata = _join(value["$metadata"], tensors)  # type: ignore[attr-defined]
+        return described
+    if isinstance(value, list):
+        return [_join(item, tensors) for item in value]
+    return value

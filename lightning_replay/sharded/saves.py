@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from lightning_replay.saving import DamagedFileError, read_state, write_state
 from lightning_replay.saving.directory import read_manifest, replaced_save
 from lightning_replay.saving.files import MALFORMED
-from lightning_replay.saving.replays import MANIFEST as MANIFEST_OF_REPLAY
-from lightning_replay.saving.replays import MANIFEST_OF_SHARDS, SHARDS_VERSION, replay_manifest
+from lightning_replay.saving.states import MANIFEST as MANIFEST_OF_REPLAY
+from lightning_replay.saving.states import MANIFEST_OF_SHARDS, SHARDS_VERSION, replay_manifest
 from lightning_replay.sharded.actors import CallOfAll, Losses, ShardActors, ShardLostError
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.rows import Layout

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightning_replay.options import did_you_mean
+from lightning_replay.options import accepted_names, did_you_mean
 from lightning_replay.sharded.options import SHARD_OPTIONS
 from rllib_ext.buffer.images import image_column
 
@@ -72,7 +73,8 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
 
     is_path = isinstance(recipe, str) and "." in recipe
     function = imported(recipe, "recipe", "my_module.my_recipe") if is_path else recipes.by_name(recipe)
-    accepted = [name for name in inspect.signature(function).parameters if name not in {*_SET_BY_RLLIB, "prefetch"}]
+    named = accepted_names(function) or inspect.signature(function).parameters
+    accepted = [name for name in named if name not in {*_SET_BY_RLLIB, "prefetch"}]
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
     if isinstance(options.get("scheduler"), str):
         options = {**options, "scheduler": {"class_path": options["scheduler"]}}
@@ -116,7 +118,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
     n_steps, worst = 1, None
     if uses_retention(None, options):
         n_steps, discount = _single_length(returns)
-        worst = frames_at_worst(capacity, frame_stack, n_steps)
+        worst = functools.partial(frames_at_worst, capacity, n_steps=n_steps)
         if n_steps > 1:
             transforms.append(NStepTransitions(n_steps, discount, options.get("check_continuity", True)))
     return Replay(

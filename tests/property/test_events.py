@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from lightning_replay.events import any_of, every_of, first_in_episode, reestablished, reward_at_least, sustained
-from lightning_replay.saving.files import join_state, split_state
 from lightning_replay.saving.spec import build, describe
+from lightning_replay.saving.states import join_state, split_state
 
 PAID = reward_at_least(1.0)
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lightning_replay import recipes
 from lightning_replay.events import EventTable
-from lightning_replay.saving.files import join_state, split_state
+from lightning_replay.saving.states import join_state, split_state
 from lightning_replay.storage import frame_pool as pool_module
 from lightning_replay.storage.frame_pool import NumbaSearch, TorchSearch
 from lightning_replay.storage.frames import FrameStorage

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Unpack
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from lightning_replay import recipes
 from lightning_replay.levels import LevelBuffer
-from lightning_replay.recipes import ReplayOptions, recipe
+from lightning_replay.options import accepted_names
 from lightning_replay.samplers import PrioritizedSampler, UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.writers import FirstInFirstOutWriter
@@ -40,16 +40,14 @@ def test_errors_of_python_stay_what_they_are() -> None:
         recipes.prioritized(10, 1, 0.5)
 
 
-def test_a_recipe_keeps_its_signature_and_its_documentation() -> None:
+def test_recipes_name_their_own_options_and_take_the_shared_ones() -> None:
     for name, function in recipes.known().items():
         signature = inspect.signature(function)
-        assert {"batch_size", "n_steps", "seed"} <= set(signature.parameters)
         assert signature.return_annotation in ("Replay", "TableReplay", "CurriculumReplay")
-        assert (
-            function.__name__ == name
-            and "Args:" in function.__doc__
-            and function.__module__.startswith(recipes.__name__)
-        )
+        assert function.__name__ == name and function.__module__ == recipes.__name__
+        names = accepted_names(function)
+        assert {"batch_size", "n_steps", "seed"} <= set(names) and len(set(names)) == len(names)
+        assert ("frame_stack" in names) == ("FrameOptions" in str(signature.parameters["options"].annotation))
 
 
 class Halved(PrioritizedSampler):
@@ -72,17 +70,15 @@ def test_subclasses_have_arguments_of_their_own() -> None:
     assert Anything(alpha=1).options == {"alpha": 1}
 
 
-def test_every_option_of_a_recipe_is_documented_in_the_order_of_its_signature() -> None:
-    for built in recipes.known().values():
-        section = inspect.cleandoc(built.__doc__).partition("Args:\n")[2].partition("\n\n")[0]
-        documented = [line.split(":")[0].strip() for line in section.splitlines() if line[4:5].strip()]
-        assert documented == list(inspect.signature(built).parameters)
-    assert "Sampled keys:\n    table: int64" in recipes.event_tables.__doc__
+def test_every_option_of_a_recipe_is_documented_once() -> None:
+    for function in recipes.known().values():
+        (shared,) = get_args(get_type_hints(function)["options"])
+        own = [*inspect.signature(function).parameters][:-1]
+        assert set(own) - documented(function) <= {"capacity", "batch_size"}, function
+        assert documented(shared) == set(shared.__annotations__)
+        assert not documented(shared) & documented(function)
 
 
-def test_an_option_that_nobody_documents_is_found_where_the_recipe_is_defined() -> None:
-    def without(capacity: int, novelty: float = 1.0, **options: Unpack[ReplayOptions]) -> None:
-        """Builds nothing."""
-
-    with pytest.raises(KeyError, match="novelty"):
-        recipe(without)
+def documented(owner: Any) -> set[str]:
+    section = inspect.cleandoc(owner.__doc__).partition("Args:\n")[2].partition("\n\n")[0]
+    return {line.split(":")[0].strip() for line in section.splitlines() if line[4:5].strip()}

@@ -162,7 +162,7 @@ def test_the_replay_beside_a_lightning_checkpoint(tmp_path: Path) -> None:
 def test_only_a_part_of_the_rows_is_in_memory(tmp_path: Path) -> None:
     rows = torch.arange(6 << 20).view(-1, 512)  # 48 MiB
     records, chunks = write_chunks(tmp_path, {"rows": rows}, {})
-    located = locate_chunks(tmp_path, records, {one.name: one.fingerprint.record() for one in chunks})
+    located = locate_chunks(tmp_path, records, {one.name: one.fingerprint._asdict() for one in chunks})
     total = int(rows.sum())
     del rows
     tracemalloc.start()

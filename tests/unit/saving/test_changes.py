@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_replay.saving import snapshot as changes
-from lightning_replay.saving.snapshot import Changes, Snapshot, Snapshots
+from lightning_replay.saving.snapshot import Snapshot, Snapshots
 
 ROWS, WIDTH, PART = 40, 3, 56  # rows of 24 bytes; parts end inside of rows
 
@@ -83,14 +83,13 @@ def test_parts_without_written_rows_are_found_again() -> None:
 
 
 def test_a_result_of_an_older_snapshot_does_not_replace_that_of_a_newer() -> None:
-    changes = Changes()
-    older = changes.next_moment()
-    changes.write(slice(0, 4))
-    newer = changes.next_moment()
-    changes.keep_result("part", "new", newer)
-    changes.keep_result("part", "old", older)
-    assert changes.result("part", newer, 0, 4) == "new"
-    assert changes.result("part", older, 0, 4) is None
+    tensor, snapshots = torch.zeros(ROWS, WIDTH, dtype=torch.int64), Snapshots()
+    older = snapshots.take(tensor)
+    snapshots.keep(slice(0, 4))
+    newer = snapshots.take(tensor)
+    newer.keep_result(0, PART, "new")
+    older.keep_result(0, PART, "old")
+    assert newer.unchanged(0, PART) == "new" and older.unchanged(0, PART) is None
 
 
 def test_bytes_that_are_skipped_are_not_copied_for_the_snapshot() -> None:

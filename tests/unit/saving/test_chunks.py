@@ -12,7 +12,6 @@ from lightning_replay.saving import chunks as chunk_files
 from lightning_replay.saving.chunks import (
     CHUNK_SUFFIX,
     Fingerprint,
-    check_chunks,
     check_file,
     fingerprint,
     is_regular,
@@ -34,7 +33,7 @@ def small_chunks(monkeypatch) -> None:
 
 
 def expected_of(chunks) -> dict:
-    return {chunk.name: chunk.fingerprint.record() for chunk in chunks}
+    return {chunk.name: chunk.fingerprint._asdict() for chunk in chunks}
 
 
 def earlier_of(directory, chunks) -> dict:
@@ -74,7 +73,7 @@ def test_tensors_of_any_dtype_come_back_bit_by_bit(dtype, tmp_path) -> None:
 def test_a_tensor_is_cut_into_files_of_the_chunk_size(num_bytes, sizes, tmp_path) -> None:
     _, chunks = write_chunks(tmp_path, {"a": torch.arange(num_bytes, dtype=torch.uint8)}, {})
     assert [(tmp_path / chunk.name).stat().st_size for chunk in chunks] == sizes
-    assert [chunk.fingerprint.num_bytes for chunk in chunks] == sizes
+    assert [chunk.fingerprint.bytes for chunk in chunks] == sizes
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{n:06d}{CHUNK_SUFFIX}" for n in range(len(sizes))]
 
 
@@ -176,7 +175,7 @@ def test_what_is_hashed_is_what_is_written_while_another_thread_writes_rows(tmp_
             folder.mkdir()
             records, chunks = write_chunks(folder, {"rows": rows}, earlier)
             earlier = earlier_of(folder, chunks) if attempt % 2 else {}
-            check_chunks(locate_chunks(folder, records, expected_of(chunks)))
+            read_chunks(locate_chunks(folder, records, expected_of(chunks)), scratch=folder)
     finally:
         stop.set()
         writer.join()
@@ -187,7 +186,7 @@ def test_every_damage_is_found(num_bytes, tmp_path) -> None:
     file = tmp_path / "file"
     content = os.urandom(num_bytes)
     file.write_bytes(content)
-    record = fingerprint(file).record()
+    record = fingerprint(file)._asdict()
     target = bytearray(num_bytes)
     check_file(file, record)
     check_file(file, record, memoryview(target))

@@ -108,7 +108,7 @@ def test_no_entry_of_the_values_ends_in_an_error_of_another_kind(kind: str, tmp_
     whole = json.loads(values.read_text())
     for number, place in enumerate(places_in(whole)):
         values.write_text(json.dumps(with_other(whole, place, STRANGE[number % len(STRANGE)])))
-        forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values).record()})
+        forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values)._asdict()})
         try:
             load(tmp_path)
         except DamagedFileError:
@@ -169,7 +169,7 @@ def test_a_tensor_of_another_size_than_its_files_takes_no_memory(shape: Any, tmp
     for files in (content["chunked"]["rows"]["files"], []):
         record = {"dtype": "uint8", "shape": shape, "files": files}
         values.write_text(json.dumps(content | {"chunked": {"rows": record}}))
-        forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values).record()})
+        forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values)._asdict()})
         with pytest.raises(DamagedFileError, match="chunks of rows"):
             read_state(tmp_path)
 
@@ -271,7 +271,7 @@ def test_a_state_of_other_parts_is_refused_by_a_buffer_and_changes_nothing(place
     content = json.loads(values.read_text())
     before = fingerprint(replay.state_dict())
     values.write_text(json.dumps(with_other(content, ("state", "$dict", *place), other)))
-    forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values).record()})
+    forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values)._asdict()})
     with pytest.raises(DamagedFileError, match=rf"is not one of what it is loaded into \({error}.*nothing was loaded"):
         replay.load(tmp_path)
     assert fingerprint(replay.state_dict()) == before

@@ -11,7 +11,7 @@ from lightning_replay import load_replay, recipes
 from lightning_replay.saving import DamagedFileError, read_state, write_state
 from lightning_replay.saving import states as state
 from lightning_replay.saving.directory import checksum_of
-from lightning_replay.saving.files import join_state
+from lightning_replay.saving.states import join_state
 from tests import level_steps
 from tests.saves import names_in
 from tests.transitions import numbered_steps
