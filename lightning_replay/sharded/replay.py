@@ -31,7 +31,7 @@ from lightning_replay.parts import WriterHooks, declared_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
 from lightning_replay.sharded.actors import START_TIMEOUT_S
 from lightning_replay.sharded.coordinator import Coordinator, NotYet
-from lightning_replay.sharded.draws import DrawnRows, FetchedRows, check_td_errors
+from lightning_replay.sharded.draws import DrawnRows, batch_of, check_td_errors
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import check_room
 from lightning_replay.sharded.rate_limiter import RateLimiter
@@ -346,17 +346,16 @@ class ShardedReplay(TrainingReplay):
         # The coordinator answers with identities and references; the rows are fetched from here.
         method, *arguments = ("draw", own) if self._rank is None else ("draw_share", *self._rank)
         drawn: DrawnRows = self._connection.call(method, *arguments, self._clocks)
-        fetched = FetchedRows(self._key, min(self._options.shards.shard_timeout_s, self.wait_timeout_s))
-        fetched.fetch(drawn)
-        for _ in range(_MOST_REDRAWS):  # in place of rows that were lost with their shard meanwhile
-            if len(fetched) == own:
-                break
+        timeout_s = min(self._options.shards.shard_timeout_s, self.wait_timeout_s)
+        blocks = drawn.fetch(self._key, timeout_s)
+        redraws = 0
+        while missing := own - sum(len(block["index",]) for block in blocks):  # rows lost with their shard meanwhile
+            if (redraws := redraws + 1) > _MOST_REDRAWS:
+                raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
             left_s = max(deadline - time.monotonic(), 0.0)
-            fetched.fetch(self._connection.call("draw_again", own - len(fetched), timeout_s=left_s))
-        if len(fetched) < own:
-            raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
+            blocks += self._connection.call("draw_again", missing, timeout_s=left_s).fetch(self._key, timeout_s)
         self._draws_since_update += 1
-        return fetched.batch()
+        return batch_of(blocks)
 
     def update_priority(
         self,

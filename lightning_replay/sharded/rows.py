@@ -184,7 +184,7 @@ class RowIds(NamedTuple):
     def joined(cls, parts: Sequence[RowIds]) -> RowIds:
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
-    def take(self, places: np.ndarray) -> RowIds:
+    def take(self, places: np.ndarray | slice) -> RowIds:
         return RowIds(*(column[places] for column in self))
 
     def current(self, epochs: np.ndarray) -> np.ndarray:  # whether the shard is the one that drew, bool [n]

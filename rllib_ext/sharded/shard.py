@@ -82,8 +82,8 @@ class EpisodeShard(ReplayShard):
 
     def draw(self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], *request: Any) -> Answer:
         """Draws as the base class does; the request is length and discount of returns. Some answers have statistics."""
-        stats = self.held.counters.stats_due(self.held.modules, DRAWS_PER_REPORT)
         drawn, report = super().draw(parts, clocks, *request)
+        stats = self.held.counters.stats_due(self.held.modules, DRAWS_PER_REPORT)
         return Answer({name: part._replace(stats=stats.get(name)) for name, part in drawn.items()}, report)
 
     def update(self, module_id: str, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> Answer:  # type: ignore[override]
@@ -119,8 +119,7 @@ class EpisodeShard(ReplayShard):
 
     def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:
         rows = self.held.modules[name].draw_part(part, *request, **clocks)
-        module_id = rows.block.module_id
-        return RemotePart(ray.put(rows.block), rows.slot, rows.generation, rows.reply, rows.mean_n_step, module_id)
+        return RemotePart(ray.put(rows.block), rows.slot, rows.generation, rows.reply, rows.block.module_id)
 
     def _write(self, local: Path, previous: Path | None, *fields: Any) -> Sequence[int]:
         (warm_up,) = fields

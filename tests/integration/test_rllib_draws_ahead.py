@@ -44,7 +44,7 @@ def test_training_holds_the_ratio_and_td_errors_come_home(
     algorithm: ApexDQN, replay: ShardedEpisodeReplayBuffer
 ) -> None:
     algorithm.train()
-    assert replay.draws.num_in_flight == 2
+    assert len(replay.draws.in_flight) == 2
     replay.stats()
     on_shards(replay, watch)
     before = replay.get_sampled_timesteps()
@@ -80,7 +80,7 @@ def test_draws_in_flight_wait_for_nothing_that_was_sent_later(
     for _ in range(2):
         assert len(observations(replay.sample(num_items=BATCH))) == BATCH
         assert len(replay) == rows and replay.get_num_timesteps("default_policy") == rows
-    assert replay.shards.alive == [True, True] and replay.draws.num_in_flight == 2
+    assert replay.shards.alive == [True, True] and len(replay.draws.in_flight) == 2
     replay.sample(num_items=BATCH)  # sent after it: the shard is late
     assert replay.shards.alive == [True, False] and set(replay.expected["default_policy"].shard) == {0}
     # It comes back once it has answered what it was late with, although it has got other calls since.
@@ -121,4 +121,4 @@ def test_training_goes_on_where_a_shard_is_lost_with_draws_in_flight(
         if all(replay.shards.reports[shard].rows for shard in (0, 1)):
             break
     assert replay.stats()["alive"] == [True, True]
-    assert replay.draws.num_in_flight == 2 and replay.stats()["rows"][0] > 0
+    assert len(replay.draws.in_flight) == 2 and replay.stats()["rows"][0] > 0

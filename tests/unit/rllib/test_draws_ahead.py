@@ -49,7 +49,7 @@ def test_where_nothing_changes_draws_ahead_are_those_without(recipe: str, option
         replay = build(recipe, num_prefetch=num_prefetch, **options)
         replay.add(episodes())
         found.append([drawn(replay) for _ in range(6)])
-        assert replay.stats()["draws_in_flight"] == replay.draws.num_in_flight == num_prefetch
+        assert replay.stats()["draws_in_flight"] == len(replay.draws.in_flight) == num_prefetch
     assert found[0] == found[1] == found[2]
     assert len({tuple(numbers) for numbers, _ in found[0]}) > 1
 
@@ -113,7 +113,7 @@ def test_draws_ahead_of_other_batches_are_discarded() -> None:
     replay.sample(num_items=42, n_step=2, gamma=0.5)
     assert updates[10:] == [5, 6, 7]
     replay.sample(num_items=42, n_step=2, gamma=0.5)
-    assert updates[13:] == [8] and replay.draws.num_in_flight == 2
+    assert updates[13:] == [8] and len(replay.draws.in_flight) == 2
 
 
 def test_the_part_of_a_shard_that_was_lost_since_is_left_out() -> None:
@@ -136,11 +136,11 @@ def test_a_restore_discards_draws_in_flight() -> None:
     other.add(episodes(6, first=50))
     other.sample(num_items=8)
     other.set_state(state)
-    assert other.draws.num_in_flight == 0 and replay.draws.num_in_flight == 2
+    assert len(other.draws.in_flight) == 0 and len(replay.draws.in_flight) == 2
     updates = clocks_of(other)
     assert max(drawn(other)[0]) < 600 and updates == [2, 3, 4]
     other.resume_at(0)
-    assert other.draws.num_in_flight == 0
+    assert len(other.draws.in_flight) == 0
     drawn(other)
     assert updates[3:] == [1, 2, 3]
 
