@@ -19,8 +19,8 @@ from lightning_replay.divided_draws import Divider
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.draws import DividedDraws, DrawnRows
 from lightning_replay.sharded.folders import Folder
+from lightning_replay.sharded.options import ReplayOptions
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from lightning_replay.sharded.replay_options import ReplayOptions
 from lightning_replay.sharded.rows import NUM_KEYS, Layout, RowIds, check_layout
 from lightning_replay.sharded.saves import NAMES, SavedShards, first_state, load_shards, manifest_of, write_shards
 from lightning_replay.sharded.shard import MODULE, ReplayShard

@@ -217,7 +217,7 @@ class DrawnRows(NamedTuple):
             first = places.stop
             if columns is not None:
                 index, generation = numbers_of(self.ids.take(places), key)
-                of_draw = {(name,): column[places] for name, column in self.columns.items()}
+                of_draw: Columns = {(name,): column[places] for name, column in self.columns.items()}
                 own = {name: column[start:stop] for name, column in columns.items()}
                 found.append({**own, ("index",): index, ("generation",): generation, **of_draw})
         return found

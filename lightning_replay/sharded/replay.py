@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import ray
@@ -25,7 +25,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.divided_draws import Divider
-from lightning_replay.feedback import index_of, real_numbers, row_generations, row_numbers, td_error_of
+from lightning_replay.feedback import given_feedback, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_number
 from lightning_replay.parts import WriterHooks, declared_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
@@ -33,9 +33,8 @@ from lightning_replay.sharded.actors import START_TIMEOUT_S
 from lightning_replay.sharded.coordinator import Coordinator, NotYet
 from lightning_replay.sharded.draws import DrawnRows, batch_of, check_td_errors
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.options import check_room
+from lightning_replay.sharded.options import ReplayOptions, check_room
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from lightning_replay.sharded.replay_options import ReplayOptions
 from lightning_replay.sharded.rows import Columns, RowIds, RowRouter, columns_of, layout_of, numbers_of, row_ids_of
 from lightning_replay.storage.columns import TransitionCheck, normalized, rows_of_columns
 from lightning_replay.training_replay import TrainingReplay
@@ -124,13 +123,11 @@ class ShardedReplay(TrainingReplay):
         wait_timeout_s = checked_number("wait_timeout_s", wait_timeout_s, ABOVE_ZERO)
         if not ray.is_initialized():
             raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
-        connection = None if name is None else Connection.find(name, wait_timeout_s)
+        self.name: str = name or f"replay-{uuid.uuid4().hex}"
+        connection = Connection.find(self.name, wait_timeout_s)
         if connection is None:
             check_room(given.shards)
-            name = name or f"replay-{uuid.uuid4().hex}"
-            connection = Connection.start(name, wait_timeout_s, given)
-        assert name is not None
-        self.name: str = name
+            connection = Connection.start(self.name, wait_timeout_s, given)
         self._connection = connection
         self._key = connection.call("key_for", given)
         self._rank: tuple[int, int] | None = None
@@ -142,7 +139,7 @@ class ShardedReplay(TrainingReplay):
 
     @functools.cached_property
     def _template(self) -> Replay:
-        # A replay without rows, as those of the shards; not sent to other processes, as it has memory of its own.
+        # A replay without rows, as those of the shards.
         return self._options.template()
 
     @property
@@ -223,16 +220,16 @@ class ShardedReplay(TrainingReplay):
                 f"batch_size is {self.batch_size}, and {world_size} processes cannot draw equal shares of it; give a "
                 f"multiple of {world_size}"
             )
-        shared = self._copied()
-        shared._rank = (rank, world_size)
-        shared._router = RowRouter(
-            self._options.shards.num_shards, self._connection.call("enter_rank", rank, world_size)
-        )
+        shared, number = self.client(), self._connection.call("enter_rank", rank, world_size)
+        shared._rank, shared._router = (rank, world_size), RowRouter(self._options.shards.num_shards, number)
         return shared
 
     def client(self) -> ShardedReplay:
         """Returns this replay for another process that fills it or draws whole batches."""
-        return self._copied()
+        copied = copy.copy(self)
+        copied.__dict__ |= {"_router": None, "_rank": None, "_clocks": {}, "_draws_since_update": 0}
+        copied._connection = copy.copy(self._connection)
+        return copied
 
     def clients(self, num_clients: int) -> list[ShardedReplay]:
         """Returns :meth:`client` for several processes; TorchRL's ``RayCollector`` gives one to each collector."""
@@ -493,19 +490,12 @@ class ShardedReplay(TrainingReplay):
         if self._connection.is_owner:  # others may still use one that was found by its name
             self.stop()
 
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise TypeError("rows of a sharded replay are in other processes and cannot be read by index; call sample()")
-
     def __getstate__(self) -> dict[str, Any]:
-        # The copy is another writer of trajectories, except that a rank stays what it is.
+        # The copy is another writer of trajectories, except that a rank stays what it is. Its template has memory of
+        # its own and is built again.
         state = vars(self) | {"_unanswered": None} | ({"_router": None} if self._rank is None else {})
-        return {name: value for name, value in state.items() if name != "_template"}
-
-    def _copied(self) -> ShardedReplay:
-        copied = object.__new__(type(self))
-        copied.__dict__ |= vars(self) | {"_router": None, "_rank": None, "_clocks": {}, "_draws_since_update": 0}
-        copied._connection, copied._unanswered = copy.copy(self._connection), None
-        return copied
+        state.pop("_template", None)
+        return state
 
 
 class _Sent(NamedTuple):
@@ -520,7 +510,7 @@ class _Sent(NamedTuple):
 def _digest(columns: Columns) -> bytes:
     found = hashlib.blake2b(repr(layout_of(columns)).encode(), digest_size=20)
     for key in sorted(columns):
-        found.update(np.ascontiguousarray(columns[key]).tobytes())
+        found.update(columns[key].tobytes())
     return found.digest()
 
 
@@ -535,26 +525,20 @@ def checked_feedback(
     """Returns the arguments of :meth:`ShardedReplay.update_priority
     <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
     # Everything is refused here that can be: an error in a shard comes with a later call.
-    if isinstance(index, TensorDictBase):
-        generation = index.get("generation", generation)
-        index = index_of(index)
-    index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
+    index, td_error, generation = given_feedback(index, td_error_of(td_error, signals), generation)
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
-    td_error = td_error_of(td_error, signals)
     for name in set(signals) - set(SIGNALS):
         raise TypeError(f"update_priority got the signal {name!r}; the signals are {', '.join(SIGNALS)}")
     if td_error is None:
         raise TypeError("update_priority got no td_error; give one for each row of the batch")
-    errors = real_numbers("td_error", td_error, "No priority was changed").detach().cpu().float().reshape(-1).numpy()
+    errors = td_error.cpu().float().reshape(-1).numpy()
     check_td_errors(errors, len(index))
-    given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
-    for name, value in given.items():
-        if len(value) != len(index):
-            raise ValueError(f"{name} has {len(value)} rows and the batch {len(index)}. No priority was changed")
-    if writer.needs_feedback:
+    given = {}
+    if writer.needs_feedback:  # others ignore signals
         writer.read_feedback(len(index), torch.from_numpy(errors), signals)
-    numbers = row_generations(generation).cpu().numpy()
+        given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
+    numbers = generation.cpu().numpy()
     if len(numbers) != len(index):
         raise ValueError(f"generation has {len(numbers)} rows and index {len(index)}; give those of one batch")
     ids, is_own = row_ids_of(index.cpu().numpy(), numbers, key)
@@ -571,21 +555,17 @@ class Connection:
 
     The coordinator ends with the process that started it. Connections that are sent to another process find it by
     name; if Ray is not running there, it is connected to the cluster first.
-
-    Attributes:
-        wait_timeout_s: seconds after which :meth:`call` raises an error.
-        is_owner: whether this process has started the coordinator.
     """
 
     def __init__(self, name: str, wait_timeout_s: float, actor: Any = None) -> None:
         self._name = name
-        self.wait_timeout_s: float = wait_timeout_s
+        self.wait_timeout_s: float = wait_timeout_s  # after which a call raises an error
         self._caller = uuid.uuid4().hex
         self._actor = actor
         self._address: str = ray.get_runtime_context().gcs_address
         self._process = os.getpid()
         self._has_stopped = False
-        self.is_owner = False
+        self.is_owner = False  # whether this process has started the coordinator
 
     @classmethod
     def start(cls, name: str, wait_timeout_s: float, *arguments: Any) -> Connection:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from lightning_replay.sharded import replay_options as of_recipe
+from lightning_replay.sharded import options as of_recipe
 from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport
 from lightning_replay.sharded.options import SHARD_OPTIONS
 from lightning_replay.sharded.resharding import ReshardedRows
