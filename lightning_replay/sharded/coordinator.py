@@ -21,7 +21,7 @@ from lightning_replay.sharded.draws import DividedDraws, DrawnRows
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import ReplayOptions
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from lightning_replay.sharded.rows import NUM_KEYS, Layout, RowIds, check_layout
+from lightning_replay.sharded.rows import NUM_KEYS, Layout, check_layout
 from lightning_replay.sharded.saves import NAMES, SavedShards, first_state, load_shards, manifest_of, write_shards
 from lightning_replay.sharded.shard import MODULE, ReplayShard
 
@@ -55,7 +55,7 @@ class Coordinator:
             time_left=self._time_left,
         )
         self.draws: DividedDraws = DividedDraws(
-            self.shards, lambda module: Divider(self._template.sampler, seed=seed), self._clocks_of
+            self.shards, lambda module: Divider(self._template.sampler, seed=seed), self._clocks_of, key=self._key
         )
         self._limiter = RateLimiter(**options.limits, batch_size=self._batch_size)
         self._layout: Layout | None = None
@@ -76,7 +76,7 @@ class Coordinator:
         with self._lock:
             self._call.caller, self._call.deadline = caller, time.monotonic() + timeout_s
             # Not in the middle of an extend, whose rows are on their way.
-            if method not in ("stop", "look_at", "refused") and caller in self._kept:
+            if method not in ("stop", "look_at") and caller in self._kept:
                 raise self._kept.pop(caller)
             if method != "start" and not self._has_started:
                 return NotYet("the shards of this replay have not started", "See whether there are CPUs for them")
@@ -109,6 +109,8 @@ class Coordinator:
         if self._unsettled > _UNSETTLED or any(self.shards.is_late(shard) for shard, _, _ in parts):
             self.shards.settle({})
             self._unsettled = 0
+        if layout != self._layout and self._layout is not None and not sum(self._settle().rows.values()):
+            self._layout = None  # as a shard has refused the first rows
         self._layout = check_layout(layout, self._layout)
         if late := [shard for shard, _, _ in parts if self.shards.is_late(shard)]:
             return NotYet(self.shards.unanswered(late), "Nothing was stored. Give the rows again later")
@@ -125,12 +127,6 @@ class Coordinator:
         with suppress(TimeoutError):  # the caller waits no longer
             self._settle()
         return self.shards.unanswered([shard])
-
-    def refused(self) -> None:
-        # Other columns are accepted again after a shard has refused the first rows.
-        self._settle()
-        if not sum(self.shards.rows.values()):
-            self._layout = None
 
     def draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
         # With a rate limiter, of its batch size.
@@ -156,7 +152,7 @@ class Coordinator:
             raise RuntimeError("the sharded replay is empty; call extend before sample")
         batch = self.draws.draw(batch_size)[MODULE]
         self._num_draws += 1
-        return DrawnRows(batch.blocks, batch.ids, batch.columns)
+        return DrawnRows(batch.blocks, batch.columns)
 
     def _clocks_of(self, draws_before: int) -> dict[str, int]:
         env_steps = self._clocks.get("env_steps", self._num_inserted)
@@ -186,10 +182,9 @@ class Coordinator:
             self._requests.clear()
             return self._shares.pop(rank)
 
-    def update(self, ids: RowIds, td_errors: np.ndarray, signals: Mapping[str, np.ndarray]) -> None:
+    def update(self, *feedback: Any) -> None:
         # What the shards refuse, the caller's next call raises.
-        failed = functools.partial(self._kept.setdefault, self._call.caller)
-        self.draws.update(MODULE, ids, td_errors, signals, failed)
+        self.draws.update(MODULE, *feedback, failed=functools.partial(self._kept.setdefault, self._call.caller))
 
     def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> None:
         self._call_of_all("end_episodes", writer, trajectories)

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay.sharded.actors import RemotePart, ShardActors, joined_errors
-from lightning_replay.sharded.rows import Block, Columns, RowIds, cut_blocks, fetched, numbers_of
+from lightning_replay.sharded.rows import NUM_EPOCHS, Block, Columns, cut_blocks, fetched, numbers_of, row_ids_of
 
 if TYPE_CHECKING:
     import ray
@@ -37,6 +37,7 @@ class DividedDraws:
         build: builds the divider of a module, when its first draw comes.
         clocks: returns ``env_steps`` and ``updates`` of a draw, given how many will be returned before it.
         prepare: called with each module and the batch size before a draw is divided.
+        key: of the replay, in the numbers of its rows.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class DividedDraws:
         build: Callable[[str], Divider],
         clocks: Callable[[int], Mapping[str, int]],
         prepare: Callable[[str, int], None] = lambda module_id, batch_size: None,
+        key: int = 0,
     ) -> None:
-        self._actors, self._build, self._clocks, self._prepare = actors, build, clocks, prepare
+        self._actors, self._build, self._clocks, self._prepare, self._key = actors, build, clocks, prepare, key
         self.dividers: dict[str, Divider] = {}
         self.in_flight: deque[_InFlight] = deque()
 
@@ -107,11 +109,15 @@ class DividedDraws:
             parts = {shard: answer[name] for shard, answer in answers if name in answer}
             if parts:
                 replies = [parts[shard].reply if shard in parts else None for shard in range(len(self._actors))]
-                ids = [RowIds.of_shard(shard, draw.epochs[shard], *part[1:3]) for shard, part in parts.items()]
+                numbers = [
+                    numbers_of(shard, draw.epochs[shard], part.slot, part.generation, self._key)
+                    for shard, part in parts.items()
+                ]
+                index, generation = (np.concatenate(one) for one in zip(*numbers, strict=True))
                 self.divider(name).advance(**self._clocks(0))
-                columns = self.divider(name).weigh(division, replies)
+                columns = {"index": index, "generation": generation} | self.divider(name).weigh(division, replies)
                 blocks = [Block(part.reference, 0, len(part.slot)) for part in parts.values()]
-                drawn[name] = DrawnRows(blocks, RowIds.joined(ids), columns, [*parts.values()])
+                drawn[name] = DrawnRows(blocks, columns, parts)
         return drawn
 
     def _wait_for_rows(self) -> None:
@@ -130,7 +136,8 @@ class DividedDraws:
     def update(
         self,
         module_id: str,
-        ids: RowIds,
+        index: np.ndarray,
+        generation: np.ndarray,
         td_errors: np.ndarray,
         signals: Mapping[str, np.ndarray] | None = None,
         failed: Callable[[Exception], object] | None = None,
@@ -140,15 +147,16 @@ class DividedDraws:
         Those of rows of a shard that was lost since are dropped and counted. Errors of the actors go to ``failed``, see
         :meth:`~lightning_replay.sharded.actors.ShardActors.send`.
         """
-        check_td_errors(td_errors, len(ids.shard))
+        check_td_errors(td_errors, len(index))
+        ids = row_ids_of(index, generation)
         # A slot of a shard that was started again holds another row, whatever its generation.
-        current = ids.current(self._actors.epochs)
+        current = (self._actors.epochs[ids.shard] - ids.epoch) % NUM_EPOCHS == 0
         self._actors.lost.td_errors += int(np.count_nonzero(~current))
-        ids, td_errors = ids.take(current), td_errors[current]
-        for shard, places in ids.by_shard():
+        for shard in np.unique(ids.shard[current]).tolist():
+            places = np.flatnonzero(current & (ids.shard == shard))
             given = [module_id, ids.slot[places], ids.generation[places], td_errors[places]]
             if signals:
-                given.append({name: values[current][places] for name, values in signals.items()})
+                given.append({name: values[places] for name, values in signals.items()})
             self._actors.send(shard, "update", *given, td_errors=len(places), failed=failed)
 
     def largest(self, shard: int) -> dict[str, float]:
@@ -193,33 +201,27 @@ class DrawnRows(NamedTuple):
     """Rows of a batch, which are in the object store until a process fetches them."""
 
     blocks: list[Block]  # where they are, in order
-    ids: RowIds  # of the rows, those of one block after those of the other
-    columns: dict[str, np.ndarray]  # [n] each, which depend on all shards, such as priority_weight
-    parts: Sequence[RemotePart] = ()  # of each shard that has answered, in order; left out where rows are dealt out
+    #: ``[n]`` or ``[n, 2]`` each: ``index`` and ``generation``, and what depends on all shards, as ``priority_weight``.
+    columns: dict[str, np.ndarray]
+    parts: Mapping[int, RemotePart] = {}  # by shard, as they were drawn; none once the rows are dealt out to processes
 
     def __len__(self) -> int:
-        return len(self.ids.shard)
+        return len(self.columns["index"])
 
     def cut(self, start: int, stop: int) -> DrawnRows:
         columns = {name: column[start:stop] for name, column in self.columns.items()}
-        return DrawnRows(cut_blocks(self.blocks, start, stop), self.ids.take(slice(start, stop)), columns)
+        return DrawnRows(cut_blocks(self.blocks, start, stop), columns)
 
-    def fetch(self, key: int, timeout_s: float) -> list[Columns]:
-        """Returns the columns of each block, without those that were lost with their shard.
-
-        The rows get the numbers of the replay with this ``key``.
-        """
+    def fetch(self, timeout_s: float) -> list[Columns]:
+        """Returns the columns of each block, without blocks that were lost with their shard."""
         found: list[Columns] = []
         first = 0  # place of the block in the draw
         columns_of_blocks = fetched([block.reference for block in self.blocks], timeout_s)
         for (_, start, stop), columns in zip(self.blocks, columns_of_blocks, strict=True):
-            places = slice(first, first + stop - start)
-            first = places.stop
+            of_draw: Columns = {(name,): one[first : first + stop - start] for name, one in self.columns.items()}
+            first += stop - start
             if columns is not None:
-                index, generation = numbers_of(self.ids.take(places), key)
-                of_draw: Columns = {(name,): column[places] for name, column in self.columns.items()}
-                own = {name: column[start:stop] for name, column in columns.items()}
-                found.append({**own, ("index",): index, ("generation",): generation, **of_draw})
+                found.append({name: column[start:stop] for name, column in columns.items()} | of_draw)
         return found
 
 

@@ -35,7 +35,7 @@ from lightning_replay.sharded.draws import DrawnRows, batch_of, check_td_errors
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import ReplayOptions, check_room
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from lightning_replay.sharded.rows import Columns, RowIds, RowRouter, columns_of, layout_of, numbers_of, row_ids_of
+from lightning_replay.sharded.rows import SLOT_BITS, Columns, RowRouter, columns_of, layout_of, row_ids_of
 from lightning_replay.storage.columns import TransitionCheck, normalized, rows_of_columns
 from lightning_replay.training_replay import TrainingReplay
 
@@ -285,11 +285,8 @@ class ShardedReplay(TrainingReplay):
         if len(errors) < len(stored):  # some were stored, so that later rows of their episodes follow them
             self._router = sent.router
         if errors:
-            with suppress(TimeoutError):  # without rows other columns are accepted again
-                self._connection.call("refused")
             raise errors[0]
-        ids = RowIds.joined([RowIds.of_shard(shard, 0, slots, slots) for shard, slots in stored.items()])
-        return torch.from_numpy(numbers_of(ids, self._key)[0])
+        return torch.from_numpy(np.concatenate([(shard << SLOT_BITS) + slots for shard, slots in stored.items()]))
 
     def _send(self, columns: Columns) -> _Sent:
         if self._router is None:
@@ -344,13 +341,13 @@ class ShardedReplay(TrainingReplay):
         method, *arguments = ("draw", own) if self._rank is None else ("draw_share", *self._rank)
         drawn: DrawnRows = self._connection.call(method, *arguments, self._clocks)
         timeout_s = min(self._options.shards.shard_timeout_s, self.wait_timeout_s)
-        blocks = drawn.fetch(self._key, timeout_s)
+        blocks = drawn.fetch(timeout_s)
         redraws = 0
         while missing := own - sum(len(block["index",]) for block in blocks):  # rows lost with their shard meanwhile
             if (redraws := redraws + 1) > _MOST_REDRAWS:
                 raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
             left_s = max(deadline - time.monotonic(), 0.0)
-            blocks += self._connection.call("draw_again", missing, timeout_s=left_s).fetch(self._key, timeout_s)
+            blocks += self._connection.call("draw_again", missing, timeout_s=left_s).fetch(timeout_s)
         self._draws_since_update += 1
         return batch_of(blocks)
 
@@ -521,9 +518,8 @@ def checked_feedback(
     signals: dict[str, Any],
     key: int,
     writer: WriterHooks,
-) -> tuple[RowIds, np.ndarray, dict[str, np.ndarray]]:
-    """Returns the arguments of :meth:`ShardedReplay.update_priority
-    <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    # Index, generation, TD errors [B] and signals by name.
     # Everything is refused here that can be: an error in a shard comes with a later call.
     index, td_error, generation = given_feedback(index, td_error_of(td_error, signals), generation)
     if generation is None:
@@ -538,16 +534,16 @@ def checked_feedback(
     if writer.needs_feedback:  # others ignore signals
         writer.read_feedback(len(index), torch.from_numpy(errors), signals)
         given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
-    numbers = generation.cpu().numpy()
-    if len(numbers) != len(index):
-        raise ValueError(f"generation has {len(numbers)} rows and index {len(index)}; give those of one batch")
-    ids, is_own = row_ids_of(index.cpu().numpy(), numbers, key)
-    if not is_own.all():
+    numbers, generations = index.cpu().numpy(), generation.cpu().numpy()
+    if len(generations) != len(index):
+        raise ValueError(f"generation has {len(generations)} rows and index {len(index)}; give those of one batch")
+    others = np.count_nonzero(row_ids_of(numbers, generations).key != key)
+    if others:
         raise ValueError(
-            f"{np.count_nonzero(~is_own)} of {len(index)} rows were not drawn from this sharded replay; give it the "
-            "batches that its own sample() returned. No priority was changed"
+            f"{others} of {len(index)} rows were not drawn from this sharded replay; give it the batches that its own "
+            "sample() returned. No priority was changed"
         )
-    return ids, errors, given
+    return numbers, generations, errors, given
 
 
 class Connection:

@@ -32,7 +32,6 @@ from rllib_ext.sharded.shard import EpisodeShard, check_shard_layout, options_of
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from lightning_replay.sharded.actors import ShardReport
-    from lightning_replay.sharded.rows import RowIds
     from rllib_ext.buffer.building import Returns
     from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.tasks import TaskAssignment
@@ -74,7 +73,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
     Attributes:
         shards: the actors.
         draws: divides the draws.
-        expected: by module, the rows of the last draw in the order in which their TD errors come.
+        expected: by module, ``index`` and ``generation`` of the rows of the last draw, in the order in which their TD
+            errors come.
 
     Raises:
         ValueError: an unknown recipe or option, more shards than rows, or shards that no node has room for.
@@ -112,7 +112,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self._router = Router(count)
         self._metrics = ShardMetrics(self.shards, self.template)
         self._num_draws = 0
-        self.expected: dict[str, RowIds] = {}
+        self.expected: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._owner: Any = None
         self._has_stopped = False
 
@@ -236,8 +236,10 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         timeout_s = self.shards.options.shard_timeout_s
         pieces = {name: [_piece(batch, timeout_s)] for name, batch in batches.items()}
         dealt, places = deal(pieces, self.num_learners)
-        # Shard, slot and generation of each row, in the order in which the TD errors will come.
-        self.expected = {name: batch.ids.take(places[name]) for name, batch in batches.items()}
+        self.expected = {}
+        for name, batch in batches.items():
+            index, generation = (batch.columns[column][places[name]] for column in ("index", "generation"))
+            self.expected[name] = index, generation
         self._metrics.count_draw(batches)
         return [piece.episode for _, piece in dealt]
 
@@ -261,7 +263,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
                 f"{sorted(self.expected)} since the last update; sample first"
             )
         if self.template(module_id).replay.takes_feedback:
-            self.draws.update(module_id, self.expected[module_id], np.asarray(priorities))
+            self.draws.update(module_id, *self.expected[module_id], np.asarray(priorities))
             del self.expected[module_id]
 
     def get_metrics(self) -> dict[str, Any]:
@@ -352,7 +354,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
 
 def _piece(batch: DrawnRows, timeout_s: float) -> Piece:
-    module_id = batch.parts[0].module_id
+    module_id = next(iter(batch.parts.values())).module_id
     weights = batch.columns.get("priority_weight", np.ones(len(batch), dtype=np.float32))
     block = RemoteBlock(f"rows_of_{module_id or 'batch'}", batch.blocks, weights, module_id, timeout_s)
     return Piece(block, np.arange(len(batch)))
@@ -377,11 +379,8 @@ class ShardMetrics(BufferMetrics):
         for name, batch in batches.items():
             for owner in (name, ""):  # the sum of all modules is counted here, those of shards by them
                 self.count(owner, steps_sampled=len(batch))
-            first = 0
-            for part in batch.parts:
-                if part.stats is not None:
-                    self._parts.setdefault(name, {})[int(batch.ids.shard[first])] = part.stats
-                first += len(part.slot)
+            of_shards = {shard: part.stats for shard, part in batch.parts.items() if part.stats is not None}
+            self._parts.setdefault(name, {}).update(of_shards)
 
     def state(self) -> dict[str, Any]:
         state = super().state()
@@ -395,7 +394,7 @@ class ShardMetrics(BufferMetrics):
         rows = [report.num_rows for report in shards.reports]
         stored = sum(report.env_steps_stored for report in shards.reports)
         self._log.totals(Counter({**shards.counts, **self._counts}), stored, shards.rows)
-        self._log.items({name: self._joined(name, parts) for name, parts in self._parts.items()})
+        self._log.items({name: self._joined(name, parts) for name, parts in self._parts.items() if parts})
         of_shards = {
             "num_alive": sum(shards.alive),
             "rows_lost": shards.lost.rows,

@@ -13,7 +13,7 @@ from lightning_replay import recipes
 from lightning_replay.schedules import Linear
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
-from .local_shards import first_numbers, read, replays
+from .local_shards import awaited, first_numbers, read, replays
 from .test_sharded_replay import build, episodes
 
 pytestmark = pytest.mark.usefixtures("local_shards")
@@ -32,10 +32,6 @@ def clocks_of(replay: ShardedEpisodeReplayBuffer) -> list[int]:
     draw = shard.draw
     shard.draw = lambda parts, clocks, *request: (seen.append(clocks["updates"]), draw(parts, clocks, *request))[1]
     return seen
-
-
-def ids(replay: ShardedEpisodeReplayBuffer) -> Any:
-    return replay.expected["default_policy"]
 
 
 OPTIONS = [(recipe, {}) for recipe in sorted(recipes.known())]
@@ -79,7 +75,7 @@ def test_td_errors_come_to_the_rows_of_the_draw_that_was_returned() -> None:
     replay.add(episodes())
     for number in range(5):
         values, _ = drawn(replay, 30)
-        of_batch = ids(replay)
+        of_batch = awaited(replay)
         replay.update_priorities(np.array(values), "default_policy")
         for shard, slot, value in zip(of_batch.shard, of_batch.slot, values, strict=True):
             one = replays(replay)[shard]
@@ -107,7 +103,7 @@ def test_draws_ahead_of_other_batches_are_discarded() -> None:
     replay.sample(num_items=30)
     assert updates == [1, 2, 3, 4]
     (block,) = replay.sample(num_items=42)
-    assert len(block) == len(ids(replay).shard) == 42 and updates[4:] == [3, 4, 5]
+    assert len(block) == len(awaited(replay).shard) == 42 and updates[4:] == [3, 4, 5]
     replay.sample(num_items=42, n_step=2)
     assert updates[7:] == [4, 5, 6]
     replay.sample(num_items=42, n_step=2, gamma=0.5)
@@ -120,12 +116,12 @@ def test_the_part_of_a_shard_that_was_lost_since_is_left_out() -> None:
     replay = build("prioritized", num_shards=2, num_prefetch=1)
     replay.add(episodes())
     replay.sample(num_items=40)
-    assert set(ids(replay).shard) == {0, 1}
+    assert set(awaited(replay).shard) == {0, 1}
     replay.shards.epochs[1] += 1  # and what it has answered is in rows that are gone
     (block,) = replay.sample(num_items=40)
-    assert set(ids(replay).shard) == {0} and 0 < len(block) == len(ids(replay).shard) < 40
+    assert set(awaited(replay).shard) == {0} and 0 < len(block) == len(awaited(replay).shard) < 40
     (block,) = replay.sample(num_items=40)
-    assert set(ids(replay).shard) == {0, 1} and len(block) == 40
+    assert set(awaited(replay).shard) == {0, 1} and len(block) == 40
 
 
 def test_a_restore_discards_draws_in_flight() -> None:
@@ -149,7 +145,7 @@ def test_what_cannot_be_drawn_any_more_is_left_out_and_refused_once_no_draw_is_i
     replay = build("prioritized", num_shards=2, num_prefetch=2, priority_offset=0.0)
     replay.add(episodes())
     replay.sample(num_items=2000)  # every row
-    shards = ids(replay).shard
+    shards = awaited(replay).shard
     totals = replay.shards.totals("default_policy")
     replay.update_priorities(np.where(shards == 0, 0.0, 1.0), "default_policy")
     division = replay.draws.divider("default_policy").divide(40, totals)  # by what the driver knew before
