@@ -182,9 +182,10 @@ class Coordinator:
             self._requests.clear()
             return self._shares.pop(rank)
 
-    def update(self, *feedback: Any) -> None:
+    def update(self, index: np.ndarray, generation: np.ndarray, td_errors: np.ndarray, signals: Any) -> None:
         # What the shards refuse, the caller's next call raises.
-        self.draws.update(MODULE, *feedback, failed=functools.partial(self._kept.setdefault, self._call.caller))
+        failed = functools.partial(self._kept.setdefault, self._call.caller)
+        self.draws.update(MODULE, index, generation, td_errors, signals, failed)
 
     def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> None:
         self._call_of_all("end_episodes", writer, trajectories)
