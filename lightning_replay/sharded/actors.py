@@ -129,7 +129,7 @@ class ShardActors:
         return not any(self._starting)
 
     def wait_for_any(self) -> None:
-        """Waits until one of the shards that are being started or are late has answered everything."""
+        # Until one of the shards that are being started or are late has answered everything.
         before = self.alive
         while not all(self.alive) and self.alive == before:
             last = [calls[-1].answer for calls, alive in zip(self._pending, before, strict=True) if not alive]
@@ -144,8 +144,7 @@ class ShardActors:
             self.send(shard, "report")
         self.settle()
         self.wait_for_starts()
-        missing = [shard for shard, alive in enumerate(self.alive) if not alive]
-        if missing:
+        if missing := [shard for shard, alive in enumerate(self.alive) if not alive]:
             raise TimeoutError(self.unanswered(missing))
 
     def unanswered(self, shards: Iterable[int] | None = None) -> str:
@@ -197,14 +196,12 @@ class ShardActors:
             RuntimeError: a shard was lost and cannot be started again.
         """
         awaited = [self._awaited(shard, until) if alive else [] for shard, alive in enumerate(self.alive)]
-        waited = [answer for answers in awaited for answer in answers]
         ready: set[ray.ObjectRef[Any]] = set()
-        if waited:
+        if waited := [answer for answers in awaited for answer in answers]:
             limit_s = max(0.0, min(self.options.shard_timeout_s, self._time_left()))
             ready.update(self._wait(waited, num_returns=len(waited), timeout=limit_s)[0])
         # Answers that were not waited for, such as those of late shards, are taken if they have come.
-        others = [call.answer for calls in self._pending for call in calls if call.answer not in ready]
-        if others:
+        if others := [call.answer for calls in self._pending for call in calls if call.answer not in ready]:
             ready.update(self._wait(others, num_returns=len(others), timeout=0)[0])
         errors = [error for shard in range(len(self)) for error in self._take_answers(shard, ready)]
         # Some of these answers were not given, and the shard was not lost since.
@@ -233,10 +230,8 @@ class ShardActors:
         limit_s: float = 0.0,
         first: Callable[[int, CallOfAll], None] = lambda shard, sent: None,
     ) -> CallOfAll:
-        """Calls a method of every shard without waiting; it may take ``limit_s``, by default ``shard_timeout_s``.
-
-        ``first`` is called before a shard is sent the call, now and when it was lost and is sent it again.
-        """
+        # It may take limit_s, by default shard_timeout_s. `first` is called before a shard is sent the call, now and
+        # when it was lost and is sent it again.
         limit_s = limit_s or self.options.shard_timeout_s
         is_late = [self.is_late(shard) for shard in range(len(self))]
         sent = CallOfAll(method, arguments, limit_s, first, is_late, self.epochs.copy(), {}, {}, {})
@@ -416,7 +411,7 @@ class ShardLostError(RuntimeError):
 
 
 class CallOfAll(NamedTuple):
-    """A call of every shard, see :meth:`ShardActors.send_all`."""
+    """A call of every shard."""
 
     method: str
     arguments: Arguments
@@ -441,7 +436,7 @@ class _Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer of a shard: the result of a method, and what the shard holds afterwards."""
+    """The result of a method of a shard, and what the shard holds afterwards."""
 
     value: Any
     report: ShardReport

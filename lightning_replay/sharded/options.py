@@ -141,7 +141,7 @@ class ReplayOptions:
 
     def check_same(self, running: ReplayOptions) -> None:
         given, present = self._compared(), running._compared()
-        names = [name for name in sorted({*given, *present}) if given.get(name) != present.get(name)]
+        names = sorted({name for name, _ in given.items() ^ present.items()})
         ours, theirs = ({name: one.get(name) for name in names} for one in (given, present))
         if names:
             raise ValueError(

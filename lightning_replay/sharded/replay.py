@@ -160,12 +160,10 @@ class ShardedReplay(TrainingReplay):
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks of a curriculum, in the order of the column ``task``; none for other recipes."""
         return self._template.tasks
 
     @property
     def returns(self) -> list[tuple[int, float]]:
-        """Length above 1 and discount of the returns that are formed."""
         return self._template.returns
 
     @property

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,10 +84,8 @@ class RowRouter(Router):
         """Returns the rows of each shard that gets some, and the router for further rows once these are stored."""
         after, columns = copy.deepcopy(self), dict(columns)  # this router stays, in case the rows are refused
         count = len(next(iter(columns.values())))
-        done = columns.get(_DONE)
-        ended: np.ndarray = np.zeros(count, dtype=bool)
-        if done is not None:
-            ended = np.any(done.reshape(count, -1), axis=1)
+        done = columns.get(_DONE, np.zeros(count, dtype=bool))
+        ended: np.ndarray = np.any(done.reshape(count, -1), axis=1)
         key = next((key for key in _KEYS if key in columns), None)
         if key is None:  # one environment in order: each end begins the next trajectory
             key, given = _KEYS[0], self._next_trajectory + np.cumsum(ended) - ended
@@ -140,8 +139,8 @@ def check_layout(layout: Layout, stored: Layout | None) -> Layout:
     """Returns the layout of rows; refuses another than that of the stored ones, and names the columns that differ."""
     if stored is not None and layout != stored:
         ours, given = ({".".join(key): [kind, *shape] for key, kind, shape in one} for one in (stored, layout))
-        other = sorted(name for name in {*ours, *given} if ours.get(name) != given.get(name))
-        found = "; ".join(f"{name}: stored {ours.get(name)}, given {given.get(name)}" for name in other)
+        pairs = ((name, ours.get(name), given.get(name)) for name in sorted({*ours, *given}))
+        found = "; ".join(f"{name}: stored {one}, given {other}" for name, one, other in pairs if one != other)
         raise ValueError(
             f"rows have other columns than those stored, by dtype and shape: {found}. Give all rows the same columns. "
             "Nothing was stored"
@@ -213,14 +212,10 @@ def fetched(references: Sequence[ray.ObjectRef[Any]], timeout_s: float) -> list[
     After ``timeout_s`` it counts as lost, as its process may hang.
     """
     deadline = time.monotonic() + timeout_s
-    try:
+    with suppress(RayError):
         return list(ray.get(references, timeout=timeout_s))  # one call, because each has a round trip
-    except RayError:
-        return [_fetched_alone(reference, deadline) for reference in references]
-
-
-def _fetched_alone(reference: ray.ObjectRef[Any], deadline: float) -> Any:
-    try:
-        return ray.get(reference, timeout=max(deadline - time.monotonic(), _LEAST_S))
-    except RayError:
-        return None
+    found: list[Any] = [None] * len(references)
+    for place, reference in enumerate(references):
+        with suppress(RayError):
+            found[place] = ray.get(reference, timeout=max(deadline - time.monotonic(), _LEAST_S))
+    return found

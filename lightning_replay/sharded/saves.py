@@ -54,7 +54,7 @@ def write_shards(
     """Lets every shard write into a folder of its own, then writes the state and the manifest.
 
     After an error, or when this process is killed, ``folder`` holds the save before; what the next save finds of this
-    one it removes.
+    one it removes. Errors are those of :meth:`ShardedReplay.save <lightning_replay.sharded.replay.ShardedReplay.save>`.
 
     Args:
         shards, folder, names: what to write, and where to.
@@ -62,11 +62,6 @@ def write_shards(
         fields: of the manifest, beside those of every save.
         previous: the folder of an earlier save of as many shards, whose unchanged files are linked.
         arguments: further ones of the shards' ``save``.
-
-    Raises:
-        RuntimeError: a shard was lost meanwhile.
-        TimeoutError: a shard has not finished within ``save_timeout_s``; it is named.
-        ValueError: this process does not find what shards have written.
     """
     shards.start_lost()  # a save without a shard's rows would be no save
     count, earlier = len(shards), _folders_in(previous, names)
@@ -83,7 +78,13 @@ def write_shards(
             # Other processes may fill it and draw from it until all have written: each shard saves what it has now.
             saved_beside = state()
             sizes = shards.values_of(sent)
-            _check_written(folder, [f"{name}/{names.of_shard}" for name in own])
+            files = folder.filesystem.get_file_info([(folder / name / names.of_shard).path for name in own])
+            if unseen := [shard for shard, file in enumerate(files) if not file.is_file]:
+                # Of which each node, or each process, has one of its own.
+                raise ValueError(
+                    f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint "
+                    "was made. Give a path, a URI or a file system that is the same from every node"
+                )
         except BaseException as error:
             data.remove()  # all shards have finished, or are named by the error
             if isinstance(error, ShardLostError | TimeoutError):
@@ -98,17 +99,6 @@ def write_shards(
         save.manifest |= {"format": _FORMAT, "version": SHARDS_VERSION, "num_shards": count, "bytes": total, **fields}
     logger.info("%d shards saved: %s bytes, %s of them written", count, f"{total:,}", f"{sum(n for _, n in sizes):,}")
     shards.last_save = parts
-
-
-def _check_written(folder: Folder, files: list[str]) -> None:
-    # Refuses file systems of which each node, or each process, has one of its own.
-    infos = folder.filesystem.get_file_info([(folder / file).path for file in files])
-    unseen = [shard for shard, info in enumerate(infos) if not info.is_file]
-    if unseen:
-        raise ValueError(
-            f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint was "
-            "made. Give a path, a URI or a file system that is the same from every node"
-        )
 
 
 def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | None]:

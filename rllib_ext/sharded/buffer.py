@@ -70,12 +70,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         options: those of :class:`~lightning_replay.sharded.options.ShardOptions`, and of the buffer. Every
             capacity is that of all shards together.
 
-    Attributes:
-        shards: the actors.
-        draws: divides the draws.
-        expected: by module, ``index`` and ``generation`` of the rows of the last draw, in the order in which their TD
-            errors come.
-
     Raises:
         ValueError: an unknown recipe or option, more shards than rows, or shards that no node has room for.
     """
@@ -94,13 +88,12 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.recipe: str | None = recipe
         self.num_learners: int = checked_count("num_learners", num_learners, 0, of="Learners")
         shard_options, self._given = split_options(options)
-        count = shard_options.num_shards
-        template = options_of_shard(self._given, count)
+        template = options_of_shard(self._given, shard_options.num_shards)
         modules = template.pop("modules", None) or {}
         self.options: ModuleOptions = ModuleOptions(recipe, "flagged", template, modules)
         # Replays without rows, by whose samplers draws are divided. Bad options are refused here and not in an actor.
         self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
-        options_of_shard(self._given, count, 0)  # of tables too
+        options_of_shard(self._given, shard_options.num_shards, 0)  # of tables too
         self._returns: Returns = (1, 0.99)
         seed = checked_seed(self._given.get("seed"))
         self._seed: int = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
@@ -109,9 +102,10 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.is_in_checkpoints: bool = False
         self.draws_per_report: int = 1
         self.assignment: TaskAssignment | None = None
-        self._router = Router(count)
+        self._router = Router(shard_options.num_shards)
         self._metrics = ShardMetrics(self.shards, self.template)
         self._num_draws = 0
+        #: By module, index and generation of the rows of the last draw, in the order in which their TD errors come.
         self.expected: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._owner: Any = None
         self._has_stopped = False
@@ -136,7 +130,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
                 "this sharded replay belongs to another algorithm: TD errors of one would reach rows that the other "
                 "drew. Give each algorithm a replay_config(...) of its own; its shards are its own then, too"
             )
-        self._owner = owner if owner is not None else self._owner
+        self._owner = self._owner if owner is None else owner
         if not self.shards.handles:
             check_room(self.shards.options)
             self.shards.start(nodes)
@@ -178,12 +172,12 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         """
         self.start()
         episodes = episodes if isinstance(episodes, list) else [episodes]
-        given = [one for one in episodes if isinstance(one, EpisodeReference)]
         others = [one for one in episodes if not isinstance(one, EpisodeReference)]
         self.options.group(others)  # refuses other objects
         by_shard: dict[int, list[EpisodeReference]] = {}
-        for one in [*given, *put_episodes(self._router, others)]:
-            by_shard.setdefault(one.shard, []).append(one)
+        for one in [*episodes, *put_episodes(self._router, others)]:
+            if isinstance(one, EpisodeReference):
+                by_shard.setdefault(one.shard, []).append(one)
         # The driver sends references alone; the shard fetches the steps, and new rows get the group's largest priority.
         for shard, parts in by_shard.items():
             references, steps = [one.reference for one in parts], sum(one.num_steps for one in parts)
@@ -311,11 +305,10 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def load_driver_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`driver_state`; rows drawn before get no TD errors, and draws in flight are discarded."""
+        self.resume_at(state["num_draws"])
         self.draws.load_state_dict(state["dividers"])
-        self._num_draws = state["num_draws"]
         self._metrics.load(state["metrics"])
         self.shards.lost.load(state["losses"])
-        self.expected = {}
 
     def resume_at(self, num_draws: int) -> None:
         """Sets the number of draws made, by which schedules go, where a save has no state of the driver."""
@@ -332,8 +325,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return self.shards
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        options = {**self._given, "seed": self._seed}
-        return self.recipe, options, shard, len(self.shards), self._returns
+        return self.recipe, {**self._given, "seed": self._seed}, shard, len(self.shards), self._returns
 
     def _divider(self, module_id: str) -> Divider:
         # Modules draw independently of each other, as in one buffer.
