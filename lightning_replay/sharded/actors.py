@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 Counts = Counter[tuple[str, str]]
+Arguments = Callable[[int], tuple[Any, ...]]  # by number of the shard
 _MOST_FAILED_STARTS = 3  # in a row, of one shard
 #: Seconds that a start may take: of a process that imports RLlib, on a machine that may be starting many.
 START_TIMEOUT_S = 600.0
@@ -45,40 +46,34 @@ class ShardActors:
 
     Args:
         kind: class of the actors.
-        arguments: of the class, by number of the shard, before those that every shard has: ``shard_timeout_s / 2``,
-            for what it fetches, so that a process that hangs makes no shard late; and the folder to begin with.
+        arguments: of the class, before those that every shard has: ``shard_timeout_s / 2``, for what it fetches, so
+            that a process that hangs makes no shard late; and the folder to begin with.
         options: of the shards.
         on_report: called with each new report.
         wait: ``ray.wait``, or a function that lets other threads use this object meanwhile.
         time_left: returns the seconds that the present caller waits at most.
-
-    Attributes:
-        handles: of the actors; empty before :meth:`start`.
-        epochs: int64 ``[S]``, how often each was started; raise them where rows drawn before are gone.
-        reports: the last one of each.
-        lost: what went with lost shards.
-        last_save: the folder of each in the last save, ``None`` if it has none that fits.
     """
 
     def __init__(
         self,
         kind: type,
-        arguments: Callable[[int], tuple[Any, ...]],
+        arguments: Arguments,
         options: ShardOptions,
         on_report: Callable[[ShardReport], None] = lambda report: None,
         wait: Callable[..., Any] = ray.wait,
         time_left: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self._wait, self._time_left = wait, time_left
+        self._wait, self._time_left, self._on_report = wait, time_left, on_report
         self.kind: type = kind
         self._arguments = arguments
         self.options: ShardOptions = options
-        self._on_report = on_report
         count = options.num_shards
-        self.handles: list[Any] = []
+        self.handles: list[Any] = []  # of the actors; empty before they start
+        #: int64 ``[S]``, how often each was started; raise them where rows drawn before are gone.
         self.epochs: np.ndarray = np.zeros(count, dtype=np.int64)
-        self.reports: list[ShardReport] = [ShardReport() for _ in range(count)]
+        self.reports: list[ShardReport] = [ShardReport() for _ in range(count)]  # the last one of each
         self.lost: Losses = Losses()
+        #: The folder of each in the last save, ``None`` if it has none that fits.
         self.last_save: Sequence[Folder] | None = None
         self._nodes: Sequence[str] = ()
         self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
@@ -98,10 +93,6 @@ class ShardActors:
         return self._late_with[shard] is not None
 
     @property
-    def waited_for(self) -> list[int]:
-        return [shard for shard, calls in enumerate(self._pending) if calls]
-
-    @property
     def rows(self) -> Counter[str]:
         return sum((Counter(report.rows) for report in self.reports), Counter())
 
@@ -118,19 +109,16 @@ class ShardActors:
         for shard in range(len(self)):
             self._start(shard)
         try:
-            have_started = self.wait_for_starts()
+            if not self.wait_for_starts():
+                raise RuntimeError(
+                    f"{sum(self._starting)} of {len(self)} shards have not started within {START_TIMEOUT_S:g} s; each "
+                    f"needs {self.options.num_cpus_per_shard:g} CPUs, and "
+                    f"{ray.available_resources().get('CPU', 0):g} of {ray.cluster_resources().get('CPU', 0):g} are "
+                    "free. Lower num_cpus_per_shard, or start Ray with more CPUs"
+                )
         except BaseException:  # actors that nothing refers to any more would keep their CPUs
             self.stop()
             raise
-        if not have_started:
-            missing = sum(self._starting)
-            self.stop()
-            raise RuntimeError(
-                f"{missing} of {len(self)} shards have not started within {START_TIMEOUT_S:g} s; each needs "
-                f"{self.options.num_cpus_per_shard:g} CPUs, and {ray.available_resources().get('CPU', 0):g} of "
-                f"{ray.cluster_resources().get('CPU', 0):g} are free. Lower num_cpus_per_shard, or start Ray with more "
-                "CPUs"
-            )
 
     def wait_for_starts(self) -> bool:
         deadline = time.monotonic() + min(START_TIMEOUT_S, self._time_left())
@@ -141,7 +129,7 @@ class ShardActors:
         return not any(self._starting)
 
     def wait_for_any(self) -> None:
-        """Waits until one of the shards that are being started or are late has answered everything."""
+        # Until one of the shards that are being started or are late has answered everything.
         before = self.alive
         while not all(self.alive) and self.alive == before:
             last = [calls[-1].answer for calls, alive in zip(self._pending, before, strict=True) if not alive]
@@ -156,17 +144,15 @@ class ShardActors:
             self.send(shard, "report")
         self.settle()
         self.wait_for_starts()
-        missing = [shard for shard, alive in enumerate(self.alive) if not alive]
-        if missing:
+        if missing := [shard for shard, alive in enumerate(self.alive) if not alive]:
             raise TimeoutError(self.unanswered(missing))
 
-    def unanswered(self, shards: Iterable[int]) -> str:
+    def unanswered(self, shards: Iterable[int] | None = None) -> str:
+        if shards is None:
+            shards = [shard for shard, calls in enumerate(self._pending) if calls]
         now = time.monotonic()
-        listed = [
-            f"shard {shard} has not {'started' if self._starting[shard] else 'answered'} for "
-            f"{now - self._since[shard]:.3g} s"
-            for shard in shards
-        ]
+        verbs = ((shard, "started" if self._starting[shard] else "answered") for shard in shards)
+        listed = [f"shard {shard} has not {verb} for {now - self._since[shard]:.3g} s" for shard, verb in verbs]
         return (
             f"{', '.join(listed) or 'a shard has not answered'}: its process is busy or hangs, or its node cannot be "
             f"reached. After {_HUNG_AFTER * self.options.shard_timeout_s:g} s without an answer (four times "
@@ -188,7 +174,7 @@ class ShardActors:
 
         Args:
             shard, method, arguments: what to call.
-            limit_s: seconds that the method may take beyond those of other methods before the shard counts as hung.
+            limit_s: seconds beyond those of other methods before the shard counts as hung.
             steps, td_errors: sent with the call, which are lost with the shard.
             then: called with the value of the answer by the :meth:`settle` that finds it.
             failed: called with the error that the method has raised, which that :meth:`settle` raises otherwise.
@@ -202,8 +188,7 @@ class ShardActors:
     def settle(self, until: Mapping[int, ray.ObjectRef[Any]] | None = None) -> None:
         """Waits for answers, except of shards that are being started or were late before; takes all that have come.
 
-        Args:
-            until: by shard, the last answer to wait for, ``{}`` for none; by default the last one of every shard.
+        ``until`` has by shard the last answer to wait for, ``{}`` for none; by default the last one of every shard.
 
         Raises:
             Exception: what a method of a shard has raised, with a note of each further error.
@@ -211,14 +196,12 @@ class ShardActors:
             RuntimeError: a shard was lost and cannot be started again.
         """
         awaited = [self._awaited(shard, until) if alive else [] for shard, alive in enumerate(self.alive)]
-        waited = [answer for answers in awaited for answer in answers]
         ready: set[ray.ObjectRef[Any]] = set()
-        if waited:
+        if waited := [answer for answers in awaited for answer in answers]:
             limit_s = max(0.0, min(self.options.shard_timeout_s, self._time_left()))
             ready.update(self._wait(waited, num_returns=len(waited), timeout=limit_s)[0])
         # Answers that were not waited for, such as those of late shards, are taken if they have come.
-        others = [call.answer for calls in self._pending for call in calls if call.answer not in ready]
-        if others:
+        if others := [call.answer for calls in self._pending for call in calls if call.answer not in ready]:
             ready.update(self._wait(others, num_returns=len(others), timeout=0)[0])
         errors = [error for shard in range(len(self)) for error in self._take_answers(shard, ready)]
         # Some of these answers were not given, and the shard was not lost since.
@@ -229,48 +212,49 @@ class ShardActors:
             if self.alive[shard]:  # late from now on, until it has given this answer
                 self._late_with[shard] = answers[-1]
                 logger.warning(
-                    "shard %d has not answered for %g s (shard_timeout_s); draws go on without its %d rows until it "
-                    "does",
-                    shard,
-                    self.options.shard_timeout_s,
-                    self.reports[shard].num_rows,
+                    f"shard {shard} has not answered for {self.options.shard_timeout_s:g} s (shard_timeout_s); draws "
+                    f"go on without its {self.reports[shard].num_rows} rows until it does"
                 )
         self._restart_hung()
         if errors:
             raise joined_errors(errors)
 
-    def call(
-        self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: (), *, limit_s: float = 0.0
-    ) -> list[Any]:
+    def call(self, method: str, arguments: Arguments = lambda shard: (), *, limit_s: float = 0.0) -> list[Any]:
         return self.values_of(self.send_all(method, arguments, limit_s=limit_s))
 
     def send_all(
-        self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: (), *, limit_s: float = 0.0
+        self,
+        method: str,
+        arguments: Arguments = lambda shard: (),
+        *,
+        limit_s: float = 0.0,
+        first: Callable[[int, CallOfAll], None] = lambda shard, sent: None,
     ) -> CallOfAll:
-        """Calls a method of every shard without waiting; it may take ``limit_s``, by default ``shard_timeout_s``."""
-        sent = self._new_call(method, arguments, limit_s)
+        # It may take limit_s, by default shard_timeout_s. `first` is called before a shard is sent the call, now and
+        # when it was lost and is sent it again.
+        limit_s = limit_s or self.options.shard_timeout_s
+        is_late = [self.is_late(shard) for shard in range(len(self))]
+        sent = CallOfAll(method, arguments, limit_s, first, is_late, self.epochs.copy(), {}, {}, {})
         for shard in range(len(self)):
             self._send_of_all(sent, shard)
         return sent
 
-    def values_of(self, sent: CallOfAll, *, again: Callable[[int], None] | None = None) -> list[Any]:
+    def values_of(self, sent: CallOfAll, *, again: bool = False) -> list[Any]:
         """Waits for the answers of all shards, except of those that were late before; returns their values.
-
-        Where a shard was lost and started again, ``again`` is called with it, and the same call is sent to it.
 
         Raises:
             TimeoutError: some have not answered in time; it names them. They do what they were sent once they answer.
-            ShardLostError: a shard was lost, without ``again``; raised after all others have finished.
+            ShardLostError: a shard was lost; raised after all others have finished. With ``again`` the same call is
+                sent to the shard that was started in its place.
             Exception: what a shard has raised, after all have finished.
         """
         deadline = time.monotonic() + sent.limit_s
         while missing := [shard for shard in sent.answers if shard not in sent.values | sent.errors]:
             for shard in missing:
                 if not self._waits_for(shard, [sent.answers[shard]]):
-                    if again is None:  # an error once the others have finished: what they write may be removed then
+                    if not again:  # an error once the others have finished: what they write may be removed then
                         sent.errors[shard] = ShardLostError(f"shard {shard} was lost meanwhile, and is started again")
                         continue
-                    again(shard)
                     sent.is_late[shard] = False
                     self._send_of_all(sent, shard)
             if not (missing := [shard for shard in missing if shard not in sent.errors]):
@@ -286,31 +270,25 @@ class ShardActors:
             raise joined_errors(list(sent.errors.values()))
         return [sent.values[shard] for shard in range(len(self))]
 
-    def take_over(self, staged: CallOfAll) -> Callable[[], None]:
-        """Lets every shard use the save that it has read in ``staged``; returns a function that waits until all do.
+    def take_over(self, staged: CallOfAll, restore: Callable[[], None]) -> None:
+        """Lets every shard use the save that it has read in ``staged``, calls ``restore``, and waits until all do.
 
         Nothing is drawn from a shard until it does. One that is lost meanwhile reads its part of the save again.
         """
-        sent = self._new_call("take_over")
 
-        def stage(shard: int) -> None:
-            failed = functools.partial(sent.errors.setdefault, shard)
-            self.send(shard, staged.method, *staged.arguments(shard), limit_s=staged.limit_s, failed=failed)
-
-        for shard in range(len(self)):
+        def stage(shard: int, sent: CallOfAll) -> None:
             if self.epochs[shard] != staged.epochs[shard]:  # it was lost after it had answered
-                stage(shard)
-            self._send_of_all(sent, shard)
-            # Late until it has answered: nothing is drawn from a shard that does not use the save yet.
-            self._late_with[shard] = sent.answers[shard]
+                failed = functools.partial(sent.errors.setdefault, shard)
+                self.send(shard, staged.method, *staged.arguments(shard), limit_s=staged.limit_s, failed=failed)
 
-        def wait() -> None:
-            try:
-                self.values_of(sent, again=stage)
-            except TimeoutError as error:
-                raise TimeoutError(f"{error}. The save was loaded; this shard uses its part once it answers") from error
-
-        return wait
+        sent = self.send_all("take_over", first=stage)
+        # Late until it has answered: nothing is drawn from a shard that does not use the save yet.
+        self._late_with = [*sent.answers.values()]
+        restore()
+        try:
+            self.values_of(sent, again=True)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}. The save was loaded; this shard uses its part once it answers") from error
 
     def totals(self, module_id: str) -> list[GroupTotals | None]:
         pairs = zip(self.reports, self.alive, strict=True)
@@ -322,14 +300,8 @@ class ShardActors:
                 ray.kill(handle)
         self.handles = []
 
-    def _new_call(
-        self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: (), limit_s: float = 0.0
-    ) -> CallOfAll:
-        is_late = [self.is_late(shard) for shard in range(len(self))]
-        limit_s = limit_s or self.options.shard_timeout_s
-        return CallOfAll(method, arguments, limit_s, {}, is_late, self.epochs.copy(), {}, {})
-
     def _send_of_all(self, sent: CallOfAll, shard: int) -> None:
+        sent.first(shard, sent)
         sent.answers[shard] = self.send(
             shard,
             sent.method,
@@ -354,9 +326,9 @@ class ShardActors:
         folder = None
         if self.last_save is not None and self.epochs[shard] > 1 and self.options.restart_shards == "last_save":
             folder = self.last_save[shard]
-            if self._failed_starts[shard]:  # as its files were deleted
-                logger.warning("shard %d could not be started with its save %s, and starts empty", shard, folder)
-                folder = None
+        if folder is not None and self._failed_starts[shard]:  # as its files were deleted
+            logger.warning(f"shard {shard} could not be started with its save {folder}, and starts empty")
+            folder = None
         return (*self._arguments(shard), self.options.shard_timeout_s / 2, folder)
 
     def _awaited(self, shard: int, until: Mapping[int, ray.ObjectRef[Any]] | None) -> list[ray.ObjectRef[Any]]:
@@ -411,12 +383,12 @@ class ShardActors:
                 self._restart(shard, TimeoutError(f"it has not answered for {limit_s + first.limit_s:g} s"))
 
     def _restart(self, shard: int, error: Exception) -> None:
-        lost, report, self.reports[shard] = self.lost, self.reports[shard], ShardReport()
+        report, self.reports[shard] = self.reports[shard], ShardReport()
         # What it held by its last report, and what it was sent since.
         rows = report.num_rows + sum(call.steps for call in self._pending[shard])
-        lost.rows += rows
-        lost.td_errors += sum(call.td_errors for call in self._pending[shard])
-        lost.counts.update(report.counts)
+        self.lost.rows += rows
+        self.lost.td_errors += sum(call.td_errors for call in self._pending[shard])
+        self.lost.counts.update(report.counts)
         self._failed_starts[shard] += self._starting[shard]
         if self._failed_starts[shard] >= _MOST_FAILED_STARTS:
             raise RuntimeError(
@@ -439,14 +411,15 @@ class ShardLostError(RuntimeError):
 
 
 class CallOfAll(NamedTuple):
-    """A call of every shard, see :meth:`ShardActors.send_all`."""
+    """A call of every shard."""
 
     method: str
-    arguments: Callable[[int], tuple[Any, ...]]
+    arguments: Arguments
     limit_s: float
-    answers: dict[int, ray.ObjectRef[Any]]  # by shard
+    first: Callable[[int, CallOfAll], None]  # sends a shard what the call needs
     is_late: list[bool]  # whether each shard was late already
     epochs: np.ndarray  # of the shards that were sent it, int64 [S]
+    answers: dict[int, ray.ObjectRef[Any]]  # by shard
     values: dict[int, Any]  # what was answered so far, by shard
     errors: dict[int, Exception]
 
@@ -463,7 +436,7 @@ class _Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer of a shard: the result of a method, and what the shard holds afterwards."""
+    """The result of a method of a shard, and what the shard holds afterwards."""
 
     value: Any
     report: ShardReport
@@ -493,7 +466,6 @@ class RemotePart(NamedTuple):
     slot: np.ndarray  # int64 [n] or [n, 2], where the rows are stored
     generation: np.ndarray
     reply: PartDraw  # how likely they were
-    mean_n_step: float = 1.0  # steps per row
     module_id: str | None = None  # where there are several agents
     stats: Mapping[str, Any] | None = None  # of the module's replay in this shard, in some of the answers
 

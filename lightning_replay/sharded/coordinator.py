@@ -17,12 +17,12 @@ import ray
 
 from lightning_replay.divided_draws import Divider
 from lightning_replay.sharded.actors import ShardActors
-from lightning_replay.sharded.draws import DividedDraws, DrawnRows, RemoteBatch
+from lightning_replay.sharded.draws import DividedDraws, DrawnRows
 from lightning_replay.sharded.folders import Folder
+from lightning_replay.sharded.options import ReplayOptions
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from lightning_replay.sharded.replay_options import ReplayOptions
-from lightning_replay.sharded.rows import NUM_KEYS, Layout, RowIds, check_layout
-from lightning_replay.sharded.saves import NAMES, SavedReplay, earlier_shards, first_state, stage_shards, write_shards
+from lightning_replay.sharded.rows import NUM_KEYS, Layout, check_layout
+from lightning_replay.sharded.saves import NAMES, SavedShards, first_state, load_shards, manifest_of, write_shards
 from lightning_replay.sharded.shard import MODULE, ReplayShard
 
 _UNSETTLED = 32  # inserts at most whose answers have not been read
@@ -35,10 +35,6 @@ class Coordinator:
 
     Calls come through :meth:`call`, each in a thread. One at a time runs; while it waits for shards, the others do, so
     that one process that waits stops no other. Draws follow each other, and so do saves and loads.
-
-    Attributes:
-        shards: the actors.
-        draws: divides the draws.
     """
 
     def __init__(self, options: ReplayOptions) -> None:
@@ -58,7 +54,9 @@ class Coordinator:
             wait=self._wait,
             time_left=self._time_left,
         )
-        self.draws: DividedDraws = DividedDraws(self.shards, lambda module: Divider(self._template.sampler, seed=seed))
+        self.draws: DividedDraws = DividedDraws(
+            self.shards, lambda module: Divider(self._template.sampler, seed=seed), self._clocks_of, key=self._key
+        )
         self._limiter = RateLimiter(**options.limits, batch_size=self._batch_size)
         self._layout: Layout | None = None
         self._num_writers = self._num_draws = self._num_inserted = self._unsettled = 0
@@ -78,7 +76,7 @@ class Coordinator:
         with self._lock:
             self._call.caller, self._call.deadline = caller, time.monotonic() + timeout_s
             # Not in the middle of an extend, whose rows are on their way.
-            if method not in ("stop", "look_at", "refused") and caller in self._kept:
+            if method not in ("stop", "look_at") and caller in self._kept:
                 raise self._kept.pop(caller)
             if method != "start" and not self._has_started:
                 return NotYet("the shards of this replay have not started", "See whether there are CPUs for them")
@@ -111,6 +109,8 @@ class Coordinator:
         if self._unsettled > _UNSETTLED or any(self.shards.is_late(shard) for shard, _, _ in parts):
             self.shards.settle({})
             self._unsettled = 0
+        if layout != self._layout and self._layout is not None and not sum(self._settle().rows.values()):
+            self._layout = None  # as a shard has refused the first rows
         self._layout = check_layout(layout, self._layout)
         if late := [shard for shard, _, _ in parts if self.shards.is_late(shard)]:
             return NotYet(self.shards.unanswered(late), "Nothing was stored. Give the rows again later")
@@ -128,12 +128,6 @@ class Coordinator:
             self._settle()
         return self.shards.unanswered([shard])
 
-    def refused(self) -> None:
-        # Other columns are accepted again after a shard has refused the first rows.
-        self._settle()
-        if not sum(self.shards.rows.values()):
-            self._layout = None
-
     def draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
         # With a rate limiter, of its batch size.
         with self._alone(self._draw_lock):
@@ -142,14 +136,27 @@ class Coordinator:
     def _draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
         if self._limiter.samples_per_insert is not None and not self._limiter.may_sample(self._num_inserted):
             return NotYet(self._limiter.reached("drawn"), _REMEDY_FOR_RATIO)
-        batch = self._drawn(batch_size, clocks)
+        self._clocks |= clocks
+        drawn = self._drawn(batch_size)
         self._limiter.sample()
-        return DrawnRows.of(batch)
+        return drawn
 
     def draw_again(self, count: int) -> DrawnRows:
-        # In place of rows of a draw that were lost with their shard.
+        # In place of rows of a draw that were lost with their shard, which the ratio has counted.
         with self._alone(self._draw_lock):
-            return DrawnRows.of(self._drawn(count, {}))
+            return self._drawn(count)
+
+    def _drawn(self, batch_size: int) -> DrawnRows:
+        # Rows may be on their way, or in late shards, which the draw waits for.
+        if not self.shards.rows and not self._settle().rows and all(self.shards.alive):
+            raise RuntimeError("the sharded replay is empty; call extend before sample")
+        batch = self.draws.draw(batch_size)[MODULE]
+        self._num_draws += 1
+        return DrawnRows(batch.blocks, batch.columns)
+
+    def _clocks_of(self, draws_before: int) -> dict[str, int]:
+        env_steps = self._clocks.get("env_steps", self._num_inserted)
+        return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}
 
     def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
         with self._alone(self._draw_lock):
@@ -175,10 +182,10 @@ class Coordinator:
             self._requests.clear()
             return self._shares.pop(rank)
 
-    def update(self, ids: RowIds, td_errors: np.ndarray, signals: Mapping[str, np.ndarray]) -> None:
+    def update(self, index: np.ndarray, generation: np.ndarray, td_errors: np.ndarray, signals: Any) -> None:
         # What the shards refuse, the caller's next call raises.
         failed = functools.partial(self._kept.setdefault, self._call.caller)
-        self.draws.update(MODULE, ids, td_errors, signals, failed)
+        self.draws.update(MODULE, index, generation, td_errors, signals, failed)
 
     def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> None:
         self._call_of_all("end_episodes", writer, trajectories)
@@ -205,7 +212,7 @@ class Coordinator:
         # Also of one that is lost meanwhile and started again.
         sent = self.shards.send_all(method, lambda shard: arguments)
         try:
-            self.shards.values_of(sent, again=lambda shard: None)
+            self.shards.values_of(sent, again=True)
         except TimeoutError as error:
             raise TimeoutError(f"{error}. It does what it was sent ({method}) once it answers") from error
 
@@ -216,25 +223,31 @@ class Coordinator:
 
     def save(self, folder: Folder, previous: Path | None) -> None:
         with self._alone(self._save_lock):
-            self._settle().start_lost()  # a save without a shard's rows would be no save
-            earlier = earlier_shards(previous, len(self.shards), lambda folder: SavedReplay.read(folder).shards)
-            fields = {"recipe": self.options.recipe, "capacities": self.options.capacities}
-            self.shards.last_save = write_shards(self.shards, folder, NAMES, self._state, fields, earlier)
+            self._settle()
+            write_shards(self.shards, folder, NAMES, self._state, self._options_in_saves(), previous)
 
     def load(self, folder: Folder) -> None:
         """Replaces everything by a save of the same recipe and options; after an error nothing is changed."""
         with self._alone(self._save_lock):
-            saved = SavedReplay.read(folder)
-            saved.check(folder, self.options.recipe, self.options.capacities)
-            self.shards.start_lost()
-            is_of_shards = saved.recipe is not None
-            staged, folders = stage_shards(self.shards, folder, saved.data, saved.shards, is_of_shards)
-            # Every shard has read its part: from here on all use the save, or are started again with it.
-            wait = self.shards.take_over(staged)
-            self.shards.epochs += 1  # TD errors of rows that were drawn before belong to none of these
-            self._restore(saved.state or first_state(staged))
-            self.shards.last_save = folders if is_of_shards else None
-            wait()
+            saved = SavedShards.read(folder, NAMES, manifest_of)
+            is_of_shards, here = saved.state is not None, self._options_in_saves()
+            there = {name: saved.manifest.get(name) for name in here}
+            if is_of_shards and there != here:  # else its rows are checked as they are stored
+                raise ValueError(
+                    f"{folder} holds a sharded replay of {there}, and this one is of {here}. Build one with the "
+                    "options of the save to load it. Nothing was loaded"
+                )
+
+            def restore(staged: list[Any]) -> None:
+                self.shards.epochs += 1  # TD errors of rows that were drawn before belong to none of these
+                self._restore(saved.state or first_state(staged))
+                if not is_of_shards:
+                    self.shards.last_save = None
+
+            load_shards(self.shards, folder, saved, is_of_shards)(restore)
+
+    def _options_in_saves(self) -> dict[str, Any]:
+        return {"recipe": self.options.recipe, "capacities": self.options.capacities}
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -282,9 +295,7 @@ class Coordinator:
             finally:
                 self._lock.acquire()
             if not is_alone:
-                raise TimeoutError(
-                    f"another process's draw or save has not ended: {self.shards.unanswered(self.shards.waited_for)}"
-                )
+                raise TimeoutError(f"another process's draw or save has not ended: {self.shards.unanswered()}")
         try:
             yield
         finally:
@@ -294,19 +305,6 @@ class Coordinator:
         self.shards.settle()
         self._unsettled = 0
         return self.shards
-
-    def _drawn(self, batch_size: int, clocks: Mapping[str, int]) -> RemoteBatch:
-        self._clocks |= clocks
-        # Rows may be on their way, or in late shards, which the draw waits for.
-        if not self.shards.rows and not self._settle().rows and all(self.shards.alive):
-            raise RuntimeError("the sharded replay is empty; call extend before sample")
-        batch = self.draws.draw(batch_size, lambda module, size: None, self._clocks_of)[MODULE]
-        self._num_draws += 1
-        return batch
-
-    def _clocks_of(self, draws_before: int) -> dict[str, int]:
-        env_steps = self._clocks.get("env_steps", self._num_inserted)
-        return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}
 
 
 class NotYet(NamedTuple):
@@ -343,7 +341,7 @@ def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
         "mass": [float(sum(total.mass.sum() for total in report.totals.values())) for report in shards.reports],
         "alive": shards.alive,
         "epochs": shards.epochs.tolist(),
-        "draws_in_flight": draws.num_in_flight,
+        "draws_in_flight": len(draws.in_flight),
         "rows_lost": shards.lost.rows,
         "td_errors_dropped": shards.lost.td_errors,
         "late_updates_dropped": sum(one["late_updates_dropped"] for one in replays),

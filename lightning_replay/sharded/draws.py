@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay.sharded.actors import RemotePart, ShardActors, joined_errors
-from lightning_replay.sharded.rows import Block, Columns, RowIds, cut_blocks, fetched, numbers_of
+from lightning_replay.sharded.rows import NUM_EPOCHS, Block, Columns, cut_blocks, fetched, numbers_of, row_ids_of
 
 if TYPE_CHECKING:
     import ray
@@ -31,106 +32,93 @@ class DividedDraws:
     between two calls of :meth:`draw`: shards have drawn their rows before they got the TD errors of the draws before.
     Draws in flight are no part of the state; a restored one begins without.
 
-    ``build`` builds the divider of a module, when its first draw comes.
+    Args:
+        actors: the shards.
+        build: builds the divider of a module, when its first draw comes.
+        clocks: returns ``env_steps`` and ``updates`` of a draw, given how many will be returned before it.
+        prepare: called with each module and the batch size before a draw is divided.
+        key: of the replay, in the numbers of its rows.
     """
 
-    def __init__(self, actors: ShardActors, build: Callable[[str], Divider]) -> None:
-        self._actors, self._build = actors, build
+    def __init__(
+        self,
+        actors: ShardActors,
+        build: Callable[[str], Divider],
+        clocks: Callable[[int], Mapping[str, int]],
+        prepare: Callable[[str, int], None] = lambda module_id, batch_size: None,
+        key: int = 0,
+    ) -> None:
+        self._actors, self._build, self._clocks, self._prepare, self._key = actors, build, clocks, prepare, key
         self.dividers: dict[str, Divider] = {}
-        self._in_flight: deque[_InFlight] = deque()
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
+        self.in_flight: deque[_InFlight] = deque()
 
     def divider(self, module_id: str) -> Divider:
         if module_id not in self.dividers:
             self.dividers[module_id] = self._build(module_id)
         return self.dividers[module_id]
 
-    def draw(
-        self,
-        batch_size: int,
-        prepare: Callable[[str, int], None],
-        clocks: Callable[[int], Mapping[str, int]],
-        *request: Any,
-    ) -> dict[str, RemoteBatch]:
-        """Draws ``batch_size`` rows of each module that has any.
+    def draw(self, batch_size: int, *request: Any) -> dict[str, DrawnRows]:
+        """Draws ``batch_size`` rows of each module that has any; ``request`` are further arguments of the actors.
 
         Returns the oldest draw in flight, once its shards have answered, and sends others until there are
         ``num_prefetch``; they are discarded where they were sent for other arguments. A shard that is lost, or late,
         after the draw was sent gives no rows: the batch is shorter.
-
-        Args:
-            batch_size: rows, of each module.
-            prepare: called with each module and the batch size before a draw is divided.
-            clocks: returns ``env_steps`` and ``updates`` of a draw, given how many will be returned before it.
-            request: further arguments of the actors' ``draw``.
         """
-        if self._in_flight and self._in_flight[0].request != (batch_size, *request):
-            self.discard()
+        if self.in_flight and self.in_flight[0].request != (batch_size, *request):
+            self.in_flight.clear()
         for _ in range(_MOST_EMPTY_DRAWS):
-            if not self._in_flight:
+            if not self.in_flight:
                 self._wait_for_rows()
-                self._send(prepare, clocks(0), batch_size, *request)
-            oldest = self._in_flight.popleft()
+                self._send(batch_size, *request)
+            oldest = self.in_flight.popleft()
             self._actors.settle(oldest.answers)  # no longer than shard_timeout_s: a late shard gives no rows
             if oldest.errors:
                 raise joined_errors(oldest.errors)
-            drawn = self._weighed(oldest, clocks(0))
-            if drawn:  # else all shards that were asked are lost: divide a draw over those that are left
-                self._send_ahead(prepare, clocks, batch_size, *request)
+            if drawn := self._weighed(oldest):  # else all shards of the draw are lost: divide one over those left
+                with suppress(RuntimeError):  # too few rows, after a loss: the next call raises it if that lasts
+                    while len(self.in_flight) < self._actors.options.num_prefetch and self._drawable():
+                        # Behind the draw that is about to be returned.
+                        self._send(batch_size, *request, ahead=len(self.in_flight) + 1)
                 return drawn
         raise RuntimeError(f"every shard that was to draw rows was lost or late, {_MOST_EMPTY_DRAWS} times in a row")
 
-    def discard(self) -> None:
-        self._in_flight.clear()
-
-    def _send(self, prepare: Callable[[str, int], None], clocks: Mapping[str, int], *request: Any) -> None:
+    def _send(self, batch_size: int, *request: Any, ahead: int = 0) -> None:
         # Divided by what the shards last reported; raises an error where there are too few rows.
-        actors, batch_size = self._actors, request[0]
-        divisions = {}
+        actors, clocks, divisions = self._actors, self._clocks(ahead), {}
         for name in self._drawable():
-            prepare(name, batch_size)
-            divider = self.divider(name)
-            divider.advance(**clocks)
+            self._prepare(name, batch_size)
+            self.divider(name).advance(**clocks)
             # How many rows each shard draws, by the masses that it reported last.
-            divisions[name] = divider.divide(batch_size, actors.totals(name))
-        draw = _InFlight(request, divisions, actors.epochs.copy(), {}, {}, [])
+            divisions[name] = self.divider(name).divide(batch_size, actors.totals(name))
+        draw = _InFlight((batch_size, *request), divisions, actors.epochs.copy(), {}, {}, [])
         for shard in range(len(actors)):
             parts = {name: one.parts[shard] for name, one in divisions.items() if len(one.parts[shard])}
             if parts:
                 then = functools.partial(draw.parts.__setitem__, shard)
                 draw.answers[shard] = actors.send(
-                    shard, "draw", parts, clocks, *request[1:], then=then, failed=draw.errors.append
+                    shard, "draw", parts, clocks, *request, then=then, failed=draw.errors.append
                 )
-        self._in_flight.append(draw)
+        self.in_flight.append(draw)
 
-    def _send_ahead(
-        self, prepare: Callable[[str, int], None], clocks: Callable[[int], Mapping[str, int]], *request: Any
-    ) -> None:
-        # Behind the draw that is about to be returned.
-        while len(self._in_flight) < self._actors.options.num_prefetch and self._drawable():
-            try:
-                self._send(prepare, clocks(len(self._in_flight) + 1), *request)
-            except RuntimeError:  # too few rows, after a loss: the next call raises it if there are still too few
-                return
-
-    def _weighed(self, draw: _InFlight, clocks: Mapping[str, int]) -> dict[str, RemoteBatch]:
+    def _weighed(self, draw: _InFlight) -> dict[str, DrawnRows]:
         # Without the rows of shards that have not answered or were lost since. The weights are those of the draw's own
         # number, however many were divided since.
-        current = self._actors.epochs == draw.epochs
-        answers = {shard: draw.parts[shard] for shard in draw.answers if shard in draw.parts and current[shard]}
-        batches = {}
+        current, drawn = self._actors.epochs == draw.epochs, {}
         for name, division in draw.divisions.items():
-            parts = {shard: answer[name] for shard, answer in answers.items() if name in answer}
+            answers = ((shard, draw.parts.get(shard, {})) for shard in draw.answers if current[shard])
+            parts = {shard: answer[name] for shard, answer in answers if name in answer}
             if parts:
                 replies = [parts[shard].reply if shard in parts else None for shard in range(len(self._actors))]
-                ids = [RowIds.of_shard(shard, draw.epochs[shard], *part[1:3]) for shard, part in parts.items()]
-                self.divider(name).advance(**clocks)
-                columns = self.divider(name).weigh(division, replies)
-                batches[name] = RemoteBatch(list(parts.values()), RowIds.joined(ids), columns)
-        return batches
+                numbers = [
+                    numbers_of(shard, draw.epochs[shard], part.slot, part.generation, self._key)
+                    for shard, part in parts.items()
+                ]
+                index, generation = (np.concatenate(one) for one in zip(*numbers, strict=True))
+                self.divider(name).advance(**self._clocks(0))
+                columns = {"index": index, "generation": generation} | self.divider(name).weigh(division, replies)
+                blocks = [Block(part.reference, 0, len(part.slot)) for part in parts.values()]
+                drawn[name] = DrawnRows(blocks, columns, parts)
+        return drawn
 
     def _wait_for_rows(self) -> None:
         actors = self._actors
@@ -148,7 +136,8 @@ class DividedDraws:
     def update(
         self,
         module_id: str,
-        ids: RowIds,
+        index: np.ndarray,
+        generation: np.ndarray,
         td_errors: np.ndarray,
         signals: Mapping[str, np.ndarray] | None = None,
         failed: Callable[[Exception], object] | None = None,
@@ -158,15 +147,16 @@ class DividedDraws:
         Those of rows of a shard that was lost since are dropped and counted. Errors of the actors go to ``failed``, see
         :meth:`~lightning_replay.sharded.actors.ShardActors.send`.
         """
-        check_td_errors(td_errors, len(ids.shard))
+        check_td_errors(td_errors, len(index))
+        ids = row_ids_of(index, generation)
         # A slot of a shard that was started again holds another row, whatever its generation.
-        current = ids.current(self._actors.epochs)
+        current = (self._actors.epochs[ids.shard] - ids.epoch) % NUM_EPOCHS == 0
         self._actors.lost.td_errors += int(np.count_nonzero(~current))
-        ids, td_errors = ids.take(current), td_errors[current]
-        for shard, places in ids.by_shard():
+        for shard in np.unique(ids.shard[current]).tolist():
+            places = np.flatnonzero(current & (ids.shard == shard))
             given = [module_id, ids.slot[places], ids.generation[places], td_errors[places]]
             if signals:
-                given.append({name: values[current][places] for name, values in signals.items()})
+                given.append({name: values[places] for name, values in signals.items()})
             self._actors.send(shard, "update", *given, td_errors=len(places), failed=failed)
 
     def largest(self, shard: int) -> dict[str, float]:
@@ -175,15 +165,14 @@ class DividedDraws:
         for report in self._actors.reports:
             for name, total in report.totals.items():
                 largest[name] = max(largest.get(name, -1.0), total.largest_priority)
-        own = self._actors.reports[shard].totals
-        known = {name: own[name].largest_priority if name in own else 0.0 for name in largest}
-        return {name: priority for name, priority in largest.items() if priority > known[name]}
+        own = {name: total.largest_priority for name, total in self._actors.reports[shard].totals.items()}
+        return {name: priority for name, priority in largest.items() if priority > own.get(name, 0.0)}
 
     def state_dict(self) -> Mapping[str, Any]:
         return {name: divider.state_dict() for name, divider in self.dividers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.discard()
+        self.in_flight.clear()
         for name, saved in state.items():
             self.divider(name).load_state_dict(saved)
 
@@ -208,75 +197,37 @@ class _InFlight(NamedTuple):
     errors: list[Exception]  # that shards have raised
 
 
-class RemoteBatch(NamedTuple):
-    """A batch whose rows are in the object store."""
-
-    parts: list[RemotePart]  # of each shard that was sent a part and has answered, in order
-    ids: RowIds  # of the rows, those of one part after those of the other
-    columns: dict[str, np.ndarray]  # [B] each, which depend on all shards, such as priority_weight
-
-    def __len__(self) -> int:
-        return len(self.ids.shard)
-
-    @property
-    def blocks(self) -> list[Block]:
-        return [Block(part.reference, 0, len(part.slot)) for part in self.parts]
-
-    @property
-    def weights(self) -> np.ndarray:  # float32 [B]; 1 where the sampler makes none
-        return self.columns.get("priority_weight", np.ones(len(self), dtype=np.float32))
-
-
 class DrawnRows(NamedTuple):
-    """Rows of a batch that one process fetches."""
+    """Rows of a batch, which are in the object store until a process fetches them."""
 
     blocks: list[Block]  # where they are, in order
-    ids: RowIds
-    columns: dict[str, np.ndarray]  # [n] each, which depend on all shards, such as priority_weight
-
-    @classmethod
-    def of(cls, batch: RemoteBatch) -> DrawnRows:
-        return cls(batch.blocks, batch.ids, batch.columns)
+    #: ``[n]`` or ``[n, 2]`` each: ``index`` and ``generation``, and what depends on all shards, as ``priority_weight``.
+    columns: dict[str, np.ndarray]
+    parts: Mapping[int, RemotePart] = {}  # by shard, as they were drawn; none once the rows are dealt out to processes
 
     def __len__(self) -> int:
-        return len(self.ids.shard)
+        return len(self.columns["index"])
 
     def cut(self, start: int, stop: int) -> DrawnRows:
         columns = {name: column[start:stop] for name, column in self.columns.items()}
-        return DrawnRows(cut_blocks(self.blocks, start, stop), self.ids.take(np.arange(start, stop)), columns)
+        return DrawnRows(cut_blocks(self.blocks, start, stop), columns)
 
-
-class FetchedRows:
-    """Rows of one or several draws, fetched from the object store within ``timeout_s`` and joined to a batch."""
-
-    def __init__(self, key: int, timeout_s: float) -> None:
-        self._key, self._timeout_s = key, timeout_s
-        self._blocks: list[Columns] = []
-        self._numbers: list[Columns] = []
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def fetch(self, drawn: DrawnRows) -> None:
-        is_here = np.ones(len(drawn), dtype=bool)  # not of rows that were lost with their shard
-        found: list[Columns | None] = fetched([block.reference for block in drawn.blocks], self._timeout_s)
+    def fetch(self, timeout_s: float) -> list[Columns]:
+        """Returns the columns of each block, without blocks that were lost with their shard."""
+        found: list[Columns] = []
         first = 0  # place of the block in the draw
-        for (_, start, stop), columns in zip(drawn.blocks, found, strict=True):
-            if columns is None:
-                is_here[first : first + stop - start] = False
-            else:
-                self._blocks.append({key: column[start:stop] for key, column in columns.items()})
+        columns_of_blocks = fetched([block.reference for block in self.blocks], timeout_s)
+        for (_, start, stop), columns in zip(self.blocks, columns_of_blocks, strict=True):
+            of_draw: Columns = {(name,): one[first : first + stop - start] for name, one in self.columns.items()}
             first += stop - start
-        index, generation = numbers_of(drawn.ids.take(is_here), self._key)
-        numbers: Columns = {("index",): index, ("generation",): generation}
-        self._numbers.append(numbers | {(name,): column[is_here] for name, column in drawn.columns.items()})
-        self._count += len(index)
+            if columns is not None:
+                found.append({name: column[start:stop] for name, column in columns.items()} | of_draw)
+        return found
 
-    def batch(self) -> TensorDict:
-        batch = TensorDict({}, batch_size=[self._count])
-        for parts in (self._blocks, self._numbers):
-            for key in parts[0]:
-                column = np.concatenate([part[key] for part in parts])
-                batch.set(key if len(key) > 1 else key[0], torch.from_numpy(column))
-        return batch
+
+def batch_of(blocks: Sequence[Columns]) -> TensorDict:
+    columns = {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
+    batch = TensorDict({}, batch_size=[len(columns["index",])])
+    for key, column in columns.items():
+        batch.set(key if len(key) > 1 else key[0], torch.from_numpy(column))
+    return batch

@@ -95,8 +95,9 @@ class Folder:
                 self._download(copy, deep)
             try:
                 yield copy
-            except (DamagedFileError, ValueError) as error:
-                if type(error) not in (DamagedFileError, ValueError) or str(copy) not in str(error):
+            except (DamagedFileError, FileNotFoundError, ValueError) as error:
+                # A subclass may be built from other arguments than a message.
+                if type(error) not in (DamagedFileError, FileNotFoundError, ValueError) or str(copy) not in str(error):
                     raise
                 raise type(error)(str(error).replace(str(copy), str(self))) from error
 

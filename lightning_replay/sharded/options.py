@@ -1,19 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of shards: how many there are, where they run, and what becomes of one that is lost."""
+"""Options of shards and of the replay in each, checked before anything starts."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
+import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from lightning_replay.options import ABOVE_ZERO, checked_choice, checked_count, checked_number
+from lightning_replay import recipes
+from lightning_replay.options import (
+    ABOVE_ZERO,
+    accepted_names,
+    check_kind,
+    checked_choice,
+    checked_count,
+    checked_number,
+    checked_seed,
+    refuse_unknown,
+)
+
+if TYPE_CHECKING:
+    from lightning_replay.replay import Replay
 
 PLACEMENTS = ("spread", "pack")
 RESTARTS = ("empty", "last_save")
+#: Options of recipes that are divided by the number of shards.
+CAPACITIES = ("capacity", "capacity_per_task", "frame_capacity")
+_ROWS_OF_TEMPLATE = 1024
+_BETWEEN_SEEDS = 15_485_863  # a prime, so that shards draw independently of each other and of lengths of returns
+_OF_REPLAY = ("name", "wait_timeout_s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,3 +106,96 @@ def placement_of(shard: int, nodes: Sequence[str]) -> dict[str, Any]:
         node = nodes[shard % len(nodes)]
         strategy = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
     return {"scheduling_strategy": strategy, "memory": 1}  # a byte: Ray chooses any node if nothing is needed
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayOptions:
+    """Options that a sharded replay is built with; :meth:`checked` makes them from the arguments of a user."""
+
+    recipe: str
+    of_recipe: dict[str, Any]  # for all shards together, among them a seed
+    shards: ShardOptions
+    limits: dict[str, Any]  # ``samples_per_insert`` and ``error_buffer``, which the rate limiter checks
+
+    @classmethod
+    def checked(cls, recipe: str, options: Mapping[str, Any], limits: dict[str, Any]) -> ReplayOptions:
+        shards, of_recipe = split_options(options)
+        check_kind("recipe", recipe, str, "the name of a recipe, such as 'prioritized'")
+        if of_recipe.get("prefetch"):
+            raise ValueError("prefetch is of a replay in one process; use num_prefetch, or leave it out")
+        names = accepted_names(recipes.by_name(recipe)) or []
+        listed = [*_OF_REPLAY, *limits, *SHARD_OPTIONS, *(name for name in names if name != "prefetch")]
+        refuse_unknown(f"ShardedReplay({recipe!r})", [name for name in of_recipe if name not in names], listed)
+        # Drawn where it is missing, as all shards start from it and one that is started again does too.
+        seed = checked_seed(of_recipe.get("seed"))
+        of_recipe["seed"] = int(torch.randint(2**31, (), device="cpu")) if seed is None else seed
+        return cls(recipe, of_recipe, shards, limits)
+
+    @property
+    def capacities(self) -> dict[str, int]:
+        return {name: int(self.of_recipe[name]) for name in CAPACITIES if self.of_recipe.get(name) is not None}
+
+    def template(self) -> Replay:
+        # A replay as in the shards, but without rows: its sampler divides draws.
+        return recipes.by_name(self.recipe)(**options_of_shard(self.of_recipe, self.shards.num_shards))
+
+    def check_same(self, running: ReplayOptions) -> None:
+        given, present = self._compared(), running._compared()
+        names = sorted({name for name, _ in given.items() ^ present.items()})
+        ours, theirs = ({name: one.get(name) for name in names} for one in (given, present))
+        if names:
+            raise ValueError(
+                f"a sharded replay of this name runs already, built with {theirs}; this one has {ours}. Give both the "
+                "same options, or another name"
+            )
+
+    def _compared(self) -> dict[str, Any]:
+        # Without the seed and objects such as schedules and tables, which cannot be compared.
+        plain = {name: value for name, value in self.of_recipe.items() if isinstance(value, str | int | float)}
+        plain.pop("seed", None)
+        return {**plain, **self.limits, "recipe": self.recipe, "num_shards": self.shards.num_shards}
+
+
+def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:
+    """Returns the options of the replay in one shard.
+
+    Every capacity is divided by the number of shards and rounded up, also those of tables, which hold at least a
+    history. Files of ``memmap`` lie in a folder for each shard, on the shard's node. Without a ``number``, they are the
+    options of the replay without rows by whose sampler draws are divided.
+
+    Raises:
+        ValueError: more shards than rows.
+    """
+    divided = dict(options)
+    memmap = divided.pop("memmap", None)
+    check_kind("memmap", memmap, str | os.PathLike | None, "a directory, or None")
+    for name in CAPACITIES:
+        if divided.get(name) is None:
+            continue
+        capacity = checked_count(name, divided[name], of="rows")
+        if capacity < num_shards:
+            raise ValueError(
+                f"num_shards is {num_shards} and {name} is {capacity}; every shard holds at least one row. Give at "
+                f"most {capacity} shards, or raise {name}"
+            )
+        if number is not None:
+            divided[name] = -(-capacity // num_shards)
+    if number is None:
+        if divided.get("tables") is None and divided.get("capacity") is not None:
+            divided["capacity"] = min(divided["capacity"], max(_ROWS_OF_TEMPLATE, divided.get("batch_size") or 0))
+        return divided
+    if memmap is not None:
+        divided["memmap"] = os.path.join(memmap, f"shard-{number}")
+    if divided.get("tables") is not None:
+        parts = [(table, max(-(-table.capacity // num_shards), table.history_length)) for table in divided["tables"]]
+        divided["tables"] = [
+            type(table)(**{**table.init_arguments, "capacity": capacity, "min_size": None}) for table, capacity in parts
+        ]
+    if (seed := checked_seed(divided.get("seed"))) is not None:
+        divided["seed"] = seed_of_shard(seed, number)
+    divided.pop("min_size", None)  # of all shards together, which the one that divides draws compares
+    return divided
+
+
+def seed_of_shard(seed: int, number: int) -> int:
+    return (seed + (number + 1) * _BETWEEN_SEEDS) % 2**63

@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_replay.options import ABOVE_ZERO, checked_count, checked_number
+from lightning_replay.state import DeclaredState
 
 
-class RateLimiter:
+class RateLimiter(DeclaredState):
     """Permits draws and inserts so that ``samples_per_insert`` rows are drawn for each row inserted.
 
     The balance is ``samples_per_insert * inserted - sampled``: rows that are still to be drawn. Draws and inserts are
@@ -41,6 +42,8 @@ class RateLimiter:
         (None, None, False, True)
     """
 
+    saved_attributes = ("_inserted", "_sampled", "_filled", "balance")
+
     def __init__(
         self,
         samples_per_insert: float | None = None,
@@ -55,29 +58,23 @@ class RateLimiter:
         self.insert_size: int = checked_count("insert_size", insert_size, of="rows")
         self.samples_per_insert = samples_per_insert
         self.error_buffer: float = checked_number("error_buffer", error_buffer, 0.0)
-        if samples_per_insert is not None:
-            self._check_error_buffer(checked_number("samples_per_insert", samples_per_insert, ABOVE_ZERO))
         self._inserted = self._sampled = self._filled = 0
-        self._balance = 0.0
-
-    def _check_error_buffer(self, samples_per_insert: float) -> None:
-        needed = max(self.batch_size, samples_per_insert * self.insert_size)
-        if self.error_buffer < needed:
+        self.balance: float = 0.0  # rows still to be drawn; 0 where the ratio is free
+        if samples_per_insert is None:
+            return
+        called_for = checked_number("samples_per_insert", samples_per_insert, ABOVE_ZERO) * insert_size
+        if self.error_buffer < max(batch_size, called_for):
             raise ValueError(
-                f"error_buffer is {self.error_buffer:g}; a draw takes {self.batch_size} rows, and an insert of "
-                f"{self.insert_size} calls for {samples_per_insert * self.insert_size:g} drawn rows at "
-                f"samples_per_insert={samples_per_insert:g}. Give at least {needed:g}"
+                f"error_buffer is {error_buffer:g}; a draw takes {batch_size} rows, and an insert of {insert_size} "
+                f"calls for {called_for:g} drawn rows at samples_per_insert={samples_per_insert:g}. Give at least "
+                f"{max(batch_size, called_for):g}"
             )
-
-    @property
-    def balance(self) -> float:  # rows still to be drawn; 0 where the ratio is free
-        return self._balance
 
     def may_sample(self, size: int) -> bool:
         """Returns whether the next draw is permitted, with ``size`` rows held."""
         if size < self.min_size_to_sample:
             return False
-        return self.samples_per_insert is None or self._balance - self.batch_size >= -self.error_buffer
+        return self.samples_per_insert is None or self.balance - self.batch_size >= -self.error_buffer
 
     def may_insert(self, size: int, pending: int) -> bool:
         """Returns whether ``insert_size`` further rows may be requested; ``pending`` ones have not arrived."""
@@ -85,19 +82,19 @@ class RateLimiter:
             return True
         # Rows that call for draws: not those that fill the buffer up to its first draw.
         owed = pending + self.insert_size - max(0, self.min_size_to_sample - size)
-        return self._balance + self.samples_per_insert * owed <= self.error_buffer
+        return self.balance + self.samples_per_insert * owed <= self.error_buffer
 
     def insert(self, num_rows: int, size: int) -> None:
         filled = min(num_rows, max(0, self.min_size_to_sample - size))  # owed no draws, also after a loss
         self._inserted += num_rows
         self._filled += filled
         if self.samples_per_insert is not None:
-            self._balance += self.samples_per_insert * (num_rows - filled)
+            self.balance += self.samples_per_insert * (num_rows - filled)
 
     def sample(self) -> None:
         self._sampled += self.batch_size
         if self.samples_per_insert is not None:
-            self._balance -= self.batch_size
+            self.balance -= self.batch_size
 
     def stats(self) -> dict[str, float]:
         counted = self._inserted - self._filled  # not the rows that filled the buffer before it was drawn from
@@ -105,7 +102,7 @@ class RateLimiter:
             "num_rows_inserted_lifetime": self._inserted,
             "num_rows_sampled_lifetime": self._sampled,
             "samples_per_insert": self._sampled / counted if counted else 0.0,
-            "balance": self._balance,
+            "balance": self.balance,
         }
 
     def reached(self, what: str) -> str:
@@ -115,14 +112,7 @@ class RateLimiter:
             f"samples_per_insert={self.samples_per_insert:g} and error_buffer={self.error_buffer:g}"
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "inserted": self._inserted,
-            "sampled": self._sampled,
-            "filled": self._filled,
-            "balance": self._balance,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._inserted, self._sampled, self._filled = state["inserted"], state["sampled"], state["filled"]
-        self._balance = state["balance"] if self.samples_per_insert is not None else 0.0
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        if self.samples_per_insert is None:
+            self.balance = 0.0

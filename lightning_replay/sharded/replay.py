@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import ray
@@ -25,18 +25,17 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.divided_draws import Divider
-from lightning_replay.feedback import index_of, real_numbers, row_generations, row_numbers, td_error_of
+from lightning_replay.feedback import given_feedback, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_number
 from lightning_replay.parts import WriterHooks, declared_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
 from lightning_replay.sharded.actors import START_TIMEOUT_S
 from lightning_replay.sharded.coordinator import Coordinator, NotYet
-from lightning_replay.sharded.draws import DrawnRows, FetchedRows, check_td_errors
+from lightning_replay.sharded.draws import DrawnRows, batch_of, check_td_errors
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.options import check_room
+from lightning_replay.sharded.options import ReplayOptions, check_room
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from lightning_replay.sharded.replay_options import ReplayOptions
-from lightning_replay.sharded.rows import Columns, RowIds, RowRouter, columns_of, layout_of, numbers_of, row_ids_of
+from lightning_replay.sharded.rows import SLOT_BITS, Columns, RowRouter, columns_of, layout_of, row_ids_of
 from lightning_replay.storage.columns import TransitionCheck, normalized, rows_of_columns
 from lightning_replay.training_replay import TrainingReplay
 
@@ -124,13 +123,11 @@ class ShardedReplay(TrainingReplay):
         wait_timeout_s = checked_number("wait_timeout_s", wait_timeout_s, ABOVE_ZERO)
         if not ray.is_initialized():
             raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
-        connection = None if name is None else Connection.find(name, wait_timeout_s)
+        self.name: str = name or f"replay-{uuid.uuid4().hex}"
+        connection = Connection.find(self.name, wait_timeout_s)
         if connection is None:
             check_room(given.shards)
-            name = name or f"replay-{uuid.uuid4().hex}"
-            connection = Connection.start(name, wait_timeout_s, given)
-        assert name is not None
-        self.name: str = name
+            connection = Connection.start(self.name, wait_timeout_s, given)
         self._connection = connection
         self._key = connection.call("key_for", given)
         self._rank: tuple[int, int] | None = None
@@ -142,7 +139,7 @@ class ShardedReplay(TrainingReplay):
 
     @functools.cached_property
     def _template(self) -> Replay:
-        # A replay without rows, as those of the shards; not sent to other processes, as it has memory of its own.
+        # A replay without rows, as those of the shards.
         return self._options.template()
 
     @property
@@ -163,12 +160,10 @@ class ShardedReplay(TrainingReplay):
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks of a curriculum, in the order of the column ``task``; none for other recipes."""
         return self._template.tasks
 
     @property
     def returns(self) -> list[tuple[int, float]]:
-        """Length above 1 and discount of the returns that are formed."""
         return self._template.returns
 
     @property
@@ -223,16 +218,16 @@ class ShardedReplay(TrainingReplay):
                 f"batch_size is {self.batch_size}, and {world_size} processes cannot draw equal shares of it; give a "
                 f"multiple of {world_size}"
             )
-        shared = self._copied()
-        shared._rank = (rank, world_size)
-        shared._router = RowRouter(
-            self._options.shards.num_shards, self._connection.call("enter_rank", rank, world_size)
-        )
+        shared, number = self.client(), self._connection.call("enter_rank", rank, world_size)
+        shared._rank, shared._router = (rank, world_size), RowRouter(self._options.shards.num_shards, number)
         return shared
 
     def client(self) -> ShardedReplay:
         """Returns this replay for another process that fills it or draws whole batches."""
-        return self._copied()
+        copied = copy.copy(self)
+        copied.__dict__ |= {"_router": None, "_rank": None, "_clocks": {}, "_draws_since_update": 0}
+        copied._connection = copy.copy(self._connection)
+        return copied
 
     def clients(self, num_clients: int) -> list[ShardedReplay]:
         """Returns :meth:`client` for several processes; TorchRL's ``RayCollector`` gives one to each collector."""
@@ -288,11 +283,8 @@ class ShardedReplay(TrainingReplay):
         if len(errors) < len(stored):  # some were stored, so that later rows of their episodes follow them
             self._router = sent.router
         if errors:
-            with suppress(TimeoutError):  # without rows other columns are accepted again
-                self._connection.call("refused")
             raise errors[0]
-        ids = RowIds.joined([RowIds.of_shard(shard, 0, slots, slots) for shard, slots in stored.items()])
-        return torch.from_numpy(numbers_of(ids, self._key)[0])
+        return torch.from_numpy(np.concatenate([(shard << SLOT_BITS) + slots for shard, slots in stored.items()]))
 
     def _send(self, columns: Columns) -> _Sent:
         if self._router is None:
@@ -346,17 +338,16 @@ class ShardedReplay(TrainingReplay):
         # The coordinator answers with identities and references; the rows are fetched from here.
         method, *arguments = ("draw", own) if self._rank is None else ("draw_share", *self._rank)
         drawn: DrawnRows = self._connection.call(method, *arguments, self._clocks)
-        fetched = FetchedRows(self._key, min(self._options.shards.shard_timeout_s, self.wait_timeout_s))
-        fetched.fetch(drawn)
-        for _ in range(_MOST_REDRAWS):  # in place of rows that were lost with their shard meanwhile
-            if len(fetched) == own:
-                break
+        timeout_s = min(self._options.shards.shard_timeout_s, self.wait_timeout_s)
+        blocks = drawn.fetch(timeout_s)
+        redraws = 0
+        while missing := own - sum(len(block["index",]) for block in blocks):  # rows lost with their shard meanwhile
+            if (redraws := redraws + 1) > _MOST_REDRAWS:
+                raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
             left_s = max(deadline - time.monotonic(), 0.0)
-            fetched.fetch(self._connection.call("draw_again", own - len(fetched), timeout_s=left_s))
-        if len(fetched) < own:
-            raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
+            blocks += self._connection.call("draw_again", missing, timeout_s=left_s).fetch(timeout_s)
         self._draws_since_update += 1
-        return fetched.batch()
+        return batch_of(blocks)
 
     def update_priority(
         self,
@@ -494,19 +485,12 @@ class ShardedReplay(TrainingReplay):
         if self._connection.is_owner:  # others may still use one that was found by its name
             self.stop()
 
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise TypeError("rows of a sharded replay are in other processes and cannot be read by index; call sample()")
-
     def __getstate__(self) -> dict[str, Any]:
-        # The copy is another writer of trajectories, except that a rank stays what it is.
+        # The copy is another writer of trajectories, except that a rank stays what it is. Its template has memory of
+        # its own and is built again.
         state = vars(self) | {"_unanswered": None} | ({"_router": None} if self._rank is None else {})
-        return {name: value for name, value in state.items() if name != "_template"}
-
-    def _copied(self) -> ShardedReplay:
-        copied = object.__new__(type(self))
-        copied.__dict__ |= vars(self) | {"_router": None, "_rank": None, "_clocks": {}, "_draws_since_update": 0}
-        copied._connection, copied._unanswered = copy.copy(self._connection), None
-        return copied
+        state.pop("_template", None)
+        return state
 
 
 class _Sent(NamedTuple):
@@ -521,7 +505,7 @@ class _Sent(NamedTuple):
 def _digest(columns: Columns) -> bytes:
     found = hashlib.blake2b(repr(layout_of(columns)).encode(), digest_size=20)
     for key in sorted(columns):
-        found.update(np.ascontiguousarray(columns[key]).tobytes())
+        found.update(columns[key].tobytes())
     return found.digest()
 
 
@@ -532,39 +516,32 @@ def checked_feedback(
     signals: dict[str, Any],
     key: int,
     writer: WriterHooks,
-) -> tuple[RowIds, np.ndarray, dict[str, np.ndarray]]:
-    """Returns the arguments of :meth:`ShardedReplay.update_priority
-    <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    # Index, generation, TD errors [B] and signals by name.
     # Everything is refused here that can be: an error in a shard comes with a later call.
-    if isinstance(index, TensorDictBase):
-        generation = index.get("generation", generation)
-        index = index_of(index)
-    index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
+    index, td_error, generation = given_feedback(index, td_error_of(td_error, signals), generation)
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
-    td_error = td_error_of(td_error, signals)
     for name in set(signals) - set(SIGNALS):
         raise TypeError(f"update_priority got the signal {name!r}; the signals are {', '.join(SIGNALS)}")
     if td_error is None:
         raise TypeError("update_priority got no td_error; give one for each row of the batch")
-    errors = real_numbers("td_error", td_error, "No priority was changed").detach().cpu().float().reshape(-1).numpy()
+    errors = td_error.cpu().float().reshape(-1).numpy()
     check_td_errors(errors, len(index))
-    given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
-    for name, value in given.items():
-        if len(value) != len(index):
-            raise ValueError(f"{name} has {len(value)} rows and the batch {len(index)}. No priority was changed")
-    if writer.needs_feedback:
+    given = {}
+    if writer.needs_feedback:  # others ignore signals
         writer.read_feedback(len(index), torch.from_numpy(errors), signals)
-    numbers = row_generations(generation).cpu().numpy()
-    if len(numbers) != len(index):
-        raise ValueError(f"generation has {len(numbers)} rows and index {len(index)}; give those of one batch")
-    ids, is_own = row_ids_of(index.cpu().numpy(), numbers, key)
-    if not is_own.all():
+        given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
+    numbers, generations = index.cpu().numpy(), generation.cpu().numpy()
+    if len(generations) != len(index):
+        raise ValueError(f"generation has {len(generations)} rows and index {len(index)}; give those of one batch")
+    others = np.count_nonzero(row_ids_of(numbers, generations).key != key)
+    if others:
         raise ValueError(
-            f"{np.count_nonzero(~is_own)} of {len(index)} rows were not drawn from this sharded replay; give it the "
-            "batches that its own sample() returned. No priority was changed"
+            f"{others} of {len(index)} rows were not drawn from this sharded replay; give it the batches that its own "
+            "sample() returned. No priority was changed"
         )
-    return ids, errors, given
+    return numbers, generations, errors, given
 
 
 class Connection:
@@ -572,21 +549,17 @@ class Connection:
 
     The coordinator ends with the process that started it. Connections that are sent to another process find it by
     name; if Ray is not running there, it is connected to the cluster first.
-
-    Attributes:
-        wait_timeout_s: seconds after which :meth:`call` raises an error.
-        is_owner: whether this process has started the coordinator.
     """
 
     def __init__(self, name: str, wait_timeout_s: float, actor: Any = None) -> None:
         self._name = name
-        self.wait_timeout_s: float = wait_timeout_s
+        self.wait_timeout_s: float = wait_timeout_s  # after which a call raises an error
         self._caller = uuid.uuid4().hex
         self._actor = actor
         self._address: str = ray.get_runtime_context().gcs_address
         self._process = os.getpid()
         self._has_stopped = False
-        self.is_owner = False
+        self.is_owner = False  # whether this process has started the coordinator
 
     @classmethod
     def start(cls, name: str, wait_timeout_s: float, *arguments: Any) -> Connection:

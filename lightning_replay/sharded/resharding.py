@@ -33,19 +33,23 @@ class ReshardedRows:
     def __init__(self, number: int, num_shards: int) -> None:
         self._number, self._loads = number, [0] * num_shards
         self._names: set[int] = set()
-        self._next_name = -1
+        self._lowest = 0  # of these and 0
         self._rows: list[TensorDictBase] = []
         self._priorities: list[Tensor] = []
         self._places: list[np.ndarray] = []
         self._largest = -1.0
 
     def add(self, replay: Replay) -> None:
-        """Adds the rows of a replay, which may be discarded then.
-
-        Raises:
-            ValueError: returns that were formed before they were stored, or rows that are kept by importance.
-        """
-        check_can_reshard(replay)
+        """Adds the rows of a replay, which may be discarded then; refuses rows that only as many shards can keep."""
+        delaying = [type(one).__name__ for one in replay.transform if isinstance(one, NStepTransitions)]
+        if delaying or declared_writer(replay.writer).may_refuse:
+            what = (
+                f"returns that {delaying[0]} formed before they were stored" if delaying else "rows kept by importance"
+            )
+            raise ValueError(
+                f"the save holds {what}, and its rows can be restored into as many shards as were saved alone. "
+                "Give num_shards the number of the save"
+            )
         slots = replay.oldest_first()
         if not len(slots):
             return
@@ -96,12 +100,10 @@ class ReshardedRows:
         _, first, inverse = np.unique(episode, return_index=True, return_inverse=True)
         names = given[first]
         for place in np.argsort(first).tolist():
-            name = int(names[place])
-            if name in self._names:
-                while self._next_name in self._names:
-                    self._next_name -= 1
-                names[place] = name = self._next_name
-            self._names.add(name)
+            if int(names[place]) in self._names:
+                names[place] = self._lowest - 1
+            self._lowest = min(self._lowest, int(names[place]))
+            self._names.add(int(names[place]))
         return names[inverse]
 
 
@@ -143,14 +145,3 @@ def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:
     episode = np.empty(count, dtype=np.int64)
     episode[order] = np.cumsum(np.concatenate(([False], begins)))
     return episode, given
-
-
-def check_can_reshard(replay: Replay) -> None:
-    # Whose rows another number of shards would not keep as these do.
-    delaying = [type(transform).__name__ for transform in replay.transform if isinstance(transform, NStepTransitions)]
-    if delaying or declared_writer(replay.writer).may_refuse:
-        what = f"returns that {delaying[0]} formed before they were stored" if delaying else "rows kept by importance"
-        raise ValueError(
-            f"the save holds {what}, and its rows can be restored into as many shards as were saved alone. Give "
-            "num_shards the number of the save"
-        )

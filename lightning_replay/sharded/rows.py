@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -17,7 +18,7 @@ from lightning_replay.episodes.links import TRAJECTORY_KEYS
 
 #: A batch carries the number of starts of a shard modulo this.
 NUM_EPOCHS = 1 << 11
-_SLOT_BITS = 40
+SLOT_BITS = 40
 _GENERATION_BITS, _EPOCH_BITS, _KEY_BITS = 32, NUM_EPOCHS.bit_length() - 1, 20  # 63 together
 #: Keys of replays are below it.
 NUM_KEYS = 1 << _KEY_BITS
@@ -52,11 +53,6 @@ class Router:
         self._order = [(first + number) % num_shards for number in range(num_shards)]
         self._running: dict[Hashable, int] = {}
 
-    def copied(self) -> Self:
-        copied = copy.copy(self)
-        copied.num_steps, copied._running = [*self.num_steps], dict(self._running)
-        return copied
-
     def shard_of(self, episode_id: Hashable, num_steps: int, *, ended: bool) -> int:
         """Returns the shard of a fragment of so many steps, which may be the last one of its episode."""
         shard = self._running.pop(episode_id, None)
@@ -86,12 +82,10 @@ class RowRouter(Router):
 
     def route(self, columns: Mapping[tuple[str, ...], np.ndarray]) -> tuple[dict[int, Columns], RowRouter]:
         """Returns the rows of each shard that gets some, and the router for further rows once these are stored."""
-        after, columns = self.copied(), dict(columns)  # this router stays, in case the rows are refused
+        after, columns = copy.deepcopy(self), dict(columns)  # this router stays, in case the rows are refused
         count = len(next(iter(columns.values())))
-        done = columns.get(_DONE)
-        ended: np.ndarray = np.zeros(count, dtype=bool)
-        if done is not None:
-            ended = np.any(done.reshape(count, -1), axis=1)
+        done = columns.get(_DONE, np.zeros(count, dtype=bool))
+        ended: np.ndarray = np.any(done.reshape(count, -1), axis=1)
         key = next((key for key in _KEYS if key in columns), None)
         if key is None:  # one environment in order: each end begins the next trajectory
             key, given = _KEYS[0], self._next_trajectory + np.cumsum(ended) - ended
@@ -145,8 +139,8 @@ def check_layout(layout: Layout, stored: Layout | None) -> Layout:
     """Returns the layout of rows; refuses another than that of the stored ones, and names the columns that differ."""
     if stored is not None and layout != stored:
         ours, given = ({".".join(key): [kind, *shape] for key, kind, shape in one} for one in (stored, layout))
-        other = sorted(name for name in {*ours, *given} if ours.get(name) != given.get(name))
-        found = "; ".join(f"{name}: stored {ours.get(name)}, given {given.get(name)}" for name in other)
+        pairs = ((name, ours.get(name), given.get(name)) for name in sorted({*ours, *given}))
+        found = "; ".join(f"{name}: stored {one}, given {other}" for name, one, other in pairs if one != other)
         raise ValueError(
             f"rows have other columns than those stored, by dtype and shape: {found}. Give all rows the same columns. "
             "Nothing was stored"
@@ -155,76 +149,42 @@ def check_layout(layout: Layout, stored: Layout | None) -> Layout:
 
 
 class RowIds(NamedTuple):
-    """Drawn rows of a sharded replay, n of them.
+    """What ``index`` and ``generation`` of n drawn rows say; see :func:`numbers_of`."""
 
-    A slot that was written since has another generation, and a shard that was started again another epoch.
-
-    Attributes:
-        shard, epoch: int64 ``[n]``.
-        slot: int64 ``[n]``, or ``[n, 2]`` of pairs.
-        generation: int64, as ``slot``, or ``[n]`` where feedback belongs to the first of a pair alone.
-
-    Example:
-        >>> first = RowIds.of_shard(0, 1, np.array([4, 2]), np.array([0, 0]))
-        >>> ids = RowIds.joined([first, RowIds.of_shard(2, 1, np.array([7]), np.array([3]))])
-        >>> ids.take(np.array([2, 0])).slot.tolist(), ids.current(np.array([1, 1, 2])).tolist()
-        ([7, 4], [True, True, False])
-    """
-
-    shard: np.ndarray
-    epoch: np.ndarray
-    slot: np.ndarray
+    shard: np.ndarray  # int64 [n]
+    epoch: np.ndarray  # int64 [n]; a shard that was started again has another one
+    key: np.ndarray  # int64 [n], of the replay
+    slot: np.ndarray  # int64 [n], or [n, 2] of pairs
+    #: int64, as ``slot``, or ``[n]`` where feedback belongs to the first of a pair; another once the slot was written.
     generation: np.ndarray
 
-    @classmethod
-    def of_shard(cls, shard: int, epoch: int, slot: np.ndarray, generation: np.ndarray) -> RowIds:
-        return cls(np.full(len(slot), shard), np.full(len(slot), epoch), slot, generation)
 
-    @classmethod
-    def joined(cls, parts: Sequence[RowIds]) -> RowIds:
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-    def take(self, places: np.ndarray) -> RowIds:
-        return RowIds(*(column[places] for column in self))
-
-    def current(self, epochs: np.ndarray) -> np.ndarray:  # whether the shard is the one that drew, bool [n]
-        return (epochs[self.shard] - self.epoch) % NUM_EPOCHS == 0
-
-    def by_shard(self) -> Iterator[tuple[int, np.ndarray]]:
-        for shard in np.unique(self.shard).tolist():
-            yield shard, np.flatnonzero(self.shard == shard)
-
-
-def numbers_of(ids: RowIds, key: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ``index`` and ``generation`` of rows, int64 of the shapes of their slots and generations.
+def numbers_of(
+    shard: int, epoch: int, slot: np.ndarray, generation: np.ndarray, key: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ``index`` and ``generation`` of a shard's rows, int64, by which they are found from any process.
 
     The index is ``shard * 2**40 + slot``. The generation has, from its highest bits on, the key of the replay, how
     often the shard was started modulo :data:`~lightning_replay.sharded.rows.NUM_EPOCHS`, and how often the slot was
     written.
 
     Example:
-        >>> index, generation = numbers_of(RowIds.of_shard(1, 2, np.array([5]), np.array([3])), key=9)
-        >>> index.tolist() == [2**40 + 5], row_ids_of(index, generation, key=9)[0].slot.tolist()
-        (True, [5])
+        >>> index, generation = numbers_of(1, 2, np.array([5]), np.array([3]), key=9)
+        >>> index.tolist() == [2**40 + 5], row_ids_of(index, generation)
+        (True, RowIds(shard=array([1]), epoch=array([2]), key=array([9]), slot=array([5]), generation=array([3])))
     """
-    head = (key << _EPOCH_BITS) + (ids.epoch & (NUM_EPOCHS - 1))
-    return _with_head(ids.shard, ids.slot, _SLOT_BITS), _with_head(head, ids.generation, _GENERATION_BITS)
+    head = (key << _EPOCH_BITS) + int(epoch) % NUM_EPOCHS
+    return (shard << SLOT_BITS) + slot, (head << _GENERATION_BITS) + generation
 
 
-def row_ids_of(index: np.ndarray, generation: np.ndarray, key: int) -> tuple[RowIds, np.ndarray]:
-    """Returns the identities in :func:`numbers_of`, and which rows are of the replay with this key, bool ``[n]``."""
-    head = _head(generation, _GENERATION_BITS)
-    shard, epoch = _head(index, _SLOT_BITS), head & (NUM_EPOCHS - 1)
-    slot, generation = index & ((1 << _SLOT_BITS) - 1), generation & ((1 << _GENERATION_BITS) - 1)
-    return RowIds(shard, epoch, slot, generation), (head >> _EPOCH_BITS) == key
-
-
-def _with_head(head: np.ndarray, tail: np.ndarray, bits: int) -> np.ndarray:
-    return (head.reshape(-1, *[1] * (tail.ndim - 1)) << bits) + tail
-
-
-def _head(numbers: np.ndarray, bits: int) -> np.ndarray:
-    return numbers.reshape(len(numbers), -1)[:, 0] >> bits
+def row_ids_of(index: np.ndarray, generation: np.ndarray) -> RowIds:
+    """Returns what is in the numbers of rows, the inverse of :func:`numbers_of`."""
+    shard, head = (
+        numbers.reshape(len(numbers), -1)[:, 0] >> bits
+        for numbers, bits in ((index, SLOT_BITS), (generation, _GENERATION_BITS))
+    )
+    slot, written = index & ((1 << SLOT_BITS) - 1), generation & ((1 << _GENERATION_BITS) - 1)
+    return RowIds(shard, head % NUM_EPOCHS, head >> _EPOCH_BITS, slot, written)
 
 
 class Block(NamedTuple):
@@ -252,14 +212,10 @@ def fetched(references: Sequence[ray.ObjectRef[Any]], timeout_s: float) -> list[
     After ``timeout_s`` it counts as lost, as its process may hang.
     """
     deadline = time.monotonic() + timeout_s
-    try:
+    with suppress(RayError):
         return list(ray.get(references, timeout=timeout_s))  # one call, because each has a round trip
-    except RayError:
-        return [_fetched_alone(reference, deadline) for reference in references]
-
-
-def _fetched_alone(reference: ray.ObjectRef[Any], deadline: float) -> Any:
-    try:
-        return ray.get(reference, timeout=max(deadline - time.monotonic(), _LEAST_S))
-    except RayError:
-        return None
+    found: list[Any] = [None] * len(references)
+    for place, reference in enumerate(references):
+        with suppress(RayError):
+            found[place] = ray.get(reference, timeout=max(deadline - time.monotonic(), _LEAST_S))
+    return found

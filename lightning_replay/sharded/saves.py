@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +18,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lightning_replay.saving import DamagedFileError, read_state, write_state
 from lightning_replay.saving.directory import read_manifest, replaced_save
-from lightning_replay.saving.files import MALFORMED
 from lightning_replay.saving.states import MANIFEST as MANIFEST_OF_REPLAY
 from lightning_replay.saving.states import MANIFEST_OF_SHARDS, SHARDS_VERSION, replay_manifest
-from lightning_replay.sharded.actors import CallOfAll, Losses, ShardActors, ShardLostError
+from lightning_replay.sharded.actors import Losses, ShardActors, ShardLostError
 from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.rows import Layout
 
@@ -47,30 +48,25 @@ def write_shards(
     names: FileNames,
     state: Callable[[], Mapping[str, Any]],
     fields: Mapping[str, Any],
-    earlier: Sequence[Folder | None],
+    previous: Path | None,
     *arguments: Any,
-) -> list[Folder]:
+) -> None:
     """Lets every shard write into a folder of its own, then writes the state and the manifest.
 
     After an error, or when this process is killed, ``folder`` holds the save before; what the next save finds of this
-    one it removes.
+    one it removes. Errors are those of :meth:`ShardedReplay.save <lightning_replay.sharded.replay.ShardedReplay.save>`.
 
     Args:
         shards, folder, names: what to write, and where to.
         state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
         fields: of the manifest, beside those of every save.
-        earlier: the folder of each shard in a save whose unchanged files are linked.
+        previous: the folder of an earlier save of as many shards, whose unchanged files are linked.
         arguments: further ones of the shards' ``save``.
-
-    Returns:
-        The shards' folders.
-
-    Raises:
-        RuntimeError: a shard was lost meanwhile.
-        TimeoutError: a shard has not finished within ``save_timeout_s``; it is named.
-        ValueError: this process does not find what shards have written.
     """
-    count = len(shards)
+    shards.start_lost()  # a save without a shard's rows would be no save
+    count, earlier = len(shards), _folders_in(previous, names)
+    if len(earlier) != count:
+        earlier = [None] * count
     # The manifest is written on leaving: before, the folder holds the save that was there.
     with folder.to_write() as local, replaced_save(local, names.manifest, folder=_DATA) as save:
         data, own = folder / save.data.name, names_of_shards(save.data.name, count)
@@ -82,7 +78,13 @@ def write_shards(
             # Other processes may fill it and draw from it until all have written: each shard saves what it has now.
             saved_beside = state()
             sizes = shards.values_of(sent)
-            _check_written(folder, [f"{name}/{names.of_shard}" for name in own])
+            files = folder.filesystem.get_file_info([(folder / name / names.of_shard).path for name in own])
+            if unseen := [shard for shard, file in enumerate(files) if not file.is_file]:
+                # Of which each node, or each process, has one of its own.
+                raise ValueError(
+                    f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint "
+                    "was made. Give a path, a URI or a file system that is the same from every node"
+                )
         except BaseException as error:
             data.remove()  # all shards have finished, or are named by the error
             if isinstance(error, ShardLostError | TimeoutError):
@@ -96,55 +98,42 @@ def write_shards(
         total = sum(size for size, _ in sizes)
         save.manifest |= {"format": _FORMAT, "version": SHARDS_VERSION, "num_shards": count, "bytes": total, **fields}
     logger.info("%d shards saved: %s bytes, %s of them written", count, f"{total:,}", f"{sum(n for _, n in sizes):,}")
-    return parts
+    shards.last_save = parts
 
 
-def _check_written(folder: Folder, files: list[str]) -> None:
-    # Refuses file systems of which each node, or each process, has one of its own.
-    infos = folder.filesystem.get_file_info([(folder / file).path for file in files])
-    unseen = [shard for shard, info in enumerate(infos) if not info.is_file]
-    if unseen:
-        raise ValueError(
-            f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint was "
-            "made. Give a path, a URI or a file system that is the same from every node"
-        )
-
-
-def earlier_shards(previous: Path | None, count: int, read: Callable[[Folder], Sequence[str]]) -> list[Folder | None]:
-    """Returns the folders of an earlier save by shard, ``None`` where there is none of as many shards.
-
-    ``read`` returns the names of the shards' folders in a save.
-    """
+def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | None]:
+    # Of the shards of an earlier save; none of one that is missing or damaged, which is not linked to.
     if previous is not None:
-        folder = Folder.at(previous)
-        try:
-            names = read(folder)
-        except (DamagedFileError, OSError, ValueError):
-            return [None] * count
-        if len(names) == count:
-            return [folder / name for name in names]
-    return [None] * count
+        with suppress(DamagedFileError, OSError, ValueError):
+            manifest = read_manifest(previous / names.manifest, SHARDS_VERSION)
+            return [Folder.at(previous) / name for name in names_of_shards(manifest["data"], manifest["num_shards"])]
+    return []
 
 
-def stage_shards(
-    shards: ShardActors, folder: Folder, data: str, names: Sequence[str], *fields: Any
-) -> tuple[CallOfAll, list[Folder] | None]:
+def load_shards(
+    shards: ShardActors, folder: Folder, saved: SavedShards, *fields: Any
+) -> Callable[[Callable[[list[Any]], None]], None]:
     """Lets every shard read a save without using it yet; of other shards than there are, episodes are dealt out anew.
 
-    Args:
-        shards, folder: which read, and the save.
-        data: the folder of its data in it.
-        names: of the shards' folders in it; a single one without a name is ``folder`` itself.
-        fields: further arguments of the shards' ``stage``.
+    Returns a function that lets all shards use it. It is given another one, which is called with what the shards have
+    answered and restores the state beside them, once every shard uses the save or is started again with it.
 
-    Returns:
-        The answered call; and the folder of each shard, ``None`` where the save is of another number.
+    Args:
+        shards, folder, saved: which read, and the save.
+        fields: further arguments of the shards' ``stage``.
     """
-    seen = folders_of_shards(shards, folder, data)
-    parts = [[one / name if name else one for name in names] for one in seen]
+    shards.start_lost()
+    seen = folders_of_shards(shards, folder, saved.data)
+    parts = [[one / name if name else one for name in saved.shards] for one in seen]
     sent = shards.send_all("stage", lambda shard: (parts[shard], *fields), limit_s=shards.options.save_timeout_s)
-    shards.values_of(sent)
-    return sent, [part[shard] for shard, part in enumerate(parts)] if len(names) == len(parts) else None
+    values = shards.values_of(sent)
+
+    def use(restore: Callable[[list[Any]], None]) -> None:
+        is_own = len(saved.shards) == len(parts)  # rows of other shards belong to none of these
+        shards.last_save = [part[shard] for shard, part in enumerate(parts)] if is_own else None
+        shards.take_over(sent, functools.partial(restore, values))
+
+    return use
 
 
 def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Folder]:
@@ -225,67 +214,44 @@ def names_of_shards(data: str, count: int) -> list[str]:
     return [f"{data}/shard-{shard}" for shard in range(count)]
 
 
-class SavedReplay(NamedTuple):
-    """A save of shards, or of a replay without, which has neither recipe, capacities nor state."""
+class SavedShards(NamedTuple):
+    """A save of shards, or of a replay without."""
 
+    manifest: Mapping[str, Any]
     data: str  # the folder of its data
-    shards: list[str]  # their folders in it; of a replay without shards one without a name, as it is the save itself
-    recipe: str | None
-    capacities: dict[str, int] | None  # of all shards together, by option
+    shards: list[str]  # their folders; of a replay without shards one without a name, as it is the save itself
     state: dict[str, Any] | None  # saved beside the shards
 
     @classmethod
-    def read(cls, folder: Folder) -> SavedReplay:
+    def read(cls, folder: Folder, names: FileNames, read: Callable[[Path], Mapping[str, Any]]) -> SavedShards:
+        """Reads the manifest with ``read``, and the state, if the save has shards."""
         with folder.to_read(deep=False) as local:
-            if not (local / MANIFEST_OF_SHARDS).exists():
-                if not (local / MANIFEST_OF_REPLAY).exists():
-                    raise FileNotFoundError(
-                        f"no replay was saved in {folder}: there is neither {MANIFEST_OF_SHARDS} nor "
-                        f"{MANIFEST_OF_REPLAY}"
-                    )
-                return cls(Path(replay_manifest(local)["data"]).name, [""], None, None, None)
-            manifest = read_manifest(local / MANIFEST_OF_SHARDS, SHARDS_VERSION)
-        try:
-            data, recipe, capacities = Path(manifest["data"]).name, manifest["recipe"], manifest["capacities"]
-            shards = names_of_shards(data, manifest["num_shards"])
-        except MALFORMED as error:
-            raise DamagedFileError(
-                f"{folder / MANIFEST_OF_SHARDS} is damaged ({error}); load an earlier save"
-            ) from error
-        return cls(data, shards, recipe, capacities, read_shards_state(folder, data, NAMES))
-
-    def check(self, folder: Folder, recipe: str, capacities: Mapping[str, int]) -> None:
-        if self.recipe is None:  # of a replay without shards: its rows are checked as they are stored
-            return
-        if self.recipe != recipe:
-            raise ValueError(
-                f"{folder} holds a sharded replay {self.recipe!r}, and this one is {recipe!r}. Build "
-                f"ShardedReplay({self.recipe!r}, ...) to load it. Nothing was loaded"
-            )
-        if self.capacities != capacities:
-            raise ValueError(
-                f"{folder} holds a sharded replay of {self.capacities}, and this one is of {capacities}. Build one "
-                "with those of the save to load it. Nothing was loaded"
-            )
+            manifest = read(local)
+        data = Path(manifest["data"]).name
+        if "num_shards" not in manifest:
+            return cls(manifest, data, [""], None)
+        with (folder / data / names.state).to_read() as local:
+            try:
+                state = read_state(local)
+            except FileNotFoundError as error:
+                raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
+        return cls(manifest, data, names_of_shards(data, manifest["num_shards"]), state)
 
 
-def read_shards_state(folder: Folder, data: str, names: FileNames) -> dict[str, Any]:
-    with (folder / data / names.state).to_read() as local:
-        try:
-            return read_state(local)
-        except FileNotFoundError as error:
-            raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
+def manifest_of(directory: Path) -> Mapping[str, Any]:
+    if (directory / MANIFEST_OF_SHARDS).exists():
+        return read_manifest(directory / MANIFEST_OF_SHARDS, SHARDS_VERSION)
+    return replay_manifest(directory)
 
 
-def first_state(staged: CallOfAll) -> dict[str, Any]:
+def first_state(staged: Sequence[tuple[int, Layout | None]]) -> dict[str, Any]:
     """Returns a state for rows that were saved without one."""
     # One process has given the rows, and no draws are owed for them.
-    rows = sum(count for count, _ in staged.values.values())
-    layout: Layout | None = next((one for _, one in staged.values.values() if one is not None), None)
+    rows = sum(count for count, _ in staged)
     return {
         "draws": {},
         "limiter": {"inserted": rows, "sampled": 0, "filled": rows, "balance": 0.0},
         "losses": Losses().state(),
         "counts": [1, 0, rows],
-        "layout": layout,
+        "layout": next((layout for _, layout in staged if layout is not None), None),
     }

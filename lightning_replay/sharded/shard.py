@@ -19,7 +19,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.saves import save_replay
 from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport
 from lightning_replay.sharded.folders import Folder
-from lightning_replay.sharded.replay_options import options_of_shard, seed_of_shard
+from lightning_replay.sharded.options import options_of_shard, seed_of_shard
 from lightning_replay.sharded.resharding import ReshardedRows
 from lightning_replay.sharded.rows import Columns, columns_of, fetched, is_of_writer, layout_of
 from lightning_replay.storage.packed import PackedStorage
@@ -36,13 +36,9 @@ class ReplayShard:
 
     Args:
         recipe, options: of the whole sharded replay.
-        number: of this shard.
-        num_shards: S.
+        number, num_shards: of this shard, and S.
         fetch_timeout_s: seconds to wait for rows from a process that may hang.
         folder: of a save to begin with; ``None`` begins empty.
-
-    Attributes:
-        held: a :class:`~lightning_replay.Replay`; in RLlib a buffer of episodes.
     """
 
     def __init__(
@@ -60,7 +56,7 @@ class ReplayShard:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._not_fetched = 0
         self._staged: Any = None
-        self.held: Any = self._build(number, num_shards)
+        self.held: Any = self._build(number, num_shards)  # a Replay; in RLlib a buffer of episodes
         if folder is not None:
             self._use(self._read(folder, self.held))
 
@@ -72,15 +68,10 @@ class ReplayShard:
         return self._answer()
 
     def extend(self, reference: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float]) -> Answer:
-        """Stores rows.
+        """Stores the rows of a reference to columns ``[N, ...]``, which get the ``largest`` priority of any shard.
 
-        Args:
-            reference: the only one, of columns ``[N, ...]`` by key.
-            largest: the largest priority that a row of any shard was given, if it is above that of this one.
-
-        Returns:
-            The slots, int64 ``[n]``; or the error, not raised, if they are refused: it belongs to the one who sent
-            them, not to the next who waits for this shard.
+        Returns the slots, int64 ``[n]``; or the error, not raised, if they are refused: it belongs to the process that
+        sent them, not to the next that waits for this shard.
         """
         columns: Columns | None = fetched(reference, self._fetch_timeout_s)[0]
         if columns is None:  # its sender was lost, or hangs, before it could be fetched
@@ -91,7 +82,7 @@ class ReplayShard:
             self.held.raise_largest_priority(priority)
         try:
             slots = self.held.extend_columns(columns).cpu().numpy()
-        except (TypeError, ValueError, RuntimeError) as error:  # for the process that sent the rows
+        except (TypeError, ValueError, RuntimeError) as error:
             return self._answer(error)
         self._counts["rows_added", MODULE] += len(next(iter(columns.values())))
         return self._answer(slots)
@@ -154,18 +145,12 @@ class ReplayShard:
         return self._answer(tuple(size))
 
     def stage(self, folders: Sequence[Folder], is_of_shards: bool) -> Answer:
-        """Reads a save without using it yet.
+        """Reads a save without using it yet; an error where it is damaged or cannot be used here.
 
-        Args:
-            folders: of every shard saved, or of a replay without shards. Of another number than there are shards,
-                episodes are dealt out anew.
-            is_of_shards: whether the rows have trajectory numbers as shards store them.
+        ``folders`` are those of every shard saved, or that of a replay without shards, whose rows do not have
+        trajectory numbers as shards store them. Of another number than there are shards, episodes are dealt out anew.
 
-        Returns:
-            How many rows this shard holds of it, and the layout of all where they were dealt out.
-
-        Raises:
-            DamagedFileError, ValueError: the save cannot be used here.
+        Returns how many rows this shard holds of it, and the layout of all where they were dealt out.
         """
         self._staged = None  # of a save that another shard could not read
         staged, layout = self._build(self._number, self._num_shards), None
@@ -189,9 +174,8 @@ class ReplayShard:
 
     def _build(self, number: int, num_shards: int) -> Any:
         assert self._recipe is not None
-        # Batches are as large as the part that each draw gives this shard.
-        own = {**options_of_shard(self._options, num_shards, number), "batch_size": 1}
-        return recipes.by_name(self._recipe)(**own)
+        # A batch size of 1, as the part that each draw gives this shard is of any size.
+        return recipes.by_name(self._recipe)(**options_of_shard(self._options, num_shards, number) | {"batch_size": 1})
 
     def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:
         self.held.advance(**clocks)  # schedules follow the draws and rows of all shards

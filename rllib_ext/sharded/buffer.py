@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,36 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
+from lightning_replay.divided_draws import Divider
 from lightning_replay.options import checked_count, checked_seed
 from lightning_replay.parts import first_of
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.coordinator import stats_of
-from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
+from lightning_replay.sharded.draws import DividedDraws, DrawnRows
 from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.sharded.rows import Router
 from rllib_ext.buffer.buffer import ModuleOptions
-from rllib_ext.buffer.metrics import CounterLog
+from rllib_ext.buffer.metrics import BufferMetrics
 from rllib_ext.learner.blocks import Piece
 from rllib_ext.learner.remote_blocks import RemoteBlock
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
 from rllib_ext.sharded.routing import EpisodeReference, put_episodes
-from rllib_ext.sharded.shard import check_shard_layout, options_of_shard
+from rllib_ext.sharded.shard import EpisodeShard, check_shard_layout, options_of_shard
 
 if TYPE_CHECKING:
-    from lightning_replay.divided_draws import Divider
     from lightning_replay.replay import Replay
-    from lightning_replay.sharded.actors import Counts, ShardReport
-    from lightning_replay.sharded.rows import RowIds
+    from lightning_replay.sharded.actors import ShardReport
     from rllib_ext.buffer.building import Returns
     from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.tasks import TaskAssignment
 
 Stats = Mapping[str, Any]
-_SAMPLED = "steps_sampled"
 _LARGEST = {"age_max", "drawn_age_max"}
 _SUMS = {
     *("admitted", "refused", "evicted", "size", "capacity", "rows", "rows_drawn", "num_episodes_lifetime"),
@@ -74,11 +70,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         options: those of :class:`~lightning_replay.sharded.options.ShardOptions`, and of the buffer. Every
             capacity is that of all shards together.
 
-    Attributes:
-        shards: the actors.
-        draws: divides the draws.
-        expected: by module, the rows of the last draw in the order in which their TD errors come.
-
     Raises:
         ValueError: an unknown recipe or option, more shards than rows, or shards that no node has room for.
     """
@@ -97,27 +88,25 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.recipe: str | None = recipe
         self.num_learners: int = checked_count("num_learners", num_learners, 0, of="Learners")
         shard_options, self._given = split_options(options)
-        count = shard_options.num_shards
-        template = options_of_shard(self._given, count)
+        template = options_of_shard(self._given, shard_options.num_shards)
         modules = template.pop("modules", None) or {}
         self.options: ModuleOptions = ModuleOptions(recipe, "flagged", template, modules)
         # Replays without rows, by whose samplers draws are divided. Bad options are refused here and not in an actor.
         self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
-        options_of_shard(self._given, count, 0)  # of tables too
+        options_of_shard(self._given, shard_options.num_shards, 0)  # of tables too
         self._returns: Returns = (1, 0.99)
         seed = checked_seed(self._given.get("seed"))
         self._seed: int = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
-        from rllib_ext.sharded.shard import EpisodeShard  # imports torch
-
         self.shards: ShardActors = ShardActors(EpisodeShard, self._arguments_of, shard_options, self._pass_signals)
-        self.draws: DividedDraws = DividedDraws(self.shards, self._divider)
+        self.draws: DividedDraws = DividedDraws(self.shards, self._divider, self._clocks, self._set_min_sizes)
         self.is_in_checkpoints: bool = False
         self.draws_per_report: int = 1
         self.assignment: TaskAssignment | None = None
-        self._router = Router(count)
-        self._metrics = ShardMetrics(self.template)
+        self._router = Router(shard_options.num_shards)
+        self._metrics = ShardMetrics(self.shards, self.template)
         self._num_draws = 0
-        self.expected: dict[str, RowIds] = {}
+        #: By module, index and generation of the rows of the last draw, in the order in which their TD errors come.
+        self.expected: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._owner: Any = None
         self._has_stopped = False
 
@@ -141,7 +130,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
                 "this sharded replay belongs to another algorithm: TD errors of one would reach rows that the other "
                 "drew. Give each algorithm a replay_config(...) of its own; its shards are its own then, too"
             )
-        self._owner = owner if owner is not None else self._owner
+        self._owner = self._owner if owner is None else owner
         if not self.shards.handles:
             check_room(self.shards.options)
             self.shards.start(nodes)
@@ -183,12 +172,12 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         """
         self.start()
         episodes = episodes if isinstance(episodes, list) else [episodes]
-        given = [one for one in episodes if isinstance(one, EpisodeReference)]
         others = [one for one in episodes if not isinstance(one, EpisodeReference)]
         self.options.group(others)  # refuses other objects
         by_shard: dict[int, list[EpisodeReference]] = {}
-        for one in [*given, *put_episodes(self._router, others)]:
-            by_shard.setdefault(one.shard, []).append(one)
+        for one in [*episodes, *put_episodes(self._router, others)]:
+            if isinstance(one, EpisodeReference):
+                by_shard.setdefault(one.shard, []).append(one)
         # The driver sends references alone; the shard fetches the steps, and new rows get the group's largest priority.
         for shard, parts in by_shard.items():
             references, steps = [one.reference for one in parts], sum(one.num_steps for one in parts)
@@ -236,13 +225,15 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.start()
         if self.assignment is not None:
             self.assignment.update()
-        batches = self.draws.draw(num_items, self._set_min_sizes, self._clocks, n_step or 1, gamma)
+        batches = self.draws.draw(num_items, n_step or 1, gamma)
         self._num_draws += 1
         timeout_s = self.shards.options.shard_timeout_s
         pieces = {name: [_piece(batch, timeout_s)] for name, batch in batches.items()}
         dealt, places = deal(pieces, self.num_learners)
-        # Shard, slot and generation of each row, in the order in which the TD errors will come.
-        self.expected = {name: batch.ids.take(places[name]) for name, batch in batches.items()}
+        self.expected = {}
+        for name, batch in batches.items():
+            index, generation = (batch.columns[column][places[name]] for column in ("index", "generation"))
+            self.expected[name] = index, generation
         self._metrics.count_draw(batches)
         return [piece.episode for _, piece in dealt]
 
@@ -266,15 +257,15 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
                 f"{sorted(self.expected)} since the last update; sample first"
             )
         if self.template(module_id).replay.takes_feedback:
-            self.draws.update(module_id, self.expected[module_id], np.asarray(priorities))
+            self.draws.update(module_id, *self.expected[module_id], np.asarray(priorities))
             del self.expected[module_id]
 
     def get_metrics(self) -> dict[str, Any]:
         """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw."""
-        return self._metrics.report(self.shards, self.draws_per_report)
+        return self._metrics.report({}, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
-        return self._metrics.remaining(self.shards)
+        return self._metrics.remaining({})
 
     def stats(self) -> dict[str, Any]:
         """Returns what the shards hold, see :func:`~lightning_replay.sharded.coordinator.stats_of`."""
@@ -290,7 +281,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return self._settled().counts["steps_added", module_id or ""]
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
-        return self._metrics.sampled["steps_sampled", module_id or ""]
+        return self._metrics.total("steps_sampled", module_id or "")
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state of the driver and of every shard, which all pass through the driver."""
@@ -314,15 +305,14 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def load_driver_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`driver_state`; rows drawn before get no TD errors, and draws in flight are discarded."""
+        self.resume_at(state["num_draws"])
         self.draws.load_state_dict(state["dividers"])
-        self._num_draws = state["num_draws"]
         self._metrics.load(state["metrics"])
         self.shards.lost.load(state["losses"])
-        self.expected = {}
 
     def resume_at(self, num_draws: int) -> None:
         """Sets the number of draws made, by which schedules go, where a save has no state of the driver."""
-        self.draws.discard()
+        self.draws.in_flight.clear()
         self._num_draws, self.expected = num_draws, {}
 
     def _call_of_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
@@ -331,16 +321,13 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def _settled(self) -> ShardActors:
         # While draws are in flight nothing is waited for.
-        self.shards.settle({} if self.draws.num_in_flight else None)
+        self.shards.settle({} if self.draws.in_flight else None)
         return self.shards
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        options = {**self._given, "seed": self._seed}
-        return self.recipe, options, shard, len(self.shards), self._returns
+        return self.recipe, {**self._given, "seed": self._seed}, shard, len(self.shards), self._returns
 
     def _divider(self, module_id: str) -> Divider:
-        from lightning_replay.divided_draws import Divider
-
         # Modules draw independently of each other, as in one buffer.
         own = 0 if module_id == DEFAULT_MODULE_ID else zlib.crc32(module_id.encode())
         return Divider(self.template(module_id).replay.sampler, seed=self._seed + own)
@@ -358,14 +345,15 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return {"env_steps": self.shards.counts["steps_added", ""], "updates": self._num_draws + 1 + draws_before}
 
 
-def _piece(batch: RemoteBatch, timeout_s: float) -> Piece:
-    module_id = batch.parts[0].module_id
-    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", batch.blocks, batch.weights, module_id, timeout_s)
+def _piece(batch: DrawnRows, timeout_s: float) -> Piece:
+    module_id = next(iter(batch.parts.values())).module_id
+    weights = batch.columns.get("priority_weight", np.ones(len(batch), dtype=np.float32))
+    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", batch.blocks, weights, module_id, timeout_s)
     return Piece(block, np.arange(len(batch)))
 
 
-class ShardMetrics:
-    """Counters under RLlib's usual keys, see :class:`~rllib_ext.buffer.metrics.BufferMetrics`, and under ``shards``.
+class ShardMetrics(BufferMetrics):
+    """Counters of all shards together, and under ``shards`` what has become of them.
 
     ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``. Current
     values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.buffer.joined_stats` from
@@ -374,63 +362,43 @@ class ShardMetrics:
     ``template`` returns the replay of a module without rows, whose sampler has the schedules of all shards.
     """
 
-    def __init__(self, template: Callable[[str], ModuleReplay]) -> None:
-        self._template = template
-        self._stats: dict[str, dict[int, Mapping[str, Any]]] = {}  # by module and shard
-        self.sampled: Counts = Counter()  # rows, by module, and of all under the module ""
-        self._mean_n_step = 1.0  # of the last draw
-        self._log = CounterLog()
-        self._calls = self._reported = 0
+    def __init__(self, shards: ShardActors, template: Callable[[str], ModuleReplay]) -> None:
+        super().__init__()
+        self._shards, self._template = shards, template
+        self._parts: dict[str, dict[int, Stats]] = {}  # by module and shard
 
-    def count_draw(self, batches: Mapping[str, RemoteBatch]) -> None:
-        steps = 0.0
+    def count_draw(self, batches: Mapping[str, DrawnRows]) -> None:
         for name, batch in batches.items():
-            self.sampled[_SAMPLED, name] += len(batch)
-            self.sampled[_SAMPLED, ""] += len(batch)
-            steps += sum(part.mean_n_step * len(part.slot) for part in batch.parts) / len(batch)
-            first = 0
-            for part in batch.parts:
-                if part.stats is not None:
-                    self._stats.setdefault(name, {})[int(batch.ids.shard[first])] = part.stats
-                first += len(part.slot)
-        self._mean_n_step = steps / len(batches)
-
-    def report(self, shards: ShardActors, draws_per_report: int) -> dict[str, Any]:
-        # Where they are due, and nothing otherwise; called once per draw.
-        self._calls += 1
-        return self._reduce(shards) if self._calls - self._reported >= draws_per_report else {}
-
-    def remaining(self, shards: ShardActors) -> dict[str, Any]:
-        return self._reduce(shards) if self._calls > self._reported else {}
+            for owner in (name, ""):  # the sum of all modules is counted here, those of shards by them
+                self.count(owner, steps_sampled=len(batch))
+            of_shards = {shard: part.stats for shard, part in batch.parts.items() if part.stats is not None}
+            self._parts.setdefault(name, {}).update(of_shards)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "sampled": [[*key, amount] for key, amount in self.sampled.items()],
-            "logged": [[*key, amount] for key, amount in self._log.logged.items()],
-        }
+        state = super().state()
+        return {"sampled": state["counts"], "logged": state["logged"]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.sampled, self._log.logged = (
-            Counter({(counter, module): amount for counter, module, amount in state[name]})
-            for name in ("sampled", "logged")
-        )
+        super().load({"counts": state["sampled"], "logged": state["logged"], "environment": self._environment.state()})
 
-    def _reduce(self, shards: ShardActors) -> dict[str, Any]:
-        self._reported = self._calls
-        stored = sum(report.env_steps_stored for report in shards.reports)
-        self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
-        log = functools.partial(self._log.logger.log_value, reduce="item")
-        self._log.items({name: self._joined(name, parts) for name, parts in self._stats.items()})
-        log(keys.ACTUAL_N_STEP, self._mean_n_step)
+    def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
+        self._reported, shards = self._calls, self._shards
         rows = [report.num_rows for report in shards.reports]
-        log(("shards", "num_alive"), sum(shards.alive))
-        log(("shards", "rows_lost"), shards.lost.rows)
-        log(("shards", "rows_smallest"), min(rows))
-        log(("shards", "rows_largest"), max(rows))
-        log(("shards", "td_errors_dropped"), shards.lost.td_errors)
+        stored = sum(report.env_steps_stored for report in shards.reports)
+        self._log.totals(Counter({**shards.counts, **self._counts}), stored, shards.rows)
+        self._log.items({name: self._joined(name, parts) for name, parts in self._parts.items() if parts})
+        of_shards = {
+            "num_alive": sum(shards.alive),
+            "rows_lost": shards.lost.rows,
+            "rows_smallest": min(rows),
+            "rows_largest": max(rows),
+            "td_errors_dropped": shards.lost.td_errors,
+        }
+        for name, value in of_shards.items():
+            self._log.logger.log_value(("shards", name), value, reduce="item")
         return self._log.logger.reduce()
 
-    def _joined(self, name: str, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    def _joined(self, name: str, parts: Mapping[int, Stats]) -> dict[str, Any]:
         joined = joined_stats(list(parts.values()))
         replay = self._template(name).replay
         if replay.is_prioritized:
@@ -441,30 +409,27 @@ class ShardMetrics:
         return joined
 
 
-def joined_stats(parts: Sequence[Stats]) -> dict[str, Any]:
+def joined_stats(parts: Sequence[Stats], shards: Sequence[Stats] | None = None) -> dict[str, Any]:
     """Returns the statistics of one replay that holds the rows of all shards, under the same names.
 
     Counts and sizes are added up, and the largest is taken of largest ages; other numbers are means, weighted by the
-    rows of each shard (of tables by what each figure is a share of). Ages count the rows of a shard.
+    rows of each shard (of tables by what each figure is a share of). Ages count the rows of a shard. ``shards`` are the
+    statistics of the shards where ``parts`` are entries in them, as of a table.
 
     Example:
         >>> parts = [{"rows": 30, "evicted": 3, "age_mean": 4.0}, {"rows": 10, "evicted": 5, "age_mean": 8.0}]
         >>> joined_stats(parts)
         {'rows': 40, 'evicted': 8, 'age_mean': 5.0}
     """
-    return _joined(parts, parts)
-
-
-def _joined(parts: Sequence[Stats], shards: Sequence[Stats]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
-        held = [(part[name], part, shard) for part, shard in zip(parts, shards, strict=True) if name in part]
+        held = [(part[name], part, shard) for part, shard in zip(parts, shards or parts, strict=True) if name in part]
         values = [value for value, _, _ in held]
         if name in _BY_NAME:
             joined[name] = {}
             for entry in dict.fromkeys(entry for value in values for entry in value):
                 of_entry = [(value[entry], shard) for value, _, shard in held if entry in value]
-                joined[name][entry] = _joined([value for value, _ in of_entry], [shard for _, shard in of_entry])
+                joined[name][entry] = joined_stats(*zip(*of_entry, strict=True))
         elif name in _SUMS:
             joined[name] = sum(values)
         elif name in _LARGEST:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from lightning_replay.sharded import replay_options as of_recipe
+from lightning_replay.sharded import options as of_recipe
 from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport
 from lightning_replay.sharded.options import SHARD_OPTIONS
 from lightning_replay.sharded.resharding import ReshardedRows
@@ -34,10 +34,8 @@ class EpisodeShard(ReplayShard):
     """A shard that holds a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`.
 
     :meth:`add` of more steps than the shard holds has, after an error, stored those before the ones refused.
-
-    Args:
-        recipe, options, number, num_shards, fetch_timeout_s, folder: as of the base class.
-        returns: length and discount, for rows whose returns are formed before they are stored.
+    ``returns`` are length and discount, for rows whose returns are formed before they are stored; the other arguments
+    are those of the base class.
     """
 
     def __init__(
@@ -58,12 +56,7 @@ class EpisodeShard(ReplayShard):
         return {name: module.replay for name, module in self.held.modules.items()}
 
     def add(self, references: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float]) -> Answer:
-        """Stores fragments of episodes.
-
-        Args:
-            references: each of a list of episodes.
-            largest: the largest priority that a row of any shard was given, by module; new rows get it.
-        """
+        """Stores fragments of episodes, of which each reference has a list; new rows get the largest priority."""
         episodes: list[Any] = []
         for fragments in fetched(references, self._fetch_timeout_s):
             if fragments is None:  # its EnvRunner was lost, or hangs, before it could be fetched
@@ -82,8 +75,8 @@ class EpisodeShard(ReplayShard):
 
     def draw(self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], *request: Any) -> Answer:
         """Draws as the base class does; the request is length and discount of returns. Some answers have statistics."""
-        stats = self.held.counters.stats_due(self.held.modules, DRAWS_PER_REPORT)
         drawn, report = super().draw(parts, clocks, *request)
+        stats = self.held.counters.stats_due(self.held.modules, DRAWS_PER_REPORT)
         return Answer({name: part._replace(stats=stats.get(name)) for name, part in drawn.items()}, report)
 
     def update(self, module_id: str, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> Answer:  # type: ignore[override]
@@ -119,8 +112,7 @@ class EpisodeShard(ReplayShard):
 
     def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:
         rows = self.held.modules[name].draw_part(part, *request, **clocks)
-        module_id = rows.block.module_id
-        return RemotePart(ray.put(rows.block), rows.slot, rows.generation, rows.reply, rows.mean_n_step, module_id)
+        return RemotePart(ray.put(rows.block), rows.slot, rows.generation, rows.reply, rows.block.module_id)
 
     def _write(self, local: Path, previous: Path | None, *fields: Any) -> Sequence[int]:
         (warm_up,) = fields
@@ -150,8 +142,11 @@ def reshard_saved(
     Counters are divided, so that all shards together have the sums of the save.
     """
 
+    def share(amount: int) -> int:
+        return amount // num_shards + (number < amount % num_shards)
+
     def shares(counts: Iterable[Sequence[int]]) -> list[int]:
-        return [_share(sum(values), number, num_shards) for values in zip(*counts, strict=True)]
+        return [share(sum(values)) for values in zip(*counts, strict=True)]
 
     rows: dict[str, ReshardedRows] = {}
     states: list[dict[str, Any]] = []
@@ -175,15 +170,11 @@ def reshard_saved(
         total: Counter[tuple[str, str]] = Counter()
         for state in states:
             total.update({(kind, key): amount for kind, key, amount in state["counters"][counter]})
-        counters[counter] = [[*key, _share(amount, number, num_shards)] for key, amount in total.items()]
+        counters[counter] = [[*key, share(amount)] for key, amount in total.items()]
     environment = shares(state["counters"]["environment"]["counts"] for state in states)
     counters["environment"] = {"counts": environment, "known": []}
     state = states[0] | {"several_agents": several_agents, "counters": counters}
     return SavedBuffer(modules, state, one.warm_up, one.algorithm)
-
-
-def _share(amount: int, number: int, num_shards: int) -> int:
-    return amount // num_shards + (number < amount % num_shards)
 
 
 def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import ray
 import rllib_ext
 from rllib_ext.apex import ApexDQN, ApexDQNConfig
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from tests.unit.rllib.local_shards import awaited
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained
 from .shard_contents import homes, lose, observations, on_shards, watch
@@ -44,7 +45,7 @@ def test_training_holds_the_ratio_and_td_errors_come_home(
     algorithm: ApexDQN, replay: ShardedEpisodeReplayBuffer
 ) -> None:
     algorithm.train()
-    assert replay.draws.num_in_flight == 2
+    assert len(replay.draws.in_flight) == 2
     replay.stats()
     on_shards(replay, watch)
     before = replay.get_sampled_timesteps()
@@ -80,9 +81,9 @@ def test_draws_in_flight_wait_for_nothing_that_was_sent_later(
     for _ in range(2):
         assert len(observations(replay.sample(num_items=BATCH))) == BATCH
         assert len(replay) == rows and replay.get_num_timesteps("default_policy") == rows
-    assert replay.shards.alive == [True, True] and replay.draws.num_in_flight == 2
+    assert replay.shards.alive == [True, True] and len(replay.draws.in_flight) == 2
     replay.sample(num_items=BATCH)  # sent after it: the shard is late
-    assert replay.shards.alive == [True, False] and set(replay.expected["default_policy"].shard) == {0}
+    assert replay.shards.alive == [True, False] and set(awaited(replay).shard) == {0}
     # It comes back once it has answered what it was late with, although it has got other calls since.
     replay.shards.handles[1].__ray_call__.remote(hang, later)
     replay.shards.send(1, "report")
@@ -98,7 +99,7 @@ def test_draws_in_flight_wait_for_nothing_that_was_sent_later(
     replay.shards.options = options
     for _ in range(4):
         replay.sample(num_items=BATCH)
-    assert set(replay.expected["default_policy"].shard) == {0, 1}
+    assert set(awaited(replay).shard) == {0, 1}
 
 
 def test_training_goes_on_where_a_shard_is_lost_with_draws_in_flight(
@@ -113,7 +114,7 @@ def test_training_goes_on_where_a_shard_is_lost_with_draws_in_flight(
         if replay.shards.epochs[0] == 2:
             break
         time.sleep(0.05)
-    assert set(replay.expected["default_policy"].shard) == {1} and 0 < sum(map(len, blocks)) <= BATCH
+    assert set(awaited(replay).shard) == {1} and 0 < sum(map(len, blocks)) <= BATCH
     replay.update_priorities(np.ones(sum(map(len, blocks))), "default_policy")
     replay.shards.wait_for_starts()
     for _ in range(40):
@@ -121,4 +122,4 @@ def test_training_goes_on_where_a_shard_is_lost_with_draws_in_flight(
         if all(replay.shards.reports[shard].rows for shard in (0, 1)):
             break
     assert replay.stats()["alive"] == [True, True]
-    assert replay.draws.num_in_flight == 2 and replay.stats()["rows"][0] > 0
+    assert len(replay.draws.in_flight) == 2 and replay.stats()["rows"][0] > 0

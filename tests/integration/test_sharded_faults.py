@@ -195,15 +195,15 @@ def test_a_shard_that_dies_between_the_halves_of_a_load_reads_its_part_again(
     def die_when_staged(coordinator: Any) -> None:
         from lightning_replay.sharded import coordinator as module
 
-        stage = module.stage_shards
+        stage = module.load_shards
 
         def staged(shards: Any, *arguments: Any) -> Any:
-            module.stage_shards = stage
+            module.load_shards = stage
             result = stage(shards, *arguments)
             ray.kill(shards.handles[0])
             return result
 
-        module.stage_shards = staged
+        module.load_shards = staged
 
     in_coordinator(replay, die_when_staged)
     replay.load(tmp_path)

@@ -21,7 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lightning_replay.lit import InspectBuffer, ReplayCheckpoint, ReplayDataModule
 from lightning_replay.sharded import ShardedReplay
-from lightning_replay.sharded.draws import DrawnRows, FetchedRows
+from lightning_replay.sharded.draws import batch_of
 from lightning_replay.sharded.replay import NAMESPACE
 from tests.ranks import RecordingDQN, RecordingSAC
 from tests.unit.sharded.local_replay import steps
@@ -63,12 +63,6 @@ def coordinator_of(replay: ShardedReplay) -> Any:
 
 def handles_of(replay: ShardedReplay) -> list[Any]:
     return ray.get(coordinator_of(replay).__ray_call__.remote(lambda coordinator: coordinator.shards.handles))
-
-
-def fetched_of(replay: ShardedReplay, drawn: DrawnRows) -> FetchedRows:
-    fetched = FetchedRows(key=0, timeout_s=10)
-    fetched.fetch(drawn)
-    return fetched
 
 
 @ray.remote(num_cpus=0.5)
@@ -113,11 +107,11 @@ def test_training_goes_on_when_a_shard_is_lost(replay: ShardedReplay, tmp_path: 
     drawn = ray.get(coordinator_of(replay).call.remote("test", "draw", 60.0, (64, {})))
     ray.kill(handles_of(replay)[0])
     deadline = time.monotonic() + 60
-    while len(fetched := fetched_of(replay, drawn)) == 64:  # until the rows have gone with their owner
+    while len(fetched := batch_of(drawn.fetch(timeout_s=10))) == 64:  # until the rows are gone with their owner
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert len(fetched) == (drawn.ids.shard == 1).sum() < 64
-    assert (fetched.batch()["index"] >= 2**40).all()
+    assert len(fetched) == (drawn.columns["index"] >= 2**40).sum() < 64
+    assert (fetched["index"] >= 2**40).all()
     for _ in range(3):
         assert len(replay.sample(64)) == 64
     replay.update_priority(batch, torch.ones(64))

@@ -114,25 +114,3 @@ def test_any_history_stays_within_the_bounds_and_goes_on(
             break
     else:
         raise AssertionError("nothing is drawn any more")
-
-
-@given(limiters(), st.data())
-def test_a_restored_limiter_decides_alike(limiter: RateLimiter, data: Any) -> None:
-    size = 0
-    for _ in range(data.draw(st.integers(0, 30))):
-        if data.draw(st.booleans()) and limiter.may_sample(size):
-            limiter.sample()
-        else:
-            limiter.insert(limiter.insert_size, size)
-            size += limiter.insert_size
-    again = RateLimiter(
-        limiter.samples_per_insert,
-        min_size_to_sample=limiter.min_size_to_sample,
-        error_buffer=limiter.error_buffer,
-        batch_size=limiter.batch_size,
-        insert_size=limiter.insert_size,
-    )
-    again.load_state_dict(limiter.state_dict())
-    assert again.stats() == limiter.stats()
-    assert again.may_sample(size) == limiter.may_sample(size)
-    assert again.may_insert(size, 0) == limiter.may_insert(size, 0)

@@ -168,7 +168,7 @@ class Shards(OneBuffer):
             shards = self.buffer.shards
             if shards.options.num_prefetch != num_prefetch:
                 shards.options = dataclasses.replace(shards.options, num_prefetch=num_prefetch)
-                self.buffer.draws.discard()
+                self.buffer.draws.in_flight.clear()
                 self.prepare(FRAGMENTS)
                 self.step()
                 self.latencies = []

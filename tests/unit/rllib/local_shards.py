@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.rows import RowIds, row_ids_of
 from rllib_ext.learner.remote_blocks import BlockReader
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
@@ -44,6 +45,11 @@ def start_locally(monkeypatch: pytest.MonkeyPatch) -> None:
 def replays(replay: ShardedEpisodeReplayBuffer, module_id: str = "default_policy") -> list[Any]:
     """The replay of a module in each shard."""
     return [handle.shard.held.modules[module_id].replay for handle in replay.shards.handles]
+
+
+def awaited(replay: ShardedEpisodeReplayBuffer, module_id: str = "default_policy") -> RowIds:
+    """The rows whose TD errors come next."""
+    return row_ids_of(*replay.expected[module_id])
 
 
 def read(blocks: list[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from lightning_replay import recipes
 from lightning_replay.schedules import Linear
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
-from .local_shards import first_numbers, read, replays
+from .local_shards import awaited, first_numbers, read, replays
 from .test_sharded_replay import build, episodes
 
 pytestmark = pytest.mark.usefixtures("local_shards")
@@ -34,10 +34,6 @@ def clocks_of(replay: ShardedEpisodeReplayBuffer) -> list[int]:
     return seen
 
 
-def ids(replay: ShardedEpisodeReplayBuffer) -> Any:
-    return replay.expected["default_policy"]
-
-
 OPTIONS = [(recipe, {}) for recipe in sorted(recipes.known())]
 OPTIONS += [("event_tables", {"capacity": 120, "correction": one}) for one in ("mixture", "continuous")]
 
@@ -49,7 +45,7 @@ def test_where_nothing_changes_draws_ahead_are_those_without(recipe: str, option
         replay = build(recipe, num_prefetch=num_prefetch, **options)
         replay.add(episodes())
         found.append([drawn(replay) for _ in range(6)])
-        assert replay.stats()["draws_in_flight"] == replay.draws.num_in_flight == num_prefetch
+        assert replay.stats()["draws_in_flight"] == len(replay.draws.in_flight) == num_prefetch
     assert found[0] == found[1] == found[2]
     assert len({tuple(numbers) for numbers, _ in found[0]}) > 1
 
@@ -79,7 +75,7 @@ def test_td_errors_come_to_the_rows_of_the_draw_that_was_returned() -> None:
     replay.add(episodes())
     for number in range(5):
         values, _ = drawn(replay, 30)
-        of_batch = ids(replay)
+        of_batch = awaited(replay)
         replay.update_priorities(np.array(values), "default_policy")
         for shard, slot, value in zip(of_batch.shard, of_batch.slot, values, strict=True):
             one = replays(replay)[shard]
@@ -107,25 +103,25 @@ def test_draws_ahead_of_other_batches_are_discarded() -> None:
     replay.sample(num_items=30)
     assert updates == [1, 2, 3, 4]
     (block,) = replay.sample(num_items=42)
-    assert len(block) == len(ids(replay).shard) == 42 and updates[4:] == [3, 4, 5]
+    assert len(block) == len(awaited(replay).shard) == 42 and updates[4:] == [3, 4, 5]
     replay.sample(num_items=42, n_step=2)
     assert updates[7:] == [4, 5, 6]
     replay.sample(num_items=42, n_step=2, gamma=0.5)
     assert updates[10:] == [5, 6, 7]
     replay.sample(num_items=42, n_step=2, gamma=0.5)
-    assert updates[13:] == [8] and replay.draws.num_in_flight == 2
+    assert updates[13:] == [8] and len(replay.draws.in_flight) == 2
 
 
 def test_the_part_of_a_shard_that_was_lost_since_is_left_out() -> None:
     replay = build("prioritized", num_shards=2, num_prefetch=1)
     replay.add(episodes())
     replay.sample(num_items=40)
-    assert set(ids(replay).shard) == {0, 1}
+    assert set(awaited(replay).shard) == {0, 1}
     replay.shards.epochs[1] += 1  # and what it has answered is in rows that are gone
     (block,) = replay.sample(num_items=40)
-    assert set(ids(replay).shard) == {0} and 0 < len(block) == len(ids(replay).shard) < 40
+    assert set(awaited(replay).shard) == {0} and 0 < len(block) == len(awaited(replay).shard) < 40
     (block,) = replay.sample(num_items=40)
-    assert set(ids(replay).shard) == {0, 1} and len(block) == 40
+    assert set(awaited(replay).shard) == {0, 1} and len(block) == 40
 
 
 def test_a_restore_discards_draws_in_flight() -> None:
@@ -136,11 +132,11 @@ def test_a_restore_discards_draws_in_flight() -> None:
     other.add(episodes(6, first=50))
     other.sample(num_items=8)
     other.set_state(state)
-    assert other.draws.num_in_flight == 0 and replay.draws.num_in_flight == 2
+    assert len(other.draws.in_flight) == 0 and len(replay.draws.in_flight) == 2
     updates = clocks_of(other)
     assert max(drawn(other)[0]) < 600 and updates == [2, 3, 4]
     other.resume_at(0)
-    assert other.draws.num_in_flight == 0
+    assert len(other.draws.in_flight) == 0
     drawn(other)
     assert updates[3:] == [1, 2, 3]
 
@@ -149,7 +145,7 @@ def test_what_cannot_be_drawn_any_more_is_left_out_and_refused_once_no_draw_is_i
     replay = build("prioritized", num_shards=2, num_prefetch=2, priority_offset=0.0)
     replay.add(episodes())
     replay.sample(num_items=2000)  # every row
-    shards = ids(replay).shard
+    shards = awaited(replay).shard
     totals = replay.shards.totals("default_policy")
     replay.update_priorities(np.where(shards == 0, 0.0, 1.0), "default_policy")
     division = replay.draws.divider("default_policy").divide(40, totals)  # by what the driver knew before

@@ -6,12 +6,10 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 
-import numpy as np
 import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_replay.sharded.rows import RowIds
 from rllib_ext.sharded.routing import EpisodeReference, Router
 
 FRAGMENTS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.booleans()), max_size=60)
@@ -54,25 +52,3 @@ def test_a_reference_is_one_leaf_for_rllib_and_can_be_pickled() -> None:
     assert tree.flatten([[reference], [reference]]) == [reference, reference]
     copy = pickle.loads(pickle.dumps(reference))
     assert (copy.shard, copy.reference, copy.num_steps) == (2, None, 7)
-
-
-def test_rows_of_a_shard_that_was_started_again_are_not_current() -> None:
-    # shard       1     1     0     2     1
-    # epoch       1     1     1     1     2
-    # slot        5     6     5     0     5
-    parts = [
-        RowIds.of_shard(1, 1, np.array([5, 6]), np.array([0, 0])),
-        RowIds.of_shard(0, 1, np.array([5]), np.array([3])),
-        RowIds.of_shard(2, 1, np.array([0]), np.array([0])),
-        RowIds.of_shard(1, 2, np.array([5]), np.array([0])),
-    ]
-    ids = RowIds.joined(parts)
-    current = ids.current(np.array([1, 2, 1]))
-    assert current.tolist() == [False, False, True, True, True]
-    kept = ids.take(current)
-    assert [(shard, kept.slot[places].tolist()) for shard, places in kept.by_shard()] == [(0, [5]), (1, [5]), (2, [0])]
-
-
-def test_pairs_keep_both_slots() -> None:
-    ids = RowIds.of_shard(0, 1, np.array([[1, 2], [3, 4]]), np.array([0, 0]))
-    assert RowIds.joined([ids, ids]).take(np.array([3, 0])).slot.tolist() == [[3, 4], [1, 2]]

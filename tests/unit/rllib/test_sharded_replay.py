@@ -18,7 +18,7 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.recipe_options import required_options
 
 from .episodes import numbered
-from .local_shards import first_numbers, read, replays
+from .local_shards import awaited, first_numbers, read, replays
 from .multi_agent_episodes import OBSERVED, play
 
 PAIRS = {"mixup", "neighborhood_mixup", "continuous_transition"}
@@ -60,7 +60,7 @@ def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(
     shards: set[int] = set()
     for _ in range(4):
         (block,) = replay.sample(num_items=40)
-        ids = replay.expected["default_policy"]
+        ids = awaited(replay)
         shards |= set(ids.shard.tolist())
         (rows,) = read([block])
         assert len(block) == len(rows) == len(ids.shard) == 40
@@ -93,7 +93,7 @@ def test_td_errors_of_several_modules_come_home(num_learners: int, num_prefetch:
     expected: Counter[str] = Counter()
     for name, parts in td_errors.items():
         given = np.concatenate(parts)
-        ids = replay.expected[name]
+        ids = awaited(replay, name)
         replay.update_priorities(given, name)
         for shard, slot, value in zip(ids.shard, ids.slot, given, strict=True):
             one = replays(replay, name)[shard]
@@ -108,7 +108,7 @@ def test_new_rows_get_the_largest_priority_of_all_shards() -> None:
     replay = build("prioritized", num_shards=2, priority_exponent=1.0)
     replay.add(episodes(2))
     replay.sample(num_items=40)
-    ids = replay.expected["default_policy"]
+    ids = awaited(replay)
     replay.update_priorities(np.where(ids.shard == 0, 9.0, 2.0), "default_policy")
     replay.sample(num_items=1)
     new = episodes(2, first=2)
@@ -137,7 +137,7 @@ def test_td_errors_of_a_shard_that_was_started_again_are_dropped_and_counted() -
     replay = build("prioritized", num_shards=2, priority_exponent=1.0)
     replay.add(episodes())
     replay.sample(num_items=40)
-    ids = replay.expected["default_policy"]
+    ids = awaited(replay)
     replay.shards.epochs[1] += 1
     replay.update_priorities(np.full(40, 9.0), "default_policy")
     assert replay.stats()["td_errors_dropped"] == (ids.shard == 1).sum() > 0
@@ -157,10 +157,10 @@ def test_the_exponent_of_weights_follows_the_steps_of_all_shards() -> None:
     replay = build("prioritized", priority_exponent=1.0, priority_offset=0.0, importance_exponent=schedule)
     replay.add(episodes())  # 72 steps: β is 0.5
     replay.sample(num_items=2000)  # every row
-    ids = replay.expected["default_policy"]
+    ids = awaited(replay)
     replay.update_priorities(np.where(ids.slot == 0, 4.0, 1.0), "default_policy")
     (rows,) = read(replay.sample(num_items=100))
-    slot = replay.expected["default_policy"].slot
+    slot = awaited(replay).slot
     weights = rows.get_extra_model_outputs("weights", slice(0, 100))
     assert 0 < (slot == 0).sum() < 100
     np.testing.assert_allclose(weights, np.where(slot == 0, 0.5, 1.0), rtol=1e-5)
@@ -174,7 +174,7 @@ def test_a_table_with_rows_in_few_shards_gets_its_share() -> None:
     assert high >= 3
     table = replays(replay)[0].tables.number("high")
     of_table = {(shard, slot) for shard, one in enumerate(replays(replay)) for slot in one.tables.slots_of(table)}
-    ids = replay.expected["default_policy"]
+    ids = awaited(replay)
     drawn = [(shard, slot) in of_table for shard, slot in zip(ids.shard.tolist(), ids.slot.tolist(), strict=True)]
     assert sum(drawn) >= 20 and len(rows) == 40  # half of the batch, and those that the default table gives as well
 
@@ -214,24 +214,16 @@ def test_a_state_goes_on_with_the_same_draws() -> None:
     replay.sample(num_items=8)
     state = replay.get_state()
     other.start()
+    state["losses"] = {"counts": [["steps_added", "", 5]], "rows": 5, "td_errors": 3}
     other.set_state(state)
+    stats = other.stats()
+    assert other.get_added_timesteps() == 72 + 5 and stats["num_rows"] == 72
+    assert (stats["rows_lost"], stats["td_errors_dropped"]) == (5, 3)
     for _ in range(3):
         drawn = [first_numbers(read(one.sample(num_items=16))[0]).tolist() for one in (replay, other)]
         assert drawn[0] == drawn[1]
     with pytest.raises(ValueError, match="the state is of 3 shards and there are 2"):
         build("prioritized", num_shards=2).set_state(state)
-
-
-def test_a_state_has_the_counts_of_lost_shards() -> None:
-    replay, other = build("uniform"), build("uniform")
-    replay.add(episodes())
-    replay.start()
-    replay.shards.lost.load({"counts": [["steps_added", "", 5]], "rows": 5, "td_errors": 3})
-    other.start()
-    other.set_state(replay.get_state())
-    stats = other.stats()
-    assert other.get_added_timesteps() == 72 + 5 and stats["rows_lost"] == 5 and stats["td_errors_dropped"] == 3
-    assert stats["num_rows"] == 72
 
 
 def test_modules_are_drawn_independently_of_each_other() -> None:

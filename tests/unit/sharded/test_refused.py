@@ -78,12 +78,8 @@ def test_bad_feedback_changes_nothing() -> None:
             replay.update_priority(*arguments)
     with pytest.raises(TypeError, match="the signal 'surprize'"):
         replay.update_priority(batch, torch.ones(8), surprize=torch.ones(8))
-    with pytest.raises(ValueError, match="surprise has 7 rows and the batch 8"):
-        replay.update_priority(batch, torch.ones(8), surprise=torch.ones(7))
     with pytest.raises(ValueError, match="the batch has no 'td_error'"):
         replay.update_tensordict_priority(batch)
-    with pytest.raises(TypeError, match="call sample"):
-        replay[0]
     assert replay.awaits_priorities and np.isclose(sum(replay.stats()["mass"]), 40, rtol=1e-4)
 
 
@@ -101,7 +97,7 @@ def test_a_save_of_another_capacity_is_refused_with_both(tmp_path: Path) -> None
     filled().save(tmp_path)
     for num_shards in (2, 3):
         other = built(num_shards=num_shards, capacity=50)
-        with pytest.raises(ValueError, match=r"a sharded replay of \{'capacity': 100\}, and this one is of .* 50\}"):
+        with pytest.raises(ValueError, match=r"a sharded replay of .*'capacity': 100\}\}, and this one is of .* 50\}"):
             other.load(tmp_path)
         assert len(other) == 0
 

@@ -234,10 +234,14 @@ def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
     fill(replay)
     stored = [one.storage.get(one.oldest_first()) for one in shards_of(replay)]
     for name, error, message in (
-        ("uniform-120", ValueError, "holds a sharded replay 'uniform', and this one is 'prioritized'"),
+        (
+            "uniform-120",
+            ValueError,
+            "a sharded replay of {'recipe': 'uniform'.* this one is of {'recipe': 'prioritized'",
+        ),
         ("prioritized-200", ValueError, "capacity"),
         ("plain", ValueError, "sampler"),
-        ("nothing", FileNotFoundError, "no replay was saved in .*nothing: there is neither"),
+        ("nothing", FileNotFoundError, "no saved replay buffer in .*nothing: replay.json is missing"),
     ):
         with pytest.raises(error, match=message):
             replay.load(tmp_path / name)
