@@ -119,7 +119,7 @@ def install_levels(
     from rllib_ext.checkpoints import CheckpointedAlgorithm
     from rllib_ext.levels.checks import checked_levels
     from rllib_ext.levels.playing import attach_player
-    from rllib_ext.levels.scoring import ScoredOnly, add_scoring
+    from rllib_ext.levels.scoring import add_scoring, train_without_scored
     from rllib_ext.levels.server import LEVELS, RemoteLevels
 
     config = algorithm.config
@@ -138,12 +138,12 @@ def install_levels(
         max_pending=max(_LEAST_EPISODES, 4 * config.total_train_batch_size // environments),
         flush=flush,
     )
-    levels.check()  # raises an error of its start
+    levels.ask("check")  # waits for the start, and raises its error
     LEVELS.set(algorithm, levels)
     algorithm.env_runner_group.foreach_env_runner(functools.partial(attach_player, server=levels.actor))
     values(algorithm.learner_group.foreach_learner(functools.partial(add_scoring, server=levels.actor)))
     if source.plays_unlearned:
-        ScoredOnly(algorithm.learner_group, levels.actor)
+        train_without_scored(algorithm.learner_group, levels.actor)
     CheckpointedAlgorithm(algorithm, levels)
     stop = algorithm.cleanup  # RLlib has no callback for the end of an algorithm
 
@@ -192,7 +192,7 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
     if levels is not None:
         runners = set(range(1, algorithm.config.num_env_runners + 1))
         lost = runners - set(algorithm.env_runner_group.healthy_worker_ids())
-        result["levels"] = levels.report(sorted(lost))
+        result["levels"] = levels.ask("report", sorted(lost))
     key = (LEARNER_RESULTS, ALL_MODULES, NUM_UPDATES_LIFETIME)
     result[NUM_UPDATES_LIFETIME] = int(algorithm.metrics.peek(key, default=0))
     result[TIMESTEPS_TOTAL] = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])

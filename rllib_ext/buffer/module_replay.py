@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_ext.buffer.building import built_tables
+from rllib_ext.buffer.building import built
 from rllib_ext.buffer.images import check_stacks
 from rllib_ext.episodes import EpisodeConverter, FlatEpisode, Information, TaskProgress
 from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece
@@ -376,7 +376,7 @@ class MinSizes:
             self._scheduled = sampler
         if isinstance(sampler, TableShares) and "tables" in options:
             self._shares = sampler
-            self._unset = [table.name for table in built_tables(options["tables"]) if table.min_size is None]
+            self._unset = [table.name for table in built(options["tables"], "tables") if table.min_size is None]
             if is_unset:
                 self._unset.append(DEFAULT_TABLE)
 

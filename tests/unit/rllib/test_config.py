@@ -93,7 +93,7 @@ def test_parts_by_class_path_with_arguments() -> None:
         ({"sampler": "lightning_replay.samplers.Nothing"}, ValueError, "which cannot be imported"),
         ({"sampler": "Nothing"}, ValueError, "which cannot be imported"),
         ({"sampler": "lightning_replay.recipes.uniform"}, ValueError, "which is no class but a function"),
-        ({"sampler": "lightning_replay.transforms.MixPairs"}, TypeError, "a TorchRL Sampler is accepted"),
+        ({"sampler": "lightning_replay.transforms.MixPairs"}, TypeError, "it must be a TorchRL Sampler"),
         (
             {"sampler": {"class_path": "lightning_replay.samplers.UniformSampler", "init_args": {"alpha": 1}}},
             TypeError,
