@@ -18,8 +18,7 @@ from rllib_ext.buffer.building import Returns, build_progress, build_replay, use
 from rllib_ext.buffer.metrics import BufferMetrics, Counts
 from rllib_ext.buffer.module_replay import MeasureSurprise, MinSizes, ModuleReplay
 from rllib_ext.episodes import Information
-from rllib_ext.learner.blocks import LAYOUTS
-from rllib_ext.learner.sharding import deal
+from rllib_ext.learner.blocks import LAYOUTS, deal
 from rllib_ext.rllib_compat import BufferType
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.sharded.rows import Router
 from rllib_ext.buffer.buffer import ModuleOptions
 from rllib_ext.buffer.metrics import CounterLog
-from rllib_ext.learner.blocks import Piece
+from rllib_ext.learner.blocks import Piece, deal
 from rllib_ext.learner.remote_blocks import RemoteBlock
-from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
 from rllib_ext.sharded.routing import EpisodeReference, put_episodes
 from rllib_ext.sharded.shard import check_shard_layout, options_of_shard

@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.n_step import MAX_LAG
-from rllib_ext.learner.sharding import learner_order
+from rllib_ext.learner.blocks import learner_order
 from rllib_ext.learner.signals import add_signals
 
 from .episodes import column, numbered, numbers
