@@ -15,7 +15,7 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 
 from lightning_replay.options import check_kind, checked_choice, checked_count, checked_seed
 from rllib_ext.buffer.building import Returns, build_progress, build_replay, uses_retention
-from rllib_ext.buffer.metrics import BufferMetrics, Counts
+from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics, Counts
 from rllib_ext.buffer.module_replay import MeasureSurprise, MinSizes, ModuleReplay
 from rllib_ext.episodes import Information
 from rllib_ext.learner.blocks import LAYOUTS, deal
@@ -101,11 +101,6 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             module.set_initial_surprise(measure)
 
     @property
-    def uses_retention(self) -> bool:
-        """Whether the replay of some module keeps rows by importance."""
-        return bool(self.options.modules_with_retention())
-
-    @property
     def replay(self) -> Replay:
         """The replay of the only module; ``modules`` has several."""
         if len(self.modules) != 1:
@@ -152,12 +147,16 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
         flat = {name: modules[name].flatten(parts) for name, parts in grouped.items()}
         self.modules, self._several_agents = modules, several_agents
+        counts = self.counters.counts
         for name, parts in flat.items():
-            steps, evicted, new_episodes = modules[name].add(parts)
-            self.counters.count(name, steps_added=steps, steps_evicted=evicted, episodes_added=new_episodes)
+            added = modules[name].add(parts)
+            for counter, amount in zip(("steps_added", "steps_evicted", "episodes_added"), added, strict=True):
+                counts[counter, name] += amount
             if not several_agents:
-                self.counters.count(DEFAULT_AGENT_ID, agent_steps_added=steps)
-        self.counters.count_fragments(episodes, stored=grouped)
+                counts[AGENT_STEPS_ADDED, DEFAULT_AGENT_ID] += added.steps
+        for episode in episodes if several_agents else ():
+            if isinstance(episode, MultiAgentEpisode):
+                self.counters.count_fragment(episode, stored=grouped)
         if self.assignment is not None:
             self.assignment.update()  # the new returns may have changed the scheduler's choice
 
@@ -206,7 +205,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         dealt, places = deal(pieces, self.num_learners)
         for name, module in drawable.items():
             module.expect(places[name])
-            self.counters.count(name, steps_sampled=len(places[name]))
+            self.counters.counts["steps_sampled", name] += len(places[name])
         return [piece.episode for _, piece in dealt]
 
     def _sequences(self, num_steps: int, n_step: Any, longest: int, burn_in: int) -> list[SingleAgentEpisode]:
@@ -219,7 +218,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             )
         module = self.modules[DEFAULT_MODULE_ID]
         episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
-        self.counters.count(DEFAULT_MODULE_ID, steps_sampled=sum(map(len, episodes)))
+        self.counters.counts["steps_sampled", DEFAULT_MODULE_ID] += sum(map(len, episodes))
         return episodes
 
     def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:

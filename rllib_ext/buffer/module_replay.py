@@ -11,7 +11,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_ext.buffer.building import built
 from rllib_ext.buffer.images import check_stacks
-from rllib_ext.episodes import EpisodeConverter, FlatEpisode, Information, TaskProgress
+from rllib_ext.episodes import TASK, EpisodeConverter, FlatEpisode, Information, TaskProgress
 from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class ModuleReplay:
         if not self.converter.columns:  # the first rows decide what fits
             check_stacks(self.replay.storage, columns["observation"])
         steps, max_rows = sum(len(one.episode) for one in flat), self.max_rows
-        if flat[0].tasks is not None and len(self.replay.tables or ()) > 1:  # a table for each task
-            steps = int(np.bincount(np.concatenate([one.tasks for one in flat])).max())
+        if (TASK,) in flat[0].arrays and len(self.replay.tables or ()) > 1:  # a table for each task
+            steps = int(np.bincount(np.concatenate([one.arrays[(TASK,)] for one in flat])).max())
         if steps > max_rows:
             raise ValueError(
                 f"capacity is {max_rows}, and {steps} steps came with one add(). Raise the capacity to that of "

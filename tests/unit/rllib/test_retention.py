@@ -147,7 +147,7 @@ def test_other_recipes_form_their_returns_when_they_draw() -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10)
     module = buffer.modules["default_policy"]
     buffer.form_returns((1, 5), GAMMA)
-    assert buffer.modules["default_policy"] is module and not buffer.uses_retention
+    assert buffer.modules["default_policy"] is module
 
 
 def test_retention_put_together_from_parts_forms_returns() -> None:
@@ -158,7 +158,7 @@ def test_retention_put_together_from_parts_forms_returns() -> None:
     buffer = RecipeEpisodeReplayBuffer(None, capacity=50, writer=writer, seed=0)
     buffer.form_returns(3, GAMMA)
     buffer.add(numbered("a", 9, terminated=True))
-    assert buffer.uses_retention and stored_rows(buffer) == expected_rows(0, 9, 3, True)
+    assert stored_rows(buffer) == expected_rows(0, 9, 3, True)
 
 
 def test_steps_of_an_episode_that_broke_off_are_stored_after_a_while() -> None:
