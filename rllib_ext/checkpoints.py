@@ -21,11 +21,10 @@ from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_AGENT_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from lightning_replay.sharded.folders import Folder
-from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import ModuleReplay, RecipeEpisodeReplayBuffer
 
 if TYPE_CHECKING:
     from lightning_replay.saving import SavedSize
-    from rllib_ext.buffer.module_replay import ModuleReplay
 
 logger: logging.Logger = logging.getLogger(__name__)
 MANIFEST = "buffer.json"

@@ -8,13 +8,15 @@ import functools
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning_replay.options import check_kind, did_you_mean
 from lightning_replay.sharded.options import SHARD_OPTIONS
 from rllib_ext.buffer.images import image_column
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from lightning_replay.replay import Replay
     from lightning_replay.schedulers import ReturnProgress
 
@@ -182,6 +184,43 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
     progress = built(value, "progress")
     check_kind("progress", progress, ReturnProgress, "of lightning_replay.schedulers, as MeanReturn(low=0.0, high=1.0)")
     return copy.deepcopy(progress)
+
+
+class MinSizes:
+    """Sets the least sizes of tables that were not given to the size of the batch, which RLlib passes with each draw.
+
+    RLlib draws as soon as its warm-up is over: while no table with a share holds a whole batch, the longest is drawn
+    from. A ``min_size`` that is given in the ``options`` of the recipe is kept.
+    """
+
+    def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
+        from lightning_replay.samplers.tables import ScheduledSampler, TableShares
+        from lightning_replay.writers.tables import DEFAULT_TABLE
+
+        self._replay, self._sampler = replay, cast("Any", replay.sampler)
+        self._has_shares = isinstance(replay.sampler, TableShares)
+        self._unset: list[str] = []  # tables
+        if self._has_shares and "tables" in options:
+            self._unset = [table.name for table in built(options["tables"], "tables") if table.min_size is None]
+        if options.get("min_size") is None and self._has_shares and "tables" in options:
+            self._unset.append(DEFAULT_TABLE)
+        elif options.get("min_size") is None and isinstance(replay.sampler, ScheduledSampler) and "tasks" in options:
+            self._unset = list(replay.tables.names[:1])  # of all tasks, whose tables are alike
+
+    def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
+        """Sets the sizes before a draw; ``held`` are the entries of each table, where they lie in other replays."""
+        tables = self._replay.tables
+        if not self._unset or tables is None:
+            return
+        held = tables.length if held is None else held
+        if self._has_shares:
+            held = held[[self._sampler.table_shares[name] > 0 for name in tables.names]]
+        reachable = min(batch_size, max(1, int(held.max())))
+        sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._unset}
+        if not self._has_shares:
+            self._sampler.min_size = sizes[self._unset[0]]
+        elif not sizes.items() <= self._sampler.min_sizes.items():
+            self._sampler.set_min_sizes(sizes)
 
 
 def built(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -14,9 +14,6 @@ from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_ext.episodes import FragmentTracker
-
-if TYPE_CHECKING:
-    from rllib_ext.buffer.module_replay import ModuleReplay
 
 # counter -> keys of the sum since the last call, and over the whole run
 _SUMS: dict[str, tuple[str, str]] = {
@@ -45,6 +42,7 @@ _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
 _PRIORITIES_PER_CALL = 100_000  # that are summed up, on average
 FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
+Modules = Mapping[str, Any]  # of the buffer, whose module needs this one: ModuleReplay by name
 Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums of all modules under the module ""
 
 
@@ -85,12 +83,12 @@ class BufferMetrics:
             amount for (name, module), amount in self.counts.items() if name == counter and module_id in (None, module)
         )
 
-    def report(self, modules: Mapping[str, ModuleReplay], draws_per_report: int) -> dict[str, Any]:
+    def report(self, modules: Modules, draws_per_report: int) -> dict[str, Any]:
         """Returns the metrics where they are due, and nothing otherwise. Call it once per draw."""
         self._calls += 1
         return self.remaining(modules) if self._calls - self._reported >= draws_per_report else {}
 
-    def remaining(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
+    def remaining(self, modules: Modules) -> dict[str, Any]:
         if self._calls == self._reported:
             return {}
         self._reported = self._calls
@@ -100,7 +98,7 @@ class BufferMetrics:
         self._log.items({name: self.stats(name, module) for name, module in modules.items()})
         return self._log.logger.reduce()
 
-    def totals(self, modules: Mapping[str, ModuleReplay]) -> Counts:
+    def totals(self, modules: Modules) -> Counts:
         """Returns the sums over the whole run by module and agent, those of environments under the module ``""``."""
         stored = self.env_steps_stored(modules)
         environment = [self._environment] if self._environment.episodes else None
@@ -127,7 +125,7 @@ class BufferMetrics:
         self._environment.load_state(state["environment"])
         self._stats.clear()
 
-    def env_steps_stored(self, modules: Mapping[str, ModuleReplay]) -> int:
+    def env_steps_stored(self, modules: Modules) -> int:
         if not self._environment.episodes:
             return sum(map(len, modules.values()))
         kept = (len(module) / max(self.total("steps_added", name), 1) for name, module in modules.items())
@@ -141,7 +139,7 @@ class BufferMetrics:
             return environment.episodes
         return environment.steps - (env_steps_stored if counter == "steps_evicted" else 0)
 
-    def stats_due(self, modules: Mapping[str, ModuleReplay], draws_per_report: int) -> dict[str, dict[str, Any]]:
+    def stats_due(self, modules: Modules, draws_per_report: int) -> dict[str, dict[str, Any]]:
         """Returns :meth:`stats` of each module where they are due, first at once. Call it once per draw."""
         self._calls += 1
         if self._reported and self._calls - self._reported < draws_per_report:
@@ -149,7 +147,7 @@ class BufferMetrics:
         self._reported = self._calls
         return {name: self.stats(name, module) for name, module in modules.items()}
 
-    def stats(self, name: str, module: ModuleReplay) -> dict[str, Any]:
+    def stats(self, name: str, module: Any) -> dict[str, Any]:
         from lightning_replay.parts import declared_sampler
 
         sampler = declared_sampler(module.replay.sampler)
@@ -167,7 +165,7 @@ class BufferMetrics:
             }
         return stats
 
-    def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
+    def _stats_of(self, name: str, module: Any) -> dict[str, Any]:
         # At intervals where reading many rows takes longer than a draw.
         from lightning_replay.writers import RetentionWriter
 

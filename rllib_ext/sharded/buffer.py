@@ -21,7 +21,7 @@ from lightning_replay.sharded.coordinator import stats_of
 from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
 from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.sharded.rows import Router
-from rllib_ext.buffer.buffer import ModuleOptions
+from rllib_ext.buffer.buffer import ModuleOptions, ModuleReplay
 from rllib_ext.buffer.metrics import CounterLog
 from rllib_ext.learner.blocks import Piece, deal
 from rllib_ext.learner.remote_blocks import RemoteBlock
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from lightning_replay.sharded.actors import Counts, ShardReport
     from lightning_replay.sharded.rows import RowIds
     from rllib_ext.buffer.building import Returns
-    from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.tasks import TaskAssignment
 
 Stats = Mapping[str, Any]

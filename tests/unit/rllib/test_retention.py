@@ -255,7 +255,7 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
 def test_candidates_are_measured_in_the_form_in_which_they_would_be_drawn(layout: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rllib_ext.buffer.module_replay.ROWS_PER_PASS", 7)
+    monkeypatch.setattr("rllib_ext.buffer.buffer.ROWS_PER_PASS", 7)
     sizes = []
 
     def measure(module_id: str, episodes: list[SingleAgentEpisode]) -> np.ndarray:
