@@ -39,13 +39,6 @@ class EpisodeConverter:
     everything else has the dtype of the first rows (:class:`Columns`). Of a recurrent module, its state after each step
     and the number of the step in its episode are stored too.
 
-    Args:
-        information: which columns come from the infos; none by default.
-
-    Attributes:
-        columns: of what is stored, by name; empty before the first rows.
-        slices: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
-
     Example:
         >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
         ...                              terminated=True, len_lookback_buffer=0)
@@ -58,8 +51,8 @@ class EpisodeConverter:
     def __init__(self, information: Information | None = None) -> None:
         self.fragments: FragmentTracker = FragmentTracker()
         self.information: Information = information or Information()
-        self.slices: list[EpisodeSlice] = []
-        self.columns: dict[str, Columns] = {}
+        self.slices: list[EpisodeSlice] = []  # the new rows of the last add by episode, where there is a curriculum
+        self.columns: dict[str, Columns] = {}  # of what is stored, by name; empty before the first rows
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
         """Returns episodes as columns, and refuses those that do not fit the first ones; keeps nothing."""
@@ -153,7 +146,7 @@ class FlatEpisode(NamedTuple):
 
 
 def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """Returns the nested values of an episode by column, lists of steps stacked, without the lookback buffer."""
+    # The nested values of an episode by column, lists of steps stacked, without the lookback buffer.
     steps = slice(0, len(episode))
     structs = {
         "observation": episode.get_observations(slice(0, len(episode) + 1)),
@@ -173,12 +166,9 @@ def has_terminated(episode: SingleAgentEpisode) -> bool:
 
 
 def _recording_ends(add_env_step: Callable[..., None]) -> Callable[..., None]:
-    """Wraps ``MultiAgentEpisode.add_env_step``, so that the last step of each agent keeps its own termination.
-
-    RLlib ends every agent with the flags of ``"__all__"`` beside its own, and marks the whole episode terminated once
-    all agents are done: agents that died and agents that a time limit stopped have the same flags afterwards. RLlib's
-    flags stay as they are; the record is in the custom data of the agent's episode.
-    """
+    # RLlib ends every agent with the flags of "__all__" beside its own, and marks the whole episode terminated once all
+    # agents are done: agents that died and agents that a time limit stopped have the same flags afterwards. RLlib's
+    # flags stay as they are; the record is in the custom data of the agent's episode.
 
     @functools.wraps(add_env_step)
     def recorded(
@@ -266,11 +256,8 @@ class Columns:
     """Flattens a batch of nested values into columns, and restores the nesting.
 
     Dict spaces give one key per entry, Tuple spaces the positions as keys, both nested under ``name``. Later rows are
-    cast to the first rows' dtypes within their kind (int32 to int64, float64 to float32) and refused otherwise.
-
-    Args:
-        name: first part of every key, ``observation`` or ``action``.
-        struct: the first rows, arrays ``[n, ...]`` in dicts and tuples.
+    cast to the dtypes of the first rows, ``struct``, within their kind (int32 to int64, float64 to float32) and refused
+    otherwise.
 
     Example:
         >>> columns = Columns("observation", {"camera": np.zeros((2, 8)), "arm": (np.zeros(2), np.ones(2))})
@@ -286,7 +273,6 @@ class Columns:
             raise ValueError(f"{name} has no entries: {struct!r}. Give a space with at least one Box or Discrete part.")
 
     def flatten(self, struct: Struct) -> list[np.ndarray]:
-        """Returns one array per leaf, in the dtypes of the first rows, and refuses what does not fit them."""
         arrays = list(self._walk(struct, self._nesting, self.name))
         return [_fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
 
@@ -347,7 +333,7 @@ class Columns:
 class Leaf(NamedTuple):
     """One column: its key in the TensorDict, and dtype and shape that later rows must fit."""
 
-    key: tuple[str, ...]
+    key: Key
     dtype: np.dtype
     shape: tuple[int, ...]
 
@@ -448,9 +434,8 @@ def _number(key: str, info: dict[str, Any], episode: SingleAgentEpisode) -> floa
 class TaskProgress:
     """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
 
-    The buffer gets every row and every end, so nothing is lost with an EnvRunner. Episodes whose beginning or middle
-    is missing do not count. Without ``progress``, which makes the signals, episodes are only counted. Of more than
-    ``remembered`` running episodes the one continued longest ago is removed.
+    Episodes whose beginning or middle is missing do not count. Without ``progress``, which makes the signals, episodes
+    are only counted. Of more than ``remembered`` running episodes the one continued longest ago is removed.
     """
 
     def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:

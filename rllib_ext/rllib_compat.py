@@ -81,10 +81,6 @@ def algorithm_name(config: AlgorithmConfig) -> str:
     return getattr(config.algo_class, "__name__", str(config.algo_class))
 
 
-def num_aggregators(config: AlgorithmConfig) -> int:
-    return getattr(config, "num_aggregator_actors_per_learner", 0)
-
-
 def settings_of_buffer(config: AlgorithmConfig) -> dict[str, Any]:
     return getattr(config, "replay_buffer_config", None) or {}
 
@@ -115,10 +111,6 @@ def complete_results(metrics: Any, buffer: Any) -> None:
         return result
 
     metrics.compile = completed
-
-
-def local_environments(vector: Any) -> list[Any]:
-    return list(getattr(vector, "envs", ()))
 
 
 def values(results: Any) -> list[Any]:

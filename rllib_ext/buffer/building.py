@@ -197,7 +197,8 @@ class MinSizes:
         from lightning_replay.samplers.tables import ScheduledSampler, TableShares
         from lightning_replay.writers.tables import DEFAULT_TABLE
 
-        self._replay, self._sampler = replay, cast("Any", replay.sampler)
+        assert replay.tables is not None
+        self._tables, self._sampler = replay.tables, cast("Any", replay.sampler)
         self._has_shares = isinstance(replay.sampler, TableShares)
         self._unset: list[str] = []  # tables
         if self._has_shares and "tables" in options:
@@ -205,13 +206,13 @@ class MinSizes:
         if options.get("min_size") is None and self._has_shares and "tables" in options:
             self._unset.append(DEFAULT_TABLE)
         elif options.get("min_size") is None and isinstance(replay.sampler, ScheduledSampler) and "tasks" in options:
-            self._unset = list(replay.tables.names[:1])  # of all tasks, whose tables are alike
+            self._unset = list(self._tables.names[:1])  # of all tasks, whose tables are alike
 
     def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
         """Sets the sizes before a draw; ``held`` are the entries of each table, where they lie in other replays."""
-        tables = self._replay.tables
-        if not self._unset or tables is None:
+        if not self._unset:
             return
+        tables = self._tables
         held = tables.length if held is None else held
         if self._has_shares:
             held = held[[self._sampler.table_shares[name] > 0 for name in tables.names]]

@@ -258,8 +258,9 @@ class DrawnRows:
 
     def _block(self, name: str, places: np.ndarray) -> Piece:
         columns, outputs, ends = self._rows(places)
-        last = (bool(flags[-1]) for flags in ends)
-        return Piece(TransitionBlock(self._name(name), columns, outputs, *last, self._module_id), places)
+        terminated, truncated = (bool(flags[-1]) for flags in ends)
+        block = TransitionBlock(self._name(name), columns, outputs, terminated, truncated, self._module_id)
+        return Piece(block, places)
 
     def _rows(self, places: Any) -> Any:
         return tree.map_structure(lambda array: array[places], self._content)

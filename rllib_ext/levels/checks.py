@@ -21,7 +21,7 @@ from lightning_replay.options import check_kind
 from rllib_ext.buffer.building import built
 from rllib_ext.checks import check_api_stack
 from rllib_ext.environments import make_environment
-from rllib_ext.rllib_compat import algorithm_name, num_aggregators
+from rllib_ext.rllib_compat import algorithm_name
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
@@ -92,7 +92,8 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> 
             "IMPALA"
         )
     check_api_stack(config, "which has no callback before an episode's reset")
-    mode, aggregators = gymnasium.VectorizeMode(config.gym_env_vectorize_mode), num_aggregators(config)
+    mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
+    aggregators = getattr(config, "num_aggregator_actors_per_learner", 0)
     is_ppo = issubclass(algorithm, PPO)
     refused = {
         "the config has no environment; call .environment(...) before configure": config.env is None,
