@@ -63,12 +63,7 @@ class CheckpointedAlgorithm:
         return saved
 
     def restore_from_path(
-        self,
-        path: str | Path,
-        *,
-        component: str | None = None,
-        filesystem: fs.FileSystem | None = None,
-        **options: Any,
+        self, path: str | Path, *, component: str | None = None, filesystem: fs.FileSystem | None = None, **options: Any
     ) -> None:
         """Restores the algorithm and the part, or a ``component`` of the algorithm alone.
 

@@ -24,8 +24,7 @@ def test_unknown_options_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "remedy"),
-    [("n_steps", "n_step="), ("discount", "gamma="), ("batch_size", "train_batch_size")],
+    ("option", "remedy"), [("n_steps", "n_step="), ("discount", "gamma="), ("batch_size", "train_batch_size")]
 )
 def test_what_is_set_in_rllib_is_not_an_option(option: str, remedy: str) -> None:
     with pytest.raises(ValueError, match=rf"{option} is not an option of replay_config.*{remedy}"):
