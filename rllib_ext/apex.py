@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import ray
@@ -15,30 +15,8 @@ import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.algorithms.dqn import DQN, DQNConfig
 from ray.rllib.algorithms.dqn.default_dqn_rl_module import DefaultDQNRLModule
-from ray.rllib.core import (
-    ALL_MODULES,
-    COMPONENT_ENV_TO_MODULE_CONNECTOR,
-    COMPONENT_LEARNER,
-    COMPONENT_MODULE_TO_ENV_CONNECTOR,
-    COMPONENT_RL_MODULE,
-)
-from ray.rllib.utils.metrics import (
-    ENV_RUNNER_RESULTS,
-    ENV_RUNNER_SAMPLING_TIMER,
-    LEARNER_RESULTS,
-    LEARNER_UPDATE_TIMER,
-    NUM_AGENT_STEPS_SAMPLED_LIFETIME,
-    NUM_ENV_STEPS_SAMPLED,
-    NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    REPLAY_BUFFER_ADD_DATA_TIMER,
-    REPLAY_BUFFER_RESULTS,
-    REPLAY_BUFFER_SAMPLE_TIMER,
-    REPLAY_BUFFER_UPDATE_PRIOS_TIMER,
-    SYNCH_WORKER_WEIGHTS_TIMER,
-    TD_ERROR_KEY,
-    TIMERS,
-    WEIGHTS_SEQ_NO,
-)
+from ray.rllib.core import ALL_MODULES, COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.numpy import convert_to_numpy
 from ray.rllib.utils.replay_buffers.utils import update_priorities_in_episode_replay_buffer
 from ray.rllib.utils.schedules.scheduler import Scheduler
@@ -50,7 +28,6 @@ from rllib_ext.rllib_compat import Attached, env_steps_in, force_weights, probe_
 __all__ = ["ApexDQN", "ApexDQNConfig", "RateLimiter"]
 RATE_LIMITER = "rate_limiter"
 _SHARE_OF_FIRST_ROWS = 0.1
-_CONNECTORS = (COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNECTOR)
 TAG = "apex_collect"
 _PAUSE_S = 0.01  # while nothing may be drawn
 _VERSION: Attached[int] = Attached("_apex_state_version")
@@ -105,22 +82,22 @@ class ApexDQN(DQN):
         if is_ours and not probe_lost(env_runner_group):
             return []
         restored: list[int] = super().restore_env_runners(env_runner_group)
-        if restored and is_ours:
-            self.collection.forget(restored)
+        for number in restored if is_ours else ():  # what they were to play is lost
+            self.collection.requested.pop(number, None)
         return restored
 
     def training_step(self) -> None:
         """Adds the steps that have arrived, requests further ones, and updates the Learners once if it may draw."""
         limiter, buffer = self.rate_limiter, self.local_replay_buffer
-        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+        with self.metrics.log_time((keys.TIMERS, keys.ENV_RUNNER_SAMPLING_TIMER)):
             collected = self._collect(may_sample=limiter.may_sample(env_steps_in(buffer)))
         if collected:
-            self.metrics.aggregate([one.metrics for one in collected], key=ENV_RUNNER_RESULTS)
-            with self.metrics.log_time((TIMERS, REPLAY_BUFFER_ADD_DATA_TIMER)):
-                for one in collected:
+            self.metrics.aggregate([metrics for _, metrics in collected], key=keys.ENV_RUNNER_RESULTS)
+            with self.metrics.log_time((keys.TIMERS, keys.REPLAY_BUFFER_ADD_DATA_TIMER)):
+                for episodes, metrics in collected:
                     size = env_steps_in(buffer)
-                    buffer.add(one.episodes)
-                    limiter.insert(one.num_env_steps, size)
+                    buffer.add(episodes)
+                    limiter.insert(int(metrics.get(keys.NUM_ENV_STEPS_SAMPLED, 0)), size)
         size = env_steps_in(buffer)  # once, because a buffer in several actors waits for their answers
         if self.env_runner_group.num_remote_env_runners():
             self.collection.request(lambda pending: limiter.may_insert(size, pending))
@@ -130,22 +107,21 @@ class ApexDQN(DQN):
             self._updates_until_broadcast -= 1
         if self._updates_until_broadcast <= 0:
             self._updates_until_broadcast = self.config.broadcast_interval
-            with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            with self.metrics.log_time((keys.TIMERS, keys.SYNCH_WORKER_WEIGHTS_TIMER)):
                 self._broadcast()
 
-    def _collect(self, *, may_sample: bool) -> list[Collected]:
+    def _collect(self, *, may_sample: bool) -> list[tuple[list[Any], Any]]:
         if self.env_runner_group.num_remote_env_runners():
             return self.collection.fetch(wait=not may_sample)
         if may_sample and self.rate_limiter.balance > 0:
             return []  # in one process steps and draws take turns
-        episodes, metrics = self.env_runner.sample(), self.env_runner.get_metrics()
-        return [Collected(episodes, metrics, int(metrics.get(NUM_ENV_STEPS_SAMPLED, 0)))]
+        return [(self.env_runner.sample(), self.env_runner.get_metrics())]
 
     def _update_learners(self) -> None:
         """Draws a batch, updates the Learners and the priorities, as the synchronous step of RLlib's DQN does."""
         config, metrics, buffer = self.config, self.metrics, self.local_replay_buffer
         is_stateful = self._module_is_stateful  # a recurrent module learns from sequences
-        with metrics.log_time((TIMERS, REPLAY_BUFFER_SAMPLE_TIMER)):
+        with metrics.log_time((keys.TIMERS, keys.REPLAY_BUFFER_SAMPLE_TIMER)):
             episodes = buffer.sample(
                 num_items=config.total_train_batch_size,
                 n_step=config.n_step,
@@ -156,32 +132,35 @@ class ApexDQN(DQN):
                 beta=config.replay_buffer_config.get("beta"),
                 sample_episodes=True,
             )
-            metrics.aggregate([buffer.get_metrics()], key=REPLAY_BUFFER_RESULTS)
-        with metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
-            clocks = (NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_AGENT_STEPS_SAMPLED_LIFETIME)
-            timesteps = {one: metrics.peek((ENV_RUNNER_RESULTS, one), default=0) for one in clocks}
+            metrics.aggregate([buffer.get_metrics()], key=keys.REPLAY_BUFFER_RESULTS)
+        with metrics.log_time((keys.TIMERS, keys.LEARNER_UPDATE_TIMER)):
+            clocks = (keys.NUM_ENV_STEPS_SAMPLED_LIFETIME, keys.NUM_AGENT_STEPS_SAMPLED_LIFETIME)
+            timesteps = {one: metrics.peek((keys.ENV_RUNNER_RESULTS, one), default=0) for one in clocks}
             results = self.learner_group.update(episodes=episodes, timesteps=timesteps)
             self._learned |= {name for result in results for name in result} - {ALL_MODULES}
             found: dict[str, list[Any]] = defaultdict(list)  # TD errors, in the order of the Learners
             for name, one in (pair for result in results for pair in result.items()):
-                if TD_ERROR_KEY in one:
-                    found[name].extend(convert_to_numpy(one.pop(TD_ERROR_KEY).peek()))  # the others are logged
-            metrics.aggregate(results, key=LEARNER_RESULTS)
-        with metrics.log_time((TIMERS, REPLAY_BUFFER_UPDATE_PRIOS_TIMER)):
-            td_errors = {name: {TD_ERROR_KEY: np.concatenate(parts, axis=0)} for name, parts in found.items()}
+                if keys.TD_ERROR_KEY in one:
+                    found[name].extend(convert_to_numpy(one.pop(keys.TD_ERROR_KEY).peek()))  # the others are logged
+            metrics.aggregate(results, key=keys.LEARNER_RESULTS)
+        with metrics.log_time((keys.TIMERS, keys.REPLAY_BUFFER_UPDATE_PRIOS_TIMER)):
+            td_errors = {name: {keys.TD_ERROR_KEY: np.concatenate(parts, axis=0)} for name, parts in found.items()}
             update_priorities_in_episode_replay_buffer(replay_buffer=buffer, td_errors=td_errors)
 
     def _broadcast(self) -> None:
         """Hands out the weights of modules that have learned, and the merged states of connectors."""
         group = self.env_runner_group
+        connector_states, self.collection.connector_states = self.collection.connector_states, {}
         modules = [f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}/{name}" for name in sorted(self._learned)]
         modules = modules or [f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"]
         learner_state = self.learner_group.get_state(components=modules, inference_only=True)[COMPONENT_LEARNER]
         state = group.get_merged_env_runner_state(
             config=self.config,
-            rl_module_state={name: learner_state[name] for name in (COMPONENT_RL_MODULE, WEIGHTS_SEQ_NO)},
-            connector_states=self.collection.take_connector_states(),
-            env_steps_sampled=self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0),
+            rl_module_state={name: learner_state[name] for name in (COMPONENT_RL_MODULE, keys.WEIGHTS_SEQ_NO)},
+            connector_states=list(connector_states.values()),
+            env_steps_sampled=self.metrics.peek(
+                (keys.ENV_RUNNER_RESULTS, keys.NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0
+            ),
             env_to_module=self.env_to_module_connector,
             module_to_env=self.module_to_env_connector,
         )
@@ -189,7 +168,7 @@ class ApexDQN(DQN):
         if group.local_env_runner is not None:
             force_weights(group.local_env_runner, state)
         if not self.config.broadcast_env_runner_states:
-            state = {name: value for name, value in state.items() if name not in _CONNECTORS}
+            state = {name: value for name, value in state.items() if not name.endswith("_connector")}
         if group.num_remote_env_runners():
             self.collection.publish(state)
 
@@ -267,13 +246,8 @@ class ApexDQNConfig(DQNConfig):
                 those of the whole run; ``training_intensity`` is refused.
         """
         super().training(**options)
-        given = {
-            "epsilon": epsilon,
-            "epsilon_exponent": epsilon_exponent,
-            "samples_per_insert": samples_per_insert,
-            "error_buffer": error_buffer,
-            "broadcast_interval": broadcast_interval,
-        }
+        given = {"epsilon": epsilon, "epsilon_exponent": epsilon_exponent, "samples_per_insert": samples_per_insert}
+        given |= {"error_buffer": error_buffer, "broadcast_interval": broadcast_interval}
         for name, value in given.items():
             if value is not NotProvided:
                 setattr(self, name, value)
@@ -283,21 +257,17 @@ class ApexDQNConfig(DQNConfig):
         """Refuses options that cannot work together.
 
         Raises:
-            TypeError: a value of another kind.
-            ValueError: a value out of range, the old API stack, a schedule of ``epsilon``, a ``training_intensity``, or
-                a buffer too small for ``num_steps_sampled_before_learning_starts``.
+            TypeError: a value of another kind, or a schedule of ``epsilon``.
+            ValueError: a value out of range, the old API stack, a ``training_intensity``, or a buffer too small for
+                ``num_steps_sampled_before_learning_starts``.
         """
         super().validate()
         if self.in_evaluation:
             return
         if not (self.enable_rl_module_and_learner and self.enable_env_runner_and_connector_v2):
             raise ValueError("ApexDQN is on the new API stack alone. Remove .api_stack(...) from the config")
-        if isinstance(self.epsilon, Sequence):
-            raise ValueError(
-                f"epsilon is the schedule {self.epsilon}; every environment of ApexDQN keeps its own epsilon. Give one "
-                "number, epsilon=0.4, and epsilon_exponent=7.0"
-            )
-        checked_number("epsilon", self.epsilon, 0.0, 1.0)
+        one_number = "one number in [0, 1] and no schedule: every environment of ApexDQN keeps its own epsilon"
+        checked_number("epsilon", self.epsilon, 0.0, 1.0, accepted=one_number)
         checked_number("epsilon_exponent", self.epsilon_exponent, 0.0)
         checked_count("broadcast_interval", self.broadcast_interval, of="updates")
         if self.training_intensity is not None:
@@ -343,11 +313,8 @@ class Collection:
     Weights and epsilons travel with the requests: an EnvRunner plays each fragment with the newest weights at the time
     it was requested, one that was restarted too, and a slow one has no queue of old weights.
 
-    Args:
-        env_runner_group: with remote EnvRunners.
-        rows_per_request: steps that an EnvRunner plays for one request.
-        timeout_s: after which a request is no longer expected to be answered; the EnvRunner may be stuck.
-        exploration: options of :func:`~rllib_ext.apex.set_epsilons`.
+    A request of ``rows_per_request`` steps is no longer expected to be answered after ``timeout_s``: the EnvRunner may
+    be stuck. ``exploration`` are the options of :func:`~rllib_ext.apex.set_epsilons`.
     """
 
     def __init__(
@@ -357,41 +324,35 @@ class Collection:
         self._rows_per_request = rows_per_request
         self.timeout_s: float = timeout_s
         self._exploration = exploration
-        self._requested: dict[int, list[float]] = defaultdict(list)  # times of unanswered requests by EnvRunner
+        self.requested: dict[int, list[float]] = defaultdict(list)  # times of unanswered requests by EnvRunner
         self._newest: dict[int, int] = defaultdict(int)  # number of the last request by EnvRunner
         self._num_requests = self._version = 0
         self._state: list[Any] = []
-        self._connector_states: dict[int, Any] = {}
+        self.connector_states: dict[int, Any] = {}  # the newest, of EnvRunners that have answered since the last call
 
     def publish(self, state: Any) -> None:
-        """Puts a state, with weights, into the object store; EnvRunners get it with their next requests."""
         self._version += 1
         self._state = [ray.put(state)]
 
-    def take_connector_states(self) -> list[Any]:
-        """Returns the newest states of connectors, of EnvRunners that have answered since the last call."""
-        states, self._connector_states = list(self._connector_states.values()), {}
-        return states
-
-    def fetch(self, *, wait: bool) -> list[Collected]:
+    def fetch(self, *, wait: bool) -> list[tuple[list[Any], Any]]:
         """Returns the answers that have arrived; may ``wait`` a moment for further ones."""
-        if wait and not any(self._requested.values()):
+        if wait and not any(self.requested.values()):
             time.sleep(_PAUSE_S)  # every EnvRunner was lost, and is being restarted
         answers = self._group.fetch_ready_async_reqs(tags=TAG, timeout_seconds=_PAUSE_S if wait else 0.0)
         collected = []
         for number, (episodes, states, metrics) in answers:
-            if self._requested[number]:
-                self._requested[number].pop(0)
-            self._connector_states[number] = states
-            collected.append(Collected(episodes, metrics, int(metrics.get(NUM_ENV_STEPS_SAMPLED, 0))))
+            if self.requested[number]:
+                self.requested[number].pop(0)
+            self.connector_states[number] = states
+            collected.append((episodes, metrics))
         return collected
 
     def request(self, is_permitted: Callable[[int], bool]) -> None:
         """Requests fragments, first from EnvRunners with fewest to play, as long as the rows on their way permit it."""
         healthy = self._group.healthy_env_runner_ids()
-        self._requested = defaultdict(list, {one: self._requested[one] for one in healthy})
+        self.requested = defaultdict(list, {one: self.requested[one] for one in healthy})
         while healthy and is_permitted(self._pending()):
-            number = min(healthy, key=lambda one: (len(self._requested[one]), self._newest[one]))
+            number = min(healthy, key=lambda one: (len(self.requested[one]), self._newest[one]))
             sent = self._group.foreach_env_runner_async(
                 collect,
                 tag=TAG,
@@ -401,26 +362,14 @@ class Collection:
             if sent:
                 self._num_requests += 1
                 self._newest[number] = self._num_requests
-                self._requested[number].append(time.monotonic())
+                self.requested[number].append(time.monotonic())
             else:
                 healthy.remove(number)  # it has as many as it may have
 
-    def forget(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self._requested.pop(number, None)
-
     def _pending(self) -> int:
         oldest = time.monotonic() - self.timeout_s
-        expected = sum(len(times) for times in self._requested.values() if times and times[0] > oldest)
+        expected = sum(len(times) for times in self.requested.values() if times and times[0] > oldest)
         return expected * self._rows_per_request
-
-
-class Collected(NamedTuple):
-    """The answer of an EnvRunner to one request."""
-
-    episodes: list[Any]
-    metrics: Any
-    num_env_steps: int
 
 
 def collect(
@@ -428,8 +377,7 @@ def collect(
 ) -> tuple[list[Any], Any, Any]:
     """Plays one fragment on an EnvRunner; returns the episodes, states of the connectors and metrics.
 
-    The reference to the ``state`` is in a list, so that Ray does not resolve it: it is fetched if the EnvRunner has
-    another ``version``.
+    The ``state`` is a reference in a list, which Ray does not resolve: it is fetched if the ``version`` is another.
     """
     # RLlib does not notice every restart of a process, because the answer to a second request makes it healthy.
     if not _HAS_EPSILONS.of(env_runner):

@@ -12,26 +12,9 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.options import checked_flag
+from rllib_ext import checks, environments
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.images import choose_module
-from rllib_ext.checks import (
-    check_algorithm,
-    check_buffer,
-    check_config,
-    check_cpus,
-    check_curriculum,
-    replay_options,
-    trial_buffer,
-    with_max_trajectories,
-)
-from rllib_ext.environments import (
-    accepted,
-    check_environment,
-    copy_results,
-    has_search_space,
-    sampled_configs,
-    samples_of,
-)
 from rllib_ext.hooks import Hook, add_results, install_levels, install_replay, set_hooks, sync_recreated
 from rllib_ext.learner.remote_blocks import flags_connector
 from rllib_ext.levels import evaluation, playing
@@ -54,9 +37,8 @@ LEVEL_OPTIONS = ("held_out_levels", "generalization_gap", "flush")
 def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     """Returns settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC and TQC, new API stack.
 
-    Nothing else of the algorithm's configuration changes: ``n_step``, ``gamma``, the batch size and ``seed`` are
-    RLlib's. Annealing (``importance_exponent=Linear(...)``) happens inside the buffer. Checkpoints, several Learners
-    and the fastest path need :func:`rllib_ext.configure` as well.
+    ``n_step``, ``gamma``, the batch size and ``seed`` are RLlib's. Checkpoints, several Learners and the fastest path
+    need :func:`rllib_ext.configure` as well.
 
     Args:
         recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another one,
@@ -91,17 +73,17 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     if given.get("num_shards") is None:
         given = without_shard_options(given)
     try:
-        samples = samples_of(given)
+        samples = environments.samples_of(given)
     except ValueError:
         samples = []  # a function of tune.sample_from reads other settings of the algorithm: configure() has them
     if samples:
-        accepted(samples, _build_every_module)
+        environments.accepted(samples, _build_every_module)
     kind = RecipeEpisodeReplayBuffer if given.get("num_shards") is None else ShardedEpisodeReplayBuffer
     return {"type": kind, **given}
 
 
 def _build_every_module(given: dict[str, Any]) -> None:
-    buffer = trial_buffer(**given)
+    buffer = checks.trial_buffer(**given)
     for name in given.get("modules") or {}:
         if buffer.options.stores(name):
             buffer.options.build(name)
@@ -201,7 +183,7 @@ def configure(
         'install_levels'
     """
     given = {**locals()}
-    check_config(config)
+    checks.check_config(config)
     for name, value in given.items():
         if name not in ("config", "levels", "held_out_levels"):
             checked_flag(name, value)
@@ -209,7 +191,7 @@ def configure(
     options = {"require_cpus": require_cpus, "check_environments": check_environments}
     # No algorithm of RLlib has both a replay buffer and values of whole episodes.
     if levels is None:
-        check_algorithm(config)
+        checks.check_algorithm(config)
         _refuse_given(given, LEVEL_OPTIONS, "levels, and none are given: configure(config, levels=...)")
         hooks = prepare_replay(config, restore=restore, incremental=incremental, assign_tasks=assign_tasks, **options)
     else:
@@ -238,22 +220,22 @@ def prepare_replay(
     check_environments: bool,
 ) -> dict[str, Hook]:
     """Checks and prepares a config for its replay buffer; returns the callbacks by event."""
-    samples = sampled_configs(config)
+    samples = environments.sampled_configs(config)
     in_tune = samples[0] is not config
     played: list[tuple[Any, Any]] = []  # most searches have one environment, which may be slow to make
 
     def check(sample: AlgorithmConfig) -> None:
-        check_buffer(sample)
+        checks.check_buffer(sample)
         if require_cpus:
-            check_cpus(sample, in_tune=in_tune)
+            checks.check_cpus(sample, in_tune=in_tune)
         if check_environments and (sample.env, sample.env_config) not in played:
-            check_environment(sample, next(iter(sample.replay_buffer_config.get("tasks") or ()), None))
+            environments.check_environment(sample, next(iter(sample.replay_buffer_config.get("tasks") or ()), None))
             played.append((sample.env, sample.env_config))
 
     # The algorithm's class and connectors must serve all trials, so what one accepted sample needs is prepared.
-    samples = accepted(samples, check)
-    environments = max(map(num_actors, samples))
-    config.replay_buffer_config = with_max_trajectories(config.replay_buffer_config, environments)
+    samples = environments.accepted(samples, check)
+    given = config.replay_buffer_config
+    config.replay_buffer_config = checks.with_max_trajectories(given, max(map(num_actors, samples)))
     if config._learner_connector is None:  # the user's own stay, and rows travel as episodes
         config.learners(learner_connector=flags_connector)
     choose_module(config, samples)
@@ -261,15 +243,15 @@ def prepare_replay(
     assigns = assign_tasks and bool(tasks) and not config.is_multi_agent
     hooks: dict[str, Hook] = {
         "on_algorithm_init": Hook(install_replay, restore=restore, incremental=incremental, assign_tasks=assigns),
-        "on_environment_created": Hook(copy_results),
+        "on_environment_created": Hook(environments.copy_results),
     }
     if any(num_shards_in(sample.replay_buffer_config) for sample in samples):
         hooks["on_sample_end"] = Hook(push_episodes)
         config.algo_class = counting_shards(config.algo_class)
     if assigns:
-        replay = trial_buffer(**replay_options(samples[0])).replay
+        replay = checks.trial_buffer(**checks.replay_options(samples[0])).replay
         first = assigned(replay, samples[0])
-        check_curriculum(samples[0], replay, first)
+        checks.check_curriculum(samples[0], replay, first)
         hooks["on_episode_created"] = Hook(begin_episode, target=tasks[0], first=first)
         hooks["on_env_runners_recreated"] = Hook(sync_recreated)
     return hooks
@@ -298,10 +280,10 @@ def prepare_levels(
 ) -> dict[str, Hook]:
     """Checks and prepares a config for levels; returns the callbacks by event."""
     vars(config).pop("levels", None)  # of an earlier call
-    built_by_trials = isinstance(levels, Mapping) and has_search_space({**vars(config), "levels": levels})
+    built_by_trials = isinstance(levels, Mapping) and environments.has_search_space({**vars(config), "levels": levels})
     if built_by_trials:
         config.levels = levels
-    samples = sampled_configs(config)
+    samples = environments.sampled_configs(config)
     in_tune = samples[0] is not config
     sources: list[tuple[AlgorithmConfig, LevelSelector]] = []
 
@@ -309,10 +291,10 @@ def prepare_levels(
         given = sample.levels if built_by_trials else levels
         source = checked_levels(given, sample, held_out, flush=flush, check_environments=check_environments)
         if require_cpus:
-            check_cpus(sample, in_tune=in_tune)
+            checks.check_cpus(sample, in_tune=in_tune)
         sources.append((sample, source))
 
-    accepted(samples, check)
+    environments.accepted(samples, check)
     check_discount(*sources[0])
     hooks: dict[str, Hook] = {
         "on_algorithm_init": Hook(

@@ -17,14 +17,14 @@ import gymnasium as gym
 import numpy as np
 import tree
 from pyarrow import fs
+from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_AGENT_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from lightning_replay.sharded.folders import Folder
-from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import ModuleReplay, RecipeEpisodeReplayBuffer
 
 if TYPE_CHECKING:
     from lightning_replay.saving import SavedSize
-    from rllib_ext.buffer.module_replay import ModuleReplay
 
 logger: logging.Logger = logging.getLogger(__name__)
 MANIFEST = "buffer.json"
@@ -55,7 +55,6 @@ class CheckpointedAlgorithm:
     def save_to_path(
         self, path: str | Path | None = None, *, filesystem: fs.FileSystem | None = None, **options: Any
     ) -> str:
-        """Saves the algorithm and the part; returns the path."""
         state = self._part.state()  # of the moment of RLlib's state
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
         checkpoint = dataclasses.replace(Folder.at(path, filesystem), path=saved)
@@ -64,20 +63,12 @@ class CheckpointedAlgorithm:
         return saved
 
     def restore_from_path(
-        self,
-        path: str | Path,
-        *,
-        component: str | None = None,
-        filesystem: fs.FileSystem | None = None,
-        **options: Any,
+        self, path: str | Path, *, component: str | None = None, filesystem: fs.FileSystem | None = None, **options: Any
     ) -> None:
-        """Restores the algorithm and the part.
+        """Restores the algorithm and the part, or a ``component`` of the algorithm alone.
 
-        Args:
-            path: of a checkpoint, a directory or a URI.
-            component: of the algorithm, to restore that alone and leave the part as it is.
-            filesystem, options: as RLlib's; and ``restore_replay`` or ``restore_levels``, whether to restore the part,
-                accepted by ``from_checkpoint`` too.
+        ``options`` are RLlib's, and ``restore_replay`` or ``restore_levels``, whether to restore the part; both are
+        accepted by ``from_checkpoint`` too.
 
         Raises:
             FileNotFoundError: the checkpoint lacks the part.
@@ -105,38 +96,26 @@ class CheckpointedAlgorithm:
 
 
 class CheckpointPart(Protocol):
-    """A part of an algorithm that RLlib's checkpoints lack.
+    """A part of an algorithm that RLlib's checkpoints lack."""
 
-    Attributes:
-        folder: name of its folder in a checkpoint.
-        option: of ``restore_from_path``, which leaves the part out.
-        restores: default of the option.
-        instead: effect of the option, for errors.
-    """
+    folder: str  # its name in a checkpoint
+    option: str  # of restore_from_path, which leaves the part out
+    restores: bool  # default of the option
+    instead: str  # effect of the option, for errors
 
-    folder: str
-    option: str
-    restores: bool
-    instead: str
+    def state(self) -> Any: ...  # called before RLlib saves the algorithm, whose files' fingerprints write() gets
 
-    def state(self) -> Any:
-        """Returns the state to save; called before RLlib saves the algorithm."""
+    def write(self, folder: Folder, state: Any, files: Mapping[str, Any]) -> None: ...
 
-    def write(self, folder: Folder, state: Any, files: Mapping[str, Any]) -> None:
-        """Writes the state and fingerprints of RLlib's files."""
+    # Both return a function to call after the restore: read() puts the part in place, once it and RLlib's files were
+    # checked; leave_out() is called without the part, of which there may be no folder.
+    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]: ...
 
-    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
-        """Reads and checks the part, and RLlib's files by their fingerprints; returns a function that restores it."""
-
-    def leave_out(self, folder: Folder) -> Callable[[], None]:
-        """Returns a function to call after a restore without the part, of which there may be no folder."""
+    def leave_out(self, folder: Folder) -> Callable[[], None]: ...
 
 
 class ReplayPart:
-    """Saves and restores the replay buffer and the warm-up, see :class:`CheckpointPart`.
-
-    Without the buffer, a restored algorithm collects a new warm-up before it learns.
-    """
+    """Saves and restores the replay buffer and the warm-up; without the buffer, a restored algorithm warms up anew."""
 
     folder = FOLDER
     option = "restore_replay"
@@ -230,10 +209,8 @@ def write_buffer(
 ) -> SavedSize:
     """Writes a buffer into ``folder``, created if missing: new rows beside the old, then the manifest that names them.
 
-    Args:
-        buffer, folder, warm_up: to write, and where to.
-        previous: the folder of an earlier save, whose unchanged files are linked.
-        algorithm: fingerprints of the checkpoint's other files, see :mod:`rllib_ext.checkpoints`.
+    Unchanged files of the earlier save in ``previous`` are linked. ``algorithm`` are fingerprints of the checkpoint's
+    other files.
     """
     from lightning_replay.saves import save_replay
     from lightning_replay.saving import DamagedFileError, SavedSize
@@ -336,24 +313,16 @@ def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any])
             columns = module.converter.columns.get(name)
             if columns is None:
                 continue
-            present = {
-                owner: _description(tree.flatten(space.sample()), name)
-                for key, pair in spaces.items()
-                if key in (module_id, "__env__")
-                for owner, space in _with_entries(key, pair[place])
-            }
+            given = [spaces[key][place] for key in (module_id, INPUT_ENV_SPACES) if key in spaces]
+            # Of several agents, a module's columns may have come from any of them.
+            given += [entry for space in given if isinstance(space, gym.spaces.Dict) for entry in space.values()]
+            present = [_description(tree.flatten(space.sample()), name) for space in given if space is not None]
             stored = _description([np.empty(leaf.shape, leaf.dtype) for leaf in columns.leaves], name)
-            if present and stored not in present.values():
+            if present and stored not in present:
                 raise ValueError(
                     f"the saved buffer holds {name}s of {stored}; here they are {present}. Nothing was "
                     "restored; restore_replay=False restores the algorithm without the buffer"
                 )
-
-
-def _with_entries(key: str, space: gym.Space[Any] | None) -> list[tuple[str, gym.Space[Any]]]:
-    """Returns a space and, as of several agents, its entries; a module's columns may have come from any of them."""
-    agents = space.spaces.items() if isinstance(space, gym.spaces.Dict) else ()
-    return [] if space is None else [(key, space), *((f"{key}[{agent!r}]", entry) for agent, entry in agents)]
 
 
 def _description(leaves: list[Any], name: str) -> list[Any]:

@@ -33,10 +33,8 @@ _SAMPLES = 8
 def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
     """Makes the environment once and takes a step: if that fails on an EnvRunner, RLlib restarts it without end.
 
-    With a curriculum it plays ``task``, unless it has none of this name, which is reported elsewhere.
-
-    Warns of names that only this process has registered. Nothing is checked without an environment or for one that
-    exists as a vector only.
+    With a curriculum it plays ``task``, unless it has none of this name, which is reported elsewhere. Environments that
+    exist as a vector only are not tried.
     """
     mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
     if config.env is None or mode is gymnasium.VectorizeMode.VECTOR_ENTRY_POINT:
@@ -44,7 +42,8 @@ def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
     _warn_of_local_registration(config)
     try:
         with closing(make_environment(config)) as environment:
-            if task is not None and environment.has_wrapper_attr("task") and _has_task(environment, task):
+            tasks = environment.get_wrapper_attr("TASKS") if environment.has_wrapper_attr("TASKS") else [task]
+            if task in tasks and task is not None and environment.has_wrapper_attr("task"):
                 environment.set_wrapper_attr("task", task)  # before the reset: there need be no default task
             environment.reset()
             if not isinstance(environment, MultiAgentEnv):
@@ -61,7 +60,7 @@ def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
 
 
 def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:
-    if not isinstance(config.env, str) or _is_registered(config.env):
+    if not isinstance(config.env, str) or _global_registry.contains(ENV_CREATOR, config.env):
         creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
         return creator(EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners))
     try:
@@ -72,12 +71,8 @@ def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:
         raise
 
 
-def _has_task(environment: gymnasium.Env[Any, Any], task: str) -> bool:
-    return not environment.has_wrapper_attr("TASKS") or task in environment.get_wrapper_attr("TASKS")
-
-
 def _warn_of_local_registration(config: AlgorithmConfig) -> None:
-    """Warns of a name that other processes lack, because it is neither Gymnasium's nor begins with a module."""
+    # Other processes lack a name that is neither Gymnasium's nor begins with a module.
     if not isinstance(config.env, str) or config.num_env_runners == 0 or config.env not in gymnasium.registry:
         return
     entry_point = gymnasium.spec(config.env).entry_point
@@ -91,10 +86,6 @@ def _warn_of_local_registration(config: AlgorithmConfig) -> None:
         )
 
 
-def _is_registered(name: str) -> bool:
-    return bool(_global_registry.contains(ENV_CREATOR, name))
-
-
 def set_class_path(config: AlgorithmConfig) -> None:
     """Replaces the environment's class path, ``my_module.MyEnv``, which RLlib would look up among registered names.
 
@@ -104,7 +95,7 @@ def set_class_path(config: AlgorithmConfig) -> None:
     path = config.env
     if not isinstance(path, str) or "." not in path or ":" in path:
         return
-    if path in gymnasium.registry or _is_registered(path):
+    if path in gymnasium.registry or _global_registry.contains(ENV_CREATOR, path):
         return
     cls = imported(path, "environment.env", _EXAMPLE)
     if not (inspect.isclass(cls) and issubclass(cls, gymnasium.Env)):

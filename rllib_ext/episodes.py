@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import numbers
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from ray.rllib.core.columns import Columns as RLlibColumns
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.space_utils import batch as stack_structs
 
 from lightning_replay.envs.building import checked_info_keys
-from rllib_ext.rllib_compat import has_terminated
 
 if TYPE_CHECKING:
     from lightning_replay.schedulers import ReturnProgress
@@ -27,6 +28,7 @@ Key = tuple[str, ...]
 TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
 _STATE = RLlibColumns.STATE_OUT
 _ROWS_BEFORE_WARNING = 1_000
+_TERMINATED = "rllib_ext_terminated"  # in the custom data of an agent's episode
 
 
 class EpisodeConverter:
@@ -36,13 +38,6 @@ class EpisodeConverter:
     module computed, as in RLlib's own buffers, not the unsquashed ones the environment got. Rewards are float32,
     everything else has the dtype of the first rows (:class:`Columns`). Of a recurrent module, its state after each step
     and the number of the step in its episode are stored too.
-
-    Args:
-        information: which columns come from the infos; none by default.
-
-    Attributes:
-        columns: of what is stored, by name; empty before the first rows.
-        slices: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
 
     Example:
         >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
@@ -56,8 +51,8 @@ class EpisodeConverter:
     def __init__(self, information: Information | None = None) -> None:
         self.fragments: FragmentTracker = FragmentTracker()
         self.information: Information = information or Information()
-        self.slices: list[EpisodeSlice] = []
-        self.columns: dict[str, Columns] = {}
+        self.slices: list[EpisodeSlice] = []  # the new rows of the last add by episode, where there is a curriculum
+        self.columns: dict[str, Columns] = {}  # of what is stored, by name; empty before the first rows
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
         """Returns episodes as columns, and refuses those that do not fit the first ones; keeps nothing."""
@@ -75,10 +70,16 @@ class EpisodeConverter:
                     f"{before}. One buffer stores what one module played, either a recurrent one (use_lstm) or one "
                     "without state"
                 )
-            arrays = {name: columns[name].flatten(struct) for name, struct in given.items()}
-            numbers = information.read(episode) if information.keys else []
-            tasks = None if information.tasks is None else information.read_tasks(episode)
-            flat.append(FlatEpisode(episode, columns, arrays, numbers, tasks))
+            arrays: dict[Key, np.ndarray] = information.read(episode)
+            length = len(episode)
+            if _STATE in given:
+                arrays[("step",)] = np.arange(episode.t_started, episode.t_started + length)
+            for name, struct in given.items():
+                for leaf, array in zip(columns[name].leaves, columns[name].flatten(struct), strict=True):
+                    arrays[leaf.key] = array[:length]
+                    if name == "observation":  # [n + 1, ...]: the next observation is the one behind
+                        arrays["next", *leaf.key] = array[1:]
+            flat.append(FlatEpisode(episode, columns, arrays))
         return flat
 
     def transitions(self, flat: Sequence[FlatEpisode]) -> dict[Key, np.ndarray] | None:
@@ -103,12 +104,12 @@ class EpisodeConverter:
             trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
             if first == length:  # a fragment that was sent twice
                 continue
-            parts.append(self._columns_of(one, first))
+            parts.append({key: array[first:] for key, array in one.arrays.items()})
             trajectories.append(trajectory)
             rewards.append(np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32))
             ends.append((has_terminated(episode), episode.is_truncated))
-            if one.tasks is not None:
-                first_step, task = episode.t_started + first, int(one.tasks[-1])
+            if (TASK,) in one.arrays:
+                first_step, task = episode.t_started + first, int(one.arrays[(TASK,)][-1])
                 self.slices.append(EpisodeSlice(trajectory, first_step, rewards[-1], any(ends[-1]), task))
         if not parts:
             return None
@@ -125,22 +126,6 @@ class EpisodeConverter:
         # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
         return rows | {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
-    def _columns_of(self, flat: FlatEpisode, first: int) -> dict[Key, np.ndarray]:
-        episode, length = flat.episode, len(flat.episode)
-        rows: dict[Key, np.ndarray] = {}
-        for key, column in zip(self.information.keys, flat.information, strict=True):
-            rows["next", key] = column[first:]
-        if flat.tasks is not None:
-            rows[(TASK,)] = flat.tasks[first:]
-        if _STATE in flat.arrays:
-            rows[("step",)] = np.arange(episode.t_started + first, episode.t_started + length)
-        for name, columns in flat.columns.items():
-            for leaf, array in zip(columns.leaves, flat.arrays[name], strict=True):
-                rows[leaf.key] = array[first:length]
-                if name == "observation":  # [n + 1, ...]: the next observation is the one behind
-                    rows["next", *leaf.key] = array[first + 1 :]
-        return rows
-
     def state(self) -> dict[str, Any]:
         return {
             "fragments": self.fragments.state(),
@@ -153,23 +138,15 @@ class EpisodeConverter:
 
 
 class FlatEpisode(NamedTuple):
-    """An episode fragment whose columns fit what is stored.
-
-    Attributes:
-        columns: how ``observation``, ``action`` and, of a recurrent module, ``state_out`` nest.
-        arrays: their values by name, observations ``[n + 1, ...]``, the others ``[n, ...]``.
-        information, tasks: from the infos.
-    """
+    """An episode fragment whose columns fit what is stored."""
 
     episode: SingleAgentEpisode
-    columns: dict[str, Columns]
-    arrays: dict[str, list[np.ndarray]]
-    information: list[np.ndarray]
-    tasks: np.ndarray | None
+    columns: dict[str, Columns]  # how observation, action and, of a recurrent module, state_out nest
+    arrays: dict[Key, np.ndarray]  # [n, ...] each: theirs, those from the infos, and the steps of a recurrent module
 
 
 def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """Returns the nested values of an episode by column, lists of steps stacked, without the lookback buffer."""
+    # The nested values of an episode by column, lists of steps stacked, without the lookback buffer.
     steps = slice(0, len(episode))
     structs = {
         "observation": episode.get_observations(slice(0, len(episode) + 1)),
@@ -178,6 +155,39 @@ def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
     if _STATE in episode.extra_model_outputs:
         structs[_STATE] = episode.get_extra_model_outputs(_STATE, steps)
     return {name: stack_structs(value) if isinstance(value, list) else value for name, value in structs.items()}
+
+
+def has_terminated(episode: SingleAgentEpisode) -> bool:
+    # Of one agent among several by the flags that the environment returned.
+    is_one_of_several = episode.multi_agent_episode_id is not None
+    # Without the record, as in episodes from files: RLlib marks agents that are all truncated as terminated too.
+    default = episode.is_terminated and not (episode.is_truncated and is_one_of_several)
+    return bool(episode.custom_data.get(_TERMINATED, default))
+
+
+def _recording_ends(add_env_step: Callable[..., None]) -> Callable[..., None]:
+    # RLlib ends every agent with the flags of "__all__" beside its own, and marks the whole episode terminated once all
+    # agents are done: agents that died and agents that a time limit stopped have the same flags afterwards. RLlib's
+    # flags stay as they are; the record is in the custom data of the agent's episode.
+
+    @functools.wraps(add_env_step)
+    def recorded(
+        self: MultiAgentEpisode, *step: Any, terminateds: Any = None, truncateds: Any = None, **rest: Any
+    ) -> None:
+        add_env_step(self, *step, terminateds=terminateds, truncateds=truncateds, **rest)
+        died, stopped = terminateds or {}, truncateds or {}
+        if not (any(died.values()) or any(stopped.values())):
+            return
+        for agent, episode in self.agent_episodes.items():
+            if episode.is_done:  # an agent's own flags count more than those of all; earlier ends stay
+                terminated = died.get(agent) or (died.get("__all__") and not stopped.get(agent))
+                episode.custom_data.setdefault(_TERMINATED, bool(terminated))
+
+    return recorded
+
+
+# EnvRunners import this module with the class of the buffer in their config.
+MultiAgentEpisode.add_env_step = _recording_ends(MultiAgentEpisode.add_env_step)
 
 
 class FragmentTracker:
@@ -246,11 +256,8 @@ class Columns:
     """Flattens a batch of nested values into columns, and restores the nesting.
 
     Dict spaces give one key per entry, Tuple spaces the positions as keys, both nested under ``name``. Later rows are
-    cast to the first rows' dtypes within their kind (int32 to int64, float64 to float32) and refused otherwise.
-
-    Args:
-        name: first part of every key, ``observation`` or ``action``.
-        struct: the first rows, arrays ``[n, ...]`` in dicts and tuples.
+    cast to the dtypes of the first rows, ``struct``, within their kind (int32 to int64, float64 to float32) and refused
+    otherwise.
 
     Example:
         >>> columns = Columns("observation", {"camera": np.zeros((2, 8)), "arm": (np.zeros(2), np.ones(2))})
@@ -266,7 +273,6 @@ class Columns:
             raise ValueError(f"{name} has no entries: {struct!r}. Give a space with at least one Box or Discrete part.")
 
     def flatten(self, struct: Struct) -> list[np.ndarray]:
-        """Returns one array per leaf, in the dtypes of the first rows, and refuses what does not fit them."""
         arrays = list(self._walk(struct, self._nesting, self.name))
         return [_fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
 
@@ -327,7 +333,7 @@ class Columns:
 class Leaf(NamedTuple):
     """One column: its key in the TensorDict, and dtype and shape that later rows must fit."""
 
-    key: tuple[str, ...]
+    key: Key
     dtype: np.dtype
     shape: tuple[int, ...]
 
@@ -363,9 +369,21 @@ class Information:
         self._missing = set(keys)
         self._rows_read = 0
 
-    def read(self, episode: SingleAgentEpisode) -> list[np.ndarray]:
-        """Returns the values of each key in the steps' infos, float32 ``[n, 1]``."""
-        infos = _infos(episode)
+    def read(self, episode: SingleAgentEpisode) -> dict[Key, np.ndarray]:
+        """Returns the columns ``("next", key)``, float32 ``[n, 1]``, and of a curriculum ``task``, int64 ``[n]``."""
+        columns: dict[Key, np.ndarray] = {}
+        if self.keys:
+            infos = _infos(episode)
+            self._warn_of_missing(infos)
+            for key in self.keys:
+                columns["next", key] = np.array([[_number(key, info, episode)] for info in infos], dtype=np.float32)
+        if self.tasks is not None:
+            tag = episode.custom_data.get(TASK)
+            given = [info.get(TASK) for info in _infos(episode)] if tag is None else [tag]
+            columns[(TASK,)] = np.full(len(episode), [self._task(task, episode) for task in given], dtype=np.int64)
+        return columns
+
+    def _warn_of_missing(self, infos: list[dict[str, Any]]) -> None:
         self._missing = {key for key in self._missing if not any(key in info for info in infos)}
         rows_before, self._rows_read = self._rows_read, self._rows_read + len(infos)
         if self._missing and rows_before < _ROWS_BEFORE_WARNING <= self._rows_read:  # they may be misspelt
@@ -376,14 +394,6 @@ class Information:
                 self._rows_read,
                 sorted(map(str, infos[-1])),
             )
-        return [np.array([[_number(key, info, episode)] for info in infos], dtype=np.float32) for key in self.keys]
-
-    def read_tasks(self, episode: SingleAgentEpisode) -> np.ndarray:
-        """Returns the task of each step of a curriculum, int64 ``[n]``."""
-        tag = episode.custom_data.get(TASK)
-        if tag is not None:
-            return np.full(len(episode), self._task(tag, episode), dtype=np.int64)
-        return np.array([self._task(info.get(TASK), episode) for info in _infos(episode)], dtype=np.int64)
 
     def _task(self, value: Any, episode: SingleAgentEpisode) -> int:
         assert self.tasks is not None
@@ -424,9 +434,8 @@ def _number(key: str, info: dict[str, Any], episode: SingleAgentEpisode) -> floa
 class TaskProgress:
     """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
 
-    The buffer gets every row and every end, so nothing is lost with an EnvRunner. Episodes whose beginning or middle
-    is missing do not count. Without ``progress``, which makes the signals, episodes are only counted. Of more than
-    ``remembered`` running episodes the one continued longest ago is removed.
+    Episodes whose beginning or middle is missing do not count. Without ``progress``, which makes the signals, episodes
+    are only counted. Of more than ``remembered`` running episodes the one continued longest ago is removed.
     """
 
     def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -44,11 +44,7 @@ def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Hook]) -> None:
 def install_replay(
     algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any
 ) -> None:
-    """Connects the replay buffer to the algorithm; the callback ``on_algorithm_init``.
-
-    Options and errors are those of :func:`rllib_ext.configure`; and ``ValueError`` for a layout that the Learners'
-    connectors do not read, or environments without tasks.
-    """
+    """Connects the replay buffer to the algorithm; the callback ``on_algorithm_init``."""
     from rllib_ext.checkpoints import CheckpointedAlgorithm, ReplayPart
     from rllib_ext.checks import check_buffer
     from rllib_ext.learner.remote_blocks import flags_connector
@@ -109,17 +105,15 @@ def install_levels(
 ) -> None:
     """Connects the level buffer to the algorithm; the callback ``on_algorithm_init``.
 
-    Args:
-        packed: the level buffer, by cloudpickle; ``None`` where the config's setting ``levels`` has its arguments.
-        flush: as :func:`rllib_ext.configure`.
-        held_out: ids that evaluation plays, in a trial of Tune; ``None`` where the values were checked before.
+    ``packed`` is ``None`` where the config's setting ``levels`` has its arguments; ``held_out`` is given in a trial of
+    Tune, whose values were not checked before.
     """
     from ray import cloudpickle
 
     from rllib_ext.checkpoints import CheckpointedAlgorithm
     from rllib_ext.levels.checks import checked_levels
     from rllib_ext.levels.playing import attach_player
-    from rllib_ext.levels.scoring import ScoredOnly, add_scoring
+    from rllib_ext.levels.scoring import add_scoring, train_without_scored
     from rllib_ext.levels.server import LEVELS, RemoteLevels
 
     config = algorithm.config
@@ -138,20 +132,24 @@ def install_levels(
         max_pending=max(_LEAST_EPISODES, 4 * config.total_train_batch_size // environments),
         flush=flush,
     )
-    levels.check()  # raises an error of its start
+    levels.ask("check")  # waits for the start, and raises its error
     LEVELS.set(algorithm, levels)
     algorithm.env_runner_group.foreach_env_runner(functools.partial(attach_player, server=levels.actor))
     values(algorithm.learner_group.foreach_learner(functools.partial(add_scoring, server=levels.actor)))
     if source.plays_unlearned:
-        ScoredOnly(algorithm.learner_group, levels.actor)
+        train_without_scored(algorithm.learner_group, levels.actor)
     CheckpointedAlgorithm(algorithm, levels)
-    stop = algorithm.cleanup  # RLlib has no callback for the end of an algorithm
+    _at_end(algorithm, levels.stop)
 
-    def stop_all() -> None:
+
+def _at_end(algorithm: Any, stop: Callable[[], None]) -> None:
+    cleanup = algorithm.cleanup  # RLlib has no callback for the end of an algorithm
+
+    def cleanup_all() -> None:
+        cleanup()
         stop()
-        levels.stop()
 
-    algorithm.cleanup = stop_all
+    algorithm.cleanup = cleanup_all
 
 
 def sync_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **ignored: Any) -> None:
@@ -180,11 +178,7 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
     """Adds the clocks to a result, and figures of levels under ``levels``; the callback ``on_train_result``.
 
     ``num_updates_lifetime`` counts gradient steps over the whole run, those before a restore included.
-    ``timesteps_total`` are the environment steps of ``num_env_steps_sampled_lifetime``, under the name that Tune's
-    loggers take for their horizontal axis; without it they count calls of ``train()``.
-
-    Raises:
-        RuntimeError: levels could not be chosen.
+    ``timesteps_total`` are environment steps, under the name that Tune's loggers take for their horizontal axis.
     """
     from rllib_ext.levels.server import LEVELS
 
@@ -192,7 +186,7 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
     if levels is not None:
         runners = set(range(1, algorithm.config.num_env_runners + 1))
         lost = runners - set(algorithm.env_runner_group.healthy_worker_ids())
-        result["levels"] = levels.report(sorted(lost))
+        result["levels"] = levels.ask("report", sorted(lost))
     key = (LEARNER_RESULTS, ALL_MODULES, NUM_UPDATES_LIFETIME)
     result[NUM_UPDATES_LIFETIME] = int(algorithm.metrics.peek(key, default=0))
     result[TIMESTEPS_TOTAL] = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
@@ -211,10 +205,7 @@ def _log_gradient_steps(learner: Any) -> None:
 
 
 def start_shards(algorithm: Any, reads_flags: bool) -> None:
-    """Starts the shards of an algorithm that was just built, and ends them with it.
-
-    ``reads_flags`` is whether its Learners have the connector that fetches rows.
-    """
+    """Starts the shards of an algorithm that was just built, and ends them with it."""
     config, replay = algorithm.config, algorithm.local_replay_buffer
     if not reads_flags:
         raise ValueError(
@@ -224,16 +215,7 @@ def start_shards(algorithm: Any, reads_flags: bool) -> None:
     check_trial(config)
     nodes: list[str] = []
     if replay.shards.options.shard_placement == "pack":
-        nodes = list(dict.fromkeys(values(algorithm.learner_group.foreach_learner(_node))))
+        found = algorithm.learner_group.foreach_learner(lambda _: str(ray.get_runtime_context().get_node_id()))
+        nodes = list(dict.fromkeys(values(found)))
     replay.start(algorithm, nodes)
-    cleanup = algorithm.cleanup
-
-    def cleanup_all() -> None:
-        cleanup()
-        replay.stop()
-
-    algorithm.cleanup = cleanup_all
-
-
-def _node(_: Any) -> str:
-    return str(ray.get_runtime_context().get_node_id())
+    _at_end(algorithm, replay.stop)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters to RLlib: its type gates for replay buffers, the ends of agents, and attributes and values of its objects.
+"""Adapters to RLlib: its type gates for replay buffers, and attributes and values of its objects.
 
 The gates, measured with ray 2.60.0, new API stack; each row has a test in ``tests/unit/rllib/test_gates.py``.
 
@@ -27,15 +27,12 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import REPLAY_BUFFER_RESULTS
 
 T = TypeVar("T")
 
 DRAWS_PER_REPORT = 10
 _PROBE = "rllib_ext_probe"
-_TERMINATED = "rllib_ext_terminated"  # in the custom data of an agent's episode
 ACCEPTED_NAME = "MultiAgentPrioritizedEpisodeReplayBuffer"
 
 
@@ -50,42 +47,6 @@ class BufferType(ABCMeta):
 
     def __hash__(cls) -> int:
         return ABCMeta.__hash__(cls)
-
-
-def has_terminated(episode: SingleAgentEpisode) -> bool:
-    """Returns whether an episode terminated, of one agent among several by the flags that the environment returned."""
-    is_one_of_several = episode.multi_agent_episode_id is not None
-    # Without the record, as in episodes from files: RLlib marks agents that are all truncated as terminated too.
-    default = episode.is_terminated and not (episode.is_truncated and is_one_of_several)
-    return bool(episode.custom_data.get(_TERMINATED, default))
-
-
-def _recording_ends(add_env_step: Callable[..., None]) -> Callable[..., None]:
-    """Wraps ``MultiAgentEpisode.add_env_step``, so that the last step of each agent keeps its own termination.
-
-    RLlib ends every agent with the flags of ``"__all__"`` beside its own, and marks the whole episode terminated once
-    all agents are done: agents that died and agents that a time limit stopped have the same flags afterwards. RLlib's
-    flags stay as they are; the record is in the custom data of the agent's episode.
-    """
-
-    @functools.wraps(add_env_step)
-    def recorded(
-        self: MultiAgentEpisode, *step: Any, terminateds: Any = None, truncateds: Any = None, **rest: Any
-    ) -> None:
-        add_env_step(self, *step, terminateds=terminateds, truncateds=truncateds, **rest)
-        died, stopped = terminateds or {}, truncateds or {}
-        if not (any(died.values()) or any(stopped.values())):
-            return
-        for agent, episode in self.agent_episodes.items():
-            if episode.is_done:  # an agent's own flags count more than those of all; earlier ends stay
-                terminated = died.get(agent) or (died.get("__all__") and not stopped.get(agent))
-                episode.custom_data.setdefault(_TERMINATED, bool(terminated))
-
-    return recorded
-
-
-# EnvRunners import this module with the class of the buffer in their config.
-MultiAgentEpisode.add_env_step = _recording_ends(MultiAgentEpisode.add_env_step)
 
 
 def env_steps_in(buffer: Any) -> int:
@@ -120,10 +81,6 @@ def algorithm_name(config: AlgorithmConfig) -> str:
     return getattr(config.algo_class, "__name__", str(config.algo_class))
 
 
-def num_aggregators(config: AlgorithmConfig) -> int:
-    return getattr(config, "num_aggregator_actors_per_learner", 0)
-
-
 def settings_of_buffer(config: AlgorithmConfig) -> dict[str, Any]:
     return getattr(config, "replay_buffer_config", None) or {}
 
@@ -154,10 +111,6 @@ def complete_results(metrics: Any, buffer: Any) -> None:
         return result
 
     metrics.compile = completed
-
-
-def local_environments(vector: Any) -> list[Any]:
-    return list(getattr(vector, "envs", ()))
 
 
 def values(results: Any) -> list[Any]:

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rllib_ext.episodes import TASK
-from rllib_ext.rllib_compat import Attached, local_environments, num_actors
+from rllib_ext.rllib_compat import Attached, num_actors
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
     from lightning_replay.table_replay import CurriculumReplay
-
 
 _TASKS = Attached[list[str]]("tasks_of_environments")  # of EnvRunners
 
@@ -69,22 +68,20 @@ class TaskAssignment:
 
 
 def find_problem(env_runner: Any, tasks: Sequence[str]) -> str | None:
-    """Returns why the environments of an EnvRunner cannot play these tasks; ``None`` if they can.
-
-    An exception instead would make RLlib restart the EnvRunner without end.
-    """
+    """Returns why the environments of an EnvRunner cannot play these tasks; ``None`` if they can."""
+    # No exception, which would make RLlib restart the EnvRunner without end.
     if env_runner.env is None:
         return None
     env = env_runner.env.unwrapped
-    remedy = (
-        "Give the environment an attribute 'task' that its reset follows and a tuple TASKS "
-        "(lightning_replay.envs.building.TaskChoice); or put it into the infos, configure(config, assign_tasks=False)"
-    )
     try:
         env.get_attr(TASK)
     except (AttributeError, NotImplementedError):
-        return f"the replay has the tasks {list(tasks)}, and the environments have no attribute 'task'. {remedy}"
-    environments = local_environments(env)
+        return (
+            f"the replay has the tasks {list(tasks)}, and the environments have no attribute 'task'. Give them one "
+            "that their reset follows, and a tuple TASKS (lightning_replay.envs.building.TaskChoice); or put the task "
+            "into the infos, configure(config, assign_tasks=False)"
+        )
+    environments = list(getattr(env, "envs", ()))
     if environments and environments[0].has_wrapper_attr("TASKS"):
         known = list(environments[0].get_wrapper_attr("TASKS"))
         unknown = [task for task in tasks if task not in known]

@@ -7,31 +7,24 @@ import copy
 import functools
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-from lightning_replay.options import accepted_names, did_you_mean
+from lightning_replay.options import accepted_names, check_kind, did_you_mean
 from lightning_replay.sharded.options import SHARD_OPTIONS
 from rllib_ext.buffer.images import image_column
 
 if TYPE_CHECKING:
-    from lightning_replay.events.conditions import ConditionLike
-    from lightning_replay.events.event_table import Event, EventTable
+    import numpy as np
+
     from lightning_replay.replay import Replay
     from lightning_replay.schedulers import ReturnProgress
 
-PARTS = ("sampler", "writer", "transform")
 # Options of a buffer put together from parts, beside the parts.
+PARTS = ("sampler", "writer", "transform")
 PART_OPTIONS = (
-    "capacity",
-    "device",
-    "memmap",
-    "frame_stack",
-    "image_key",
-    "frame_capacity",
-    "check_finite",
-    "check_continuity",
-    "seed",
+    *("capacity", "device", "memmap", "frame_stack", "image_key", "frame_capacity"),
+    *("check_finite", "check_continuity", "seed"),
 )
 # Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
 _BY_IMPORTANCE = ("surprise_retention",)
@@ -45,6 +38,11 @@ CAPACITIES = ("capacity", "capacity_per_task")
 # A lost EnvRunner leaves episodes that never end, so that more and more of them seem to run.
 RECIPE_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": True, "max_trajectories": 128}}
 _EXAMPLE = "lightning_replay.samplers.PrioritizedSampler"
+# By the name of an argument: its text is a class path, or a function that is not called; a dict may be arguments alone.
+_CONDITIONS = ("condition", "conditions", "goal")
+_PATHS = (*PARTS, "scheduler", *_CONDITIONS)
+_CLASSES = {"tables": "lightning_replay.events.EventTable", "events": "lightning_replay.events.Event"}
+_LISTS = (*_CLASSES, "conditions")
 
 
 def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Returns = (1, 0.99)) -> Replay:
@@ -54,9 +52,7 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
         recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another function that
             takes ``capacity`` and ``batch_size`` and returns a :class:`~lightning_replay.Replay`.
         options: its arguments; without a recipe :data:`PART_OPTIONS`, and ``sampler``, ``writer`` and ``transform``,
-            each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for transforms, a list of these. Nested
-            values of that form are built too (a schedule, a scheduler). Event tables and conditions are given as in
-            :mod:`rllib_ext.buffer.building`.
+            for transforms also a list; each as :func:`built` takes it.
         returns: length and discount, where rows are kept by importance and returns are formed before they are stored;
             other buffers form them when they draw.
     """
@@ -76,20 +72,14 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
     named = accepted_names(function) or inspect.signature(function).parameters
     accepted = [name for name in named if name not in {*_SET_BY_RLLIB, "prefetch"}]
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
-    if isinstance(options.get("scheduler"), str):
-        options = {**options, "scheduler": {"class_path": options["scheduler"]}}
-    arguments = {
-        name: built_tables(value) if name == "tables" else (built_condition if name == "goal" else built)(value, name)
-        for name, value in options.items()
-    }
+    arguments = {name: built(value, name) for name, value in options.items()}
     if options.get("frame_stack") is not None and "image_key" in accepted:
         arguments["image_key"] = image_column(options.get("image_key"))
     if recipe in _BY_IMPORTANCE:
         arguments["n_steps"], arguments["discount"] = _single_length(returns)
     # RLlib gives the batch size with each draw; the recipe checks this one against the capacity.
     replay = function(**{**RECIPE_DEFAULTS.get(recipe, {}), **arguments, "batch_size": 1})
-    if not isinstance(replay, Replay):
-        raise TypeError(f"recipe {recipe!r} returned a {type(replay).__name__}; a lightning_replay.Replay is accepted")
+    check_kind(f"what recipe {recipe!r} returned", replay, Replay, "a lightning_replay.Replay")
     if isinstance(replay.writer, RetentionWriter) and recipe not in _BY_IMPORTANCE:
         raise ValueError(
             f"recipe {recipe!r} keeps rows by importance, which RLlib's returns have to be formed for. Leave the "
@@ -112,9 +102,16 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
         )
     _refuse_unknown("a buffer put together from parts", options, [*PARTS, *PART_OPTIONS])
     capacity, frame_stack, image_key = options["capacity"], options.get("frame_stack"), options.get("image_key")
+
+    def part(value: Any, name: str, kind: type) -> Any:
+        if value is not None:
+            value = built(value, name, defaults={"capacity": capacity})
+            check_kind(name, value, kind, f"a TorchRL {kind.__name__}, or its class path")
+        return value
+
     given = options.get("transform") or []
     given = given if isinstance(given, list | tuple) else [given]
-    transforms = [_part(value, "transform", Transform, capacity) for value in given]
+    transforms = [part(value, "transform", Transform) for value in given]
     n_steps, worst = 1, None
     if uses_retention(None, options):
         n_steps, discount = _single_length(returns)
@@ -132,13 +129,11 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
             default_frame_capacity=worst,
             n_steps=n_steps,
         ),
-        sampler=_part(options.get("sampler"), "sampler", Sampler, capacity),
-        writer=_part(options.get("writer"), "writer", Writer, capacity),
+        sampler=part(options.get("sampler"), "sampler", Sampler),
+        writer=part(options.get("writer"), "writer", Writer),
         transform=Compose(*transforms) if len(transforms) > 1 else next(iter(transforms), None),
         batch_size=1,
-        check_finite=options.get("check_finite", True),
-        check_continuity=options.get("check_continuity", True),
-        seed=options.get("seed"),
+        **{name: options[name] for name in ("check_finite", "check_continuity", "seed") if name in options},
     )
 
 
@@ -166,19 +161,6 @@ def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str])
         raise ValueError(f"{owner} needs {capacity}, the most transitions kept. Add {capacity}=100_000.")
 
 
-def _part(value: Any, name: str, kind: type, capacity: Any) -> Any:
-    if value is None:
-        return None
-    path = {"class_path": value} if isinstance(value, str) else value
-    part = built(path, name, defaults={"capacity": capacity})
-    if not isinstance(part, kind):
-        raise TypeError(
-            f"{name} is {value!r}, which gives a {type(part).__name__}; a TorchRL {kind.__name__} is accepted, "
-            f"as a class path or as {{'class_path': ..., 'init_args': {{...}}}}"
-        )
-    return part
-
-
 def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
     """Returns whether a buffer with these arguments of :func:`build_replay` has a ``RetentionWriter``."""
     from lightning_replay.writers import RetentionWriter
@@ -201,12 +183,46 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
     if not isinstance(replay, CurriculumReplay):
         raise ValueError('progress is for the tasks of a curriculum: replay_config("parallel_curriculum", ...)')
     progress = built(value, "progress")
-    if not isinstance(progress, ReturnProgress):
-        raise TypeError(
-            f"progress is {value!r}; a class of lightning_replay.schedulers is accepted, as MeanReturn(low=0.0, "
-            "high=1.0)"
-        )
+    check_kind("progress", progress, ReturnProgress, "of lightning_replay.schedulers, as MeanReturn(low=0.0, high=1.0)")
     return copy.deepcopy(progress)
+
+
+class MinSizes:
+    """Sets the least sizes of tables that were not given to the size of the batch, which RLlib passes with each draw.
+
+    RLlib draws as soon as its warm-up is over: while no table with a share holds a whole batch, the longest is drawn
+    from. A ``min_size`` that is given in the ``options`` of the recipe is kept.
+    """
+
+    def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
+        from lightning_replay.samplers.tables import ScheduledSampler, TableShares
+        from lightning_replay.writers.tables import DEFAULT_TABLE
+
+        assert replay.tables is not None
+        self._tables, self._sampler = replay.tables, cast("Any", replay.sampler)
+        self._has_shares = isinstance(replay.sampler, TableShares)
+        self._unset: list[str] = []  # tables
+        if self._has_shares and "tables" in options:
+            self._unset = [table.name for table in built(options["tables"], "tables") if table.min_size is None]
+        if options.get("min_size") is None and self._has_shares and "tables" in options:
+            self._unset.append(DEFAULT_TABLE)
+        elif options.get("min_size") is None and isinstance(replay.sampler, ScheduledSampler) and "tasks" in options:
+            self._unset = list(self._tables.names[:1])  # of all tasks, whose tables are alike
+
+    def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
+        """Sets the sizes before a draw; ``held`` are the entries of each table, where they lie in other replays."""
+        if not self._unset:
+            return
+        tables = self._tables
+        held = tables.length if held is None else held
+        if self._has_shares:
+            held = held[[self._sampler.table_shares[name] > 0 for name in tables.names]]
+        reachable = min(batch_size, max(1, int(held.max())))
+        sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._unset}
+        if not self._has_shares:
+            self._sampler.min_size = sizes[self._unset[0]]
+        elif not sizes.items() <= self._sampler.min_sizes.items():
+            self._sampler.set_min_sizes(sizes)
 
 
 def built(
@@ -220,37 +236,48 @@ def built(
 ) -> Any:
     """Builds the object that ``{"class_path": ..., "init_args": {...}}`` describes; returns any other value as it is.
 
+    Parts of a buffer, schedulers and conditions may be given by their path alone, and event tables and their events by
+    their arguments, without a class path.
+
     Args:
         value: of an option; ``init_args`` may hold class paths too.
         name: of the option, for messages.
-        defaults: arguments for every class that accepts them.
-        functions: whether a path may name a function, which is returned and not called.
+        defaults: arguments for every class that accepts them, where they are left out or ``None``.
+        functions: whether a path may name a function, which is called if there are ``init_args``. That of a condition
+            always may.
         example, examples: paths for messages; ``examples`` of arguments, by dotted name.
+
+    Example:
+        >>> condition = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
+        >>> built([{"name": "goal", "condition": condition, "history_length": 5, "capacity": 100}], "tables")
+        [EventTable('goal', events=[Event(condition=reward_at_least(1.0), history_length=5)], capacity=100, \
+share=None, min_size=None)]
     """
+    key = name.rpartition(".")[2].partition("[")[0]
+    own = functools.partial(built, defaults=defaults, functions=functions, example=example, examples=examples)
+    if key in _LISTS and isinstance(value, list | tuple):
+        return [own(item, f"{name}[{place}]") for place, item in enumerate(value)]
+    if key in _CLASSES and name.endswith("]") and isinstance(value, Mapping) and "class_path" not in value:
+        value = {"class_path": _CLASSES[key], "init_args": value}
+    elif key in _PATHS and isinstance(value, str):
+        value = {"class_path": value}
     if not (isinstance(value, Mapping) and "class_path" in value):
         return value
-    cls, arguments = class_and_arguments(value, name, (examples or {}).get(name, example))
-    if not inspect.isclass(cls):
-        if functions:
-            return cls
-        raise ValueError(f"{name} names {value['class_path']!r}, which is no class but a {type(cls).__name__}")
-    given = {
-        key: built(item, f"{name}.{key}", defaults=defaults, functions=functions, example=example, examples=examples)
-        for key, item in arguments.items()
-    }
-    # The constructor's signature: TorchRL's samplers have a __new__ that hides it.
-    accepted = inspect.signature(cls.__init__).parameters
-    return cls(**{key: item for key, item in (defaults or {}).items() if key in accepted} | given)
-
-
-def class_and_arguments(value: Mapping[str, Any], name: str, example: str = _EXAMPLE) -> tuple[Any, dict[str, Any]]:
-    """Returns the object that a class path names, and its ``init_args``; arguments and errors as :func:`built`."""
-    if "class_path" not in value or set(value) - {"class_path", "init_args"}:
-        raise ValueError(f"{name} has the keys {sorted(value)}; accepted are class_path and init_args")
     arguments = value.get("init_args") or {}
-    if not isinstance(arguments, Mapping):
-        raise TypeError(f"init_args of {name} is {arguments!r}; it must be arguments by name")
-    return imported(value["class_path"], name, example), dict(arguments)
+    if set(value) - {"class_path", "init_args"} or not isinstance(arguments, Mapping):
+        raise ValueError(f"{name} is {value!r}; accepted are class_path and init_args, arguments by name")
+    found = imported(value["class_path"], name, (examples or {}).get(name, example))
+    if not inspect.isclass(found):
+        if not functions and key not in _CONDITIONS:
+            raise ValueError(f"{name} names {value['class_path']!r}, which is no class but a {type(found).__name__}")
+        if "init_args" not in value:
+            return found
+    defaults = defaults or {}
+    present = {key: item for key, item in arguments.items() if item is not None or key not in defaults}
+    given = {key: own(item, f"{name}.{key}") for key, item in present.items()}
+    # The constructor's signature: TorchRL's samplers have a __new__ that hides it.
+    accepted = inspect.signature(found.__init__ if inspect.isclass(found) else found).parameters
+    return found(**{key: item for key, item in defaults.items() if key in accepted} | given)
 
 
 def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:
@@ -263,74 +290,3 @@ def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:
             f"{name} names {path!r}, which cannot be imported ({error}). Give a full path, as "
             f"{example!r}, of a module that Python finds"
         ) from error
-
-
-def built_tables(tables: Any) -> list[EventTable]:
-    """Returns the tables of ``replay_config("event_tables", tables=[...])``.
-
-    Args:
-        tables: each an :class:`~lightning_replay.events.EventTable`, or a dict of its arguments, with conditions as in
-            :func:`built_condition` and events as ``{"condition": ..., "history_length": ...}``.
-
-    Example:
-        >>> condition = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
-        >>> built_tables([{"name": "goal", "condition": condition, "history_length": 5, "capacity": 100}])
-        [EventTable('goal', events=[Event(condition=reward_at_least(1.0), history_length=5)], capacity=100, \
-share=None, min_size=None)]
-    """
-    if isinstance(tables, str | Mapping) or not isinstance(tables, Sequence):
-        raise TypeError(f"tables is {tables!r}; a list is accepted, of EventTable objects or of dicts of its arguments")
-    return [_table(table, f"tables[{place}]") for place, table in enumerate(tables)]
-
-
-def built_condition(value: Any, name: str) -> ConditionLike:
-    """Builds a condition from the value of an option.
-
-    Args:
-        value: a callable; the import path of a function, which is the condition, or of a class; or
-            ``{"class_path": ..., "init_args": {...}}`` of a class, whose own conditions have the same form.
-        name: of the option, for messages.
-    """
-    found = value
-    if isinstance(value, str | Mapping):
-        given = value if isinstance(value, Mapping) else {"class_path": value}
-        found, arguments = class_and_arguments(given, name)
-        if inspect.isclass(found):
-            found = found(**{key: _argument(key, item, f"{name}.{key}") for key, item in arguments.items()})
-        elif "init_args" in given:
-            raise ValueError(f"{name} names {given['class_path']!r}, which takes no init_args: it is no class")
-    if not callable(found) or inspect.isclass(found):
-        raise ValueError(
-            f"{name} is {value!r}, which is no condition: give a function of steps, a condition object, an import path "
-            "of either as text, or {'class_path': ..., 'init_args': {...}}"
-        )
-    return found
-
-
-def _argument(key: str, value: Any, name: str) -> Any:
-    if key == "conditions" and isinstance(value, list | tuple):
-        return [built_condition(item, f"{name}[{place}]") for place, item in enumerate(value)]
-    return built_condition(value, name) if key == "condition" else value
-
-
-def _table(value: Any, name: str) -> EventTable:
-    from lightning_replay.events.event_table import EventTable
-
-    if isinstance(value, Mapping):
-        kind, arguments = class_and_arguments(value, name) if "class_path" in value else (EventTable, dict(value))
-        if arguments.get("condition") is not None:
-            arguments["condition"] = built_condition(arguments["condition"], f"{name}.condition")
-        if isinstance(arguments.get("events"), list | tuple):
-            arguments["events"] = [_event(one, f"{name}.events[{i}]") for i, one in enumerate(arguments["events"])]
-        value = kind(**arguments)
-    return value
-
-
-def _event(value: Any, name: str) -> Event:
-    from lightning_replay.events.event_table import Event
-
-    if isinstance(value, Event):
-        return value
-    if not isinstance(value, Mapping) or "class_path" in value:
-        return Event(built_condition(value, name))
-    return Event(**{**value, "condition": built_condition(value.get("condition"), f"{name}.condition")})

@@ -113,8 +113,7 @@ def episodes_of(
 ) -> list[SingleAgentEpisode]:
     """Returns the newest ``most`` rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
 
-    Bounded actions become fractions of the bounds where the module's are ``normalized``; the columns of ``infos``, by
-    the info's name, become infos of the steps.
+    The columns of ``infos``, by the info's name, become infos of the steps.
     """
     rows = _newest_rows(replay, most)
     return _episodes(
@@ -197,7 +196,7 @@ def _flag(rows: TensorDictBase, name: str) -> np.ndarray:
 
 
 def _of_several_agents(episode: SingleAgentEpisode, module_id: str) -> MultiAgentEpisode:
-    """Returns the episode as that of the only agent of an environment, where truncated excludes terminated."""
+    # As that of the only agent of an environment, where truncated excludes terminated.
     episode.is_truncated = episode.is_truncated and not episode.is_terminated
     whole = MultiAgentEpisode(terminateds=episode.is_terminated, truncateds=episode.is_truncated)
     episode.agent_id = episode.module_id = module_id
@@ -208,12 +207,7 @@ def _of_several_agents(episode: SingleAgentEpisode, module_id: str) -> MultiAgen
 
 
 def fit_observation(column: np.ndarray, space: gym.Space[Any], name: str) -> np.ndarray:
-    """Returns observations ``[N, ...]`` in the dtype of their space, which is not Dict and not Tuple.
-
-    Example:
-        >>> fit_observation(np.zeros((5, 3), np.float32), gym.spaces.Box(-1, 1, (3,), np.float64), "observation").dtype
-        dtype('float64')
-    """
+    """Returns observations ``[N, ...]`` in the dtype of their space, which is not Dict and not Tuple."""
     _check_shape(column, space, name)
     return column.astype(space.dtype, copy=False)
 
@@ -221,12 +215,8 @@ def fit_observation(column: np.ndarray, space: gym.Space[Any], name: str) -> np.
 def fit_action(column: np.ndarray, space: gym.Space[Any], name: str, *, normalized: bool) -> np.ndarray:
     """Returns actions of the environment as the module would have computed them: float32 or int64, ``[N, ...]``.
 
-    Args:
-        column: as stored; Discrete actions may be one-hot, ``[N, n]``.
-        space: of the environment's actions; not Dict and not Tuple.
-        name: of the column, for messages.
-        normalized: whether the module computes bounded actions as fractions of the bounds (``normalize_actions``):
-            floats between -1 and 1, integers from 0 on.
+    Discrete actions may be one-hot, ``[N, n]``. Bounded actions are ``normalized`` where the module computes them as
+    fractions of the bounds (``normalize_actions``): floats between -1 and 1, integers from 0 on.
 
     Example:
         >>> fit_action(np.array([[-2.0], [1.0]]), gym.spaces.Box(-2, 2, (1,)), "action", normalized=True).tolist()
@@ -253,16 +243,12 @@ def fit_action(column: np.ndarray, space: gym.Space[Any], name: str, *, normaliz
 
 
 def _check_shape(column: np.ndarray, space: gym.Space[Any], name: str) -> None:
-    if space.dtype is None or column.shape[1:] != space.shape:
+    wanted = space.dtype
+    fits = wanted is not None and column.shape[1:] == space.shape and np.can_cast(column.dtype, wanted, "same_kind")
+    if not fits or wanted is None or (column.dtype.kind == "f") != (wanted.kind == "f"):
         raise ValueError(
-            f"{name} has rows of shape {column.shape[1:]}; the algorithm's space is {space}, of shape {space.shape}. "
-            "Fill with rows collected in the same environment"
-        )
-    fits = np.can_cast(column.dtype, space.dtype, "same_kind")
-    if not fits or (column.dtype.kind == "f") != (space.dtype.kind == "f"):
-        raise ValueError(
-            f"{name} has dtype {column.dtype}; the algorithm's space is {space}, of dtype {space.dtype}. "
-            "Convert the column before the rows are stored"
+            f"{name} has rows of {column.dtype} {column.shape[1:]}; the algorithm's space is {space}, of {space.dtype} "
+            f"{space.shape}. Fill with rows collected in the same environment, converted before they are stored"
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container, Mapping
+from typing import Any
 
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -14,9 +14,6 @@ from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_ext.episodes import FragmentTracker
-
-if TYPE_CHECKING:
-    from rllib_ext.buffer.module_replay import ModuleReplay
 
 # counter -> keys of the sum since the last call, and over the whole run
 _SUMS: dict[str, tuple[str, str]] = {
@@ -45,6 +42,7 @@ _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
 _PRIORITIES_PER_CALL = 100_000  # that are summed up, on average
 FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
+Modules = Mapping[str, Any]  # of the buffer, whose module needs this one: ModuleReplay by name
 Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums of all modules under the module ""
 
 
@@ -59,59 +57,40 @@ class BufferMetrics:
     * ``evicted`` are the others;
     * ``sampled`` are rows drawn, of all modules together, as in RLlib's own buffer for several agents.
 
-    Episodes, gaps and duplicates are then those of the environment, not of each agent.
-
-    ``tables/NAME`` has ``share_drawn`` (of all rows drawn so far), ``fill``, ``size``, ``evicted``, ``age_mean``,
-    ``age_max`` and ``event_share`` of a table; ``tasks/NAME`` has ``probability``, ``progress`` (the newest signal) and
-    ``num_episodes_lifetime`` of a curriculum's task. With several agents the module's name comes first.
-
-    Of replays that keep rows by importance, ``retention`` has ``admitted``, ``refused`` and ``evicted`` since the
-    start, ``age_mean`` and ``age_max`` of the rows stored, and the figures by which hoarding shows, as far as they are
-    known, see :meth:`~lightning_replay.writers.RetentionWriter.stats`; of prioritized replays ``priorities`` has
-    ``effective_sample_size``, see :meth:`~lightning_replay.samplers.PrioritizedSampler.stats`; where frames are stored
-    once, ``frames`` has ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` counts
-    everything kept.
+    Episodes, gaps and duplicates are then those of the environment, not of each agent. Every key is described in
+    ``docs/rllib-metrics.md``.
     """
 
     def __init__(self) -> None:
-        self._counts: Counts = Counter()
+        self.counts: Counts = Counter()  # of each module and agent
         self._environment = FragmentTracker()  # stays empty where there is one agent
         self._log = CounterLog()
         self._calls = self._reported = 0
         self._stats: dict[str, dict[str, Any]] = {}
         self._stats_read: dict[str, int] = {}  # in which call
 
-    def count(self, owner: str, **amounts: int) -> None:
-        for counter, amount in amounts.items():
-            self._counts[counter, owner] += amount
-
-    def count_fragments(self, episodes: Sequence[Any], stored: Container[str]) -> None:
-        """Adds steps of environments of several agents, and those of each agent whose module is ``stored``."""
-        for episode in episodes:
-            if not isinstance(episode, MultiAgentEpisode):
-                continue
-            steps = episode.env_steps()
-            _, first_new = self._environment.place(episode.id_, episode.env_t_started, steps)
-            if first_new == steps:
-                continue  # sent twice
+    def count_fragment(self, episode: MultiAgentEpisode, stored: Container[str]) -> None:
+        """Adds steps of an environment of several agents, and those of each agent whose module is ``stored``."""
+        steps = episode.env_steps()
+        _, first_new = self._environment.place(episode.id_, episode.env_t_started, steps)
+        if first_new < steps:  # otherwise it was sent twice
             for part in episode.agent_episodes.values():
                 if part.module_id in stored:
-                    self.count(str(part.agent_id), agent_steps_added=len(part))
+                    self.counts[AGENT_STEPS_ADDED, str(part.agent_id)] += len(part)
 
     def total(self, counter: str, module_id: str | None = None) -> int:
         return sum(
-            amount for (name, module), amount in self._counts.items() if name == counter and module_id in (None, module)
+            amount for (name, module), amount in self.counts.items() if name == counter and module_id in (None, module)
         )
 
-    def report(self, modules: Mapping[str, ModuleReplay], draws_per_report: int) -> dict[str, Any]:
-        """Returns :meth:`reduce` where it is due, and nothing otherwise. Call it once per draw."""
+    def report(self, modules: Modules, draws_per_report: int) -> dict[str, Any]:
+        """Returns the metrics where they are due, and nothing otherwise. Call it once per draw."""
         self._calls += 1
-        return self.reduce(modules) if self._calls - self._reported >= draws_per_report else {}
+        return self.remaining(modules) if self._calls - self._reported >= draws_per_report else {}
 
-    def remaining(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
-        return self.reduce(modules) if self._calls > self._reported else {}
-
-    def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
+    def remaining(self, modules: Modules) -> dict[str, Any]:
+        if self._calls == self._reported:
+            return {}
         self._reported = self._calls
         rows = {name: len(module) for name, module in modules.items()}
         counts = self.totals(modules)
@@ -119,7 +98,7 @@ class BufferMetrics:
         self._log.items({name: self.stats(name, module) for name, module in modules.items()})
         return self._log.logger.reduce()
 
-    def totals(self, modules: Mapping[str, ModuleReplay]) -> Counts:
+    def totals(self, modules: Modules) -> Counts:
         """Returns the sums over the whole run by module and agent, those of environments under the module ``""``."""
         stored = self.env_steps_stored(modules)
         environment = [self._environment] if self._environment.episodes else None
@@ -128,25 +107,25 @@ class BufferMetrics:
             (FRAGMENT_GAPS, ""): sum(one.gaps for one in fragments),
             (DUPLICATE_STEPS, ""): sum(one.duplicates for one in fragments),
         }
-        return Counter({**self._counts, **{(counter, ""): self._sum(counter, stored) for counter in _SUMS}, **found})
+        return Counter({**self.counts, **{(counter, ""): self._sum(counter, stored) for counter in _SUMS}, **found})
 
     def state(self) -> dict[str, Any]:
         return {
-            "counts": [[*key, amount] for key, amount in self._counts.items()],
+            "counts": [[*key, amount] for key, amount in self.counts.items()],
             "logged": [[*key, amount] for key, amount in self._log.logged.items()],
             "environment": self._environment.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`; increases logged before the save are not logged again."""
-        self._counts, self._log.logged = (
+        # Increases logged before the save are not logged again.
+        self.counts, self._log.logged = (
             Counter({(counter, module): amount for counter, module, amount in state[name]})
             for name in ("counts", "logged")
         )
         self._environment.load_state(state["environment"])
         self._stats.clear()
 
-    def env_steps_stored(self, modules: Mapping[str, ModuleReplay]) -> int:
+    def env_steps_stored(self, modules: Modules) -> int:
         if not self._environment.episodes:
             return sum(map(len, modules.values()))
         kept = (len(module) / max(self.total("steps_added", name), 1) for name, module in modules.items())
@@ -160,7 +139,7 @@ class BufferMetrics:
             return environment.episodes
         return environment.steps - (env_steps_stored if counter == "steps_evicted" else 0)
 
-    def stats_due(self, modules: Mapping[str, ModuleReplay], draws_per_report: int) -> dict[str, dict[str, Any]]:
+    def stats_due(self, modules: Modules, draws_per_report: int) -> dict[str, dict[str, Any]]:
         """Returns :meth:`stats` of each module where they are due, first at once. Call it once per draw."""
         self._calls += 1
         if self._reported and self._calls - self._reported < draws_per_report:
@@ -168,8 +147,7 @@ class BufferMetrics:
         self._reported = self._calls
         return {name: self.stats(name, module) for name, module in modules.items()}
 
-    def stats(self, name: str, module: ModuleReplay) -> dict[str, Any]:
-        """Returns current values of a module for :meth:`CounterLog.items`, and the ``rows`` that it holds."""
+    def stats(self, name: str, module: Any) -> dict[str, Any]:
         from lightning_replay.parts import first_of
 
         sampler = first_of(module.replay.sampler)
@@ -187,8 +165,8 @@ class BufferMetrics:
             }
         return stats
 
-    def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
-        """Returns statistics of a replay; computed at intervals where reading many rows takes longer than a draw."""
+    def _stats_of(self, name: str, module: Any) -> dict[str, Any]:
+        # At intervals where reading many rows takes longer than a draw.
         from lightning_replay.writers import RetentionWriter
 
         tables = module.replay.tables
@@ -259,7 +237,6 @@ class CounterLog:
                     log(("tasks", *prefix, task, key), value)
 
     def _increase(self, counter: str, module_id: str, amount: int) -> int:
-        """Returns the increase since the last call with these names; 0 for an estimate that went down."""
         increase = max(amount - self.logged[counter, module_id], 0)
-        self.logged[counter, module_id] += increase
+        self.logged[counter, module_id] += increase  # nothing for an estimate that went down
         return increase

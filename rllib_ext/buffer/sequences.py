@@ -19,7 +19,7 @@ from torchrl.data.replay_buffers import SliceSampler
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.storage.packed import read_columns
 from rllib_ext.episodes import Columns
-from rllib_ext.learner.sharding import dealt_rows
+from rllib_ext.learner.blocks import dealt_rows
 
 if TYPE_CHECKING:
     from torchrl.data.replay_buffers import Storage

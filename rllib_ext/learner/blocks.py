@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drawn batch as RLlib's learner connectors read it: rows in columns behind the interface of an episode."""
+"""A drawn batch as RLlib's learner connectors read it, and the order in which its rows come back from the Learners."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import tree
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
 from rllib_ext.episodes import Columns
 
@@ -74,7 +76,6 @@ class TransitionBlock(SingleAgentEpisode):
 
     @property
     def content(self) -> tuple[Sequence[Any], dict[str, np.ndarray], tuple[Any, Any]]:
-        """Columns, further columns and ends: nested arrays, those of a flagged block ``[n, ...]`` each."""
         return self._columns, self.extra_model_outputs, self.ends
 
     def __repr__(self) -> str:
@@ -191,10 +192,7 @@ class Piece(NamedTuple):
 class DrawnRows:
     """Columns of a drawn batch as NumPy arrays, from which blocks or single-row episodes are cut.
 
-    Args:
-        batch: what ``Replay.sample`` returned, ``[B]``.
-        observation, action: how their columns nest.
-        module_id: the module that learns from the rows, where there are several agents.
+    ``observation`` and ``action`` are how their columns nest; ``module_id`` is given where there are several agents.
     """
 
     def __init__(
@@ -207,46 +205,43 @@ class DrawnRows:
         rewards, terminated, truncated = (
             leaf("next", name).reshape(-1) for name in ("reward", "terminated", "truncated")
         )
-        self._ends = terminated, truncated
-        self._columns = [
+        columns = [
             observation.unflatten([leaf(*part.key) for part in observation.leaves]),
             observation.unflatten([leaf("next", *part.key) for part in observation.leaves]),
             action.unflatten([leaf(*part.key) for part in action.leaves]),
             rewards,
         ]
-        count, present = len(rewards), batch.keys()
-        steps = leaf("steps_to_next_obs").reshape(-1) if "steps_to_next_obs" in present else np.ones(count, np.int64)
-        weights = leaf("priority_weight") if "priority_weight" in present else np.ones(count, np.float32)
-        self._outputs = {"weights": weights, "n_step": steps}
+        self._count, present = len(rewards), batch.keys()
+        steps = leaf("steps_to_next_obs").reshape(-1) if "steps_to_next_obs" in present else np.ones_like(rewards, int)
+        weights = leaf("priority_weight") if "priority_weight" in present else np.ones(self._count, np.float32)
+        self._content = columns, {"weights": weights, "n_step": steps}, (terminated, truncated)
         self.mean_n_step: float = float(steps.mean())
 
-    def __len__(self) -> int:
-        return len(self._outputs["n_step"])
-
     def flagged(self) -> list[Piece]:
-        """Returns all rows in one block, in the order they were drawn, with the flags of each row."""
-        block = FlaggedBlock(self._name("rows"), self._columns, self._outputs, *self._ends, self._module_id)
-        return [Piece(block, np.arange(len(self)))]
+        columns, outputs, ends = self._content
+        return [
+            Piece(FlaggedBlock(self._name("rows"), columns, outputs, *ends, self._module_id), np.arange(self._count))
+        ]
 
     def blocks(self) -> list[Piece]:
         """Returns one block of rows that are not done and one done row at its end, and a block for each further one."""
-        done = np.logical_or(*self._ends)
+        columns, outputs, ends = self._content
+        done = np.logical_or(*ends)
         done_rows = np.flatnonzero(done)
         if len(done_rows) == 0:  # views of the drawn columns
-            block = TransitionBlock(self._name("rows"), self._columns, self._outputs, module_id=self._module_id)
-            return [Piece(block, np.arange(len(done)))]
+            block = TransitionBlock(self._name("rows"), columns, outputs, module_id=self._module_id)
+            return [Piece(block, np.arange(self._count))]
         others = [self._block(f"row_{row}", np.array([row])) for row in done_rows[1:].tolist()]
         return [self._block("rows", np.append(np.flatnonzero(~done), done_rows[0])), *others]
 
     def episodes(self) -> list[Piece]:
         """Returns an episode of a single step for each row: slow, for connectors that do more than read columns."""
-        return [Piece(self._episode(row), np.array([row])) for row in range(len(self))]
+        return [Piece(self._episode(row), np.array([row])) for row in range(self._count)]
 
     def _episode(self, row: int) -> SingleAgentEpisode:
         name = self._name(f"row_{row}")
         agent = None if self._module_id is None else name
-        observation, following, action, reward = self._columns_of(row)
-        terminated, truncated = (bool(flags[row]) for flags in self._ends)
+        (observation, following, action, reward), outputs, (terminated, truncated) = self._rows(row)
         return SingleAgentEpisode(
             id_=name,
             agent_id=agent,
@@ -255,24 +250,23 @@ class DrawnRows:
             observations=[observation, following],
             actions=[action],
             rewards=[reward],
-            terminated=terminated,
-            truncated=truncated,
-            extra_model_outputs={key: [column[row]] for key, column in self._outputs.items()},
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+            extra_model_outputs={key: [value] for key, value in outputs.items()},
             len_lookback_buffer=0,
         )
 
     def _block(self, name: str, places: np.ndarray) -> Piece:
-        outputs = {key: column[places] for key, column in self._outputs.items()}
-        terminated, truncated = (bool(flags[places[-1]]) for flags in self._ends)
-        columns = self._columns_of(places)
+        columns, outputs, ends = self._rows(places)
+        terminated, truncated = (bool(flags[-1]) for flags in ends)
         block = TransitionBlock(self._name(name), columns, outputs, terminated, truncated, self._module_id)
         return Piece(block, places)
 
-    def _columns_of(self, rows: Any) -> list[Any]:
-        return [tree.map_structure(lambda array: array[rows], column) for column in self._columns]
+    def _rows(self, places: Any) -> Any:
+        return tree.map_structure(lambda array: array[places], self._content)
 
     def _name(self, rows: str) -> str:
-        """Returns a name unique among all modules' pieces, with an underscore: RLlib changes others."""
+        # Unique among all modules' pieces, with an underscore: RLlib changes others.
         return f"{rows}_of_{self._module_id or 'batch'}"
 
 
@@ -281,3 +275,89 @@ LAYOUTS: dict[str, Callable[[DrawnRows], list[Piece]]] = {
     "blocks": DrawnRows.blocks,
     "rows": DrawnRows.episodes,
 }
+
+
+Owned = tuple[str, Piece]  # a module and a piece of its rows
+
+
+def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Owned], dict[str, np.ndarray]]:
+    """Returns pieces in the order for RLlib, and the places of each module's rows as their TD errors come back.
+
+    RLlib sorts episodes by length, deals them out to the Learners and cuts some; the TD errors of a module come back
+    Learner after Learner. With several modules the pieces are cut so that each Learner gets rows of each module, in
+    the same order: Learners average gradients in the order in which they have them, of whatever module, and their
+    weights would drift apart silently otherwise.
+
+    Args:
+        pieces: of each module, the longest first.
+        num_learners: remote Learners; with 0 or 1 the order stays.
+    """
+    if num_learners > 1 and len(pieces) > 1:
+        owned = _in_rounds(pieces, num_learners)
+    else:
+        owned = [(module, piece) for module, parts in pieces.items() for piece in parts]
+    if num_learners <= 1 or len(owned) == 1:  # each module's pieces are sorted already, and one piece is cut in order
+        return owned, {
+            module: np.concatenate([piece.places for piece in parts]) if len(parts) > 1 else parts[0].places
+            for module, parts in pieces.items()
+        }
+    order = learner_order([len(piece.places) for _, piece in owned], num_learners)
+    places = np.concatenate([piece.places for _, piece in owned])[order]
+    owner = np.concatenate([[module] * len(piece.places) for module, piece in owned])[order]
+    return owned, {module: places[owner == module] for module in pieces}
+
+
+def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
+    """Returns the order in which the rows of episodes of these lengths come back from ``num_learners`` Learners.
+
+    Example:
+        >>> learner_order([2, 1, 1], num_learners=2).tolist()
+        [0, 1, 2, 3]
+        >>> learner_order([1, 1, 1, 1], num_learners=2).tolist()
+        [0, 2, 1, 3]
+    """
+    return np.concatenate([rows for shard in dealt_rows(lengths, num_learners) for rows in shard])
+
+
+def dealt_rows(lengths: list[int], num_learners: int) -> list[list[np.ndarray]]:
+    # For each Learner the rows of the episodes and parts of episodes it gets, int64 [n] each.
+    starts = np.cumsum([0, *lengths])
+    spans = [_Span(np.arange(start, stop)) for start, stop in pairwise(starts.tolist())]
+    return [[span.rows for span in shard] for shard in ShardEpisodesIterator(spans, num_shards=num_learners)]
+
+
+class _Span:
+    """A stand-in for an episode, by the places of its rows, so that RLlib's own sharding determines the order."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def slice(self, rows: slice, *, len_lookback_buffer: int | None = None) -> _Span:
+        return _Span(self.rows[rows])
+
+    __getitem__ = slice
+
+
+def _in_rounds(pieces: Mapping[str, list[Piece]], num_learners: int) -> list[Owned]:
+    # For each module as many pieces of one length as there are Learners, which RLlib deals out evenly; then single
+    # rows, which may go to any Learner.
+    rounds: list[Owned] = []
+    others: list[Owned] = []
+    for module, (longest, *singles) in pieces.items():
+        parts = [*_cut(longest, num_learners), *singles]
+        rounds += [(module, part) for part in parts[:num_learners]]
+        others += [(module, part) for part in parts[num_learners:]]
+    return rounds + others
+
+
+def _cut(piece: Piece, parts: int) -> list[Piece]:
+    # As many pieces of one length, where there are rows enough, and one row each of the rest.
+    count = len(piece.places)
+    if count == 1:
+        return [piece]
+    size = count // parts
+    bounds = [*range(0, size * parts, size or 1), *range(size * parts, count + 1)]
+    return [Piece(piece.episode[start:stop], piece.places[start:stop]) for start, stop in pairwise(bounds)]

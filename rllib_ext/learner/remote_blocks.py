@@ -27,11 +27,8 @@ class RemoteBlock:
 
     :class:`BlockReader` replaces it in a Learner by a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
 
-    Args:
-        name, module_id: as of a :class:`~rllib_ext.learner.blocks.TransitionBlock`.
-        spans: where in a :class:`~rllib_ext.learner.blocks.FlaggedBlock` each row is, in order.
-        weights: float32 ``[n]``, of each row.
-        timeout_s: seconds after which a Learner counts rows as lost that it could not fetch.
+    ``spans`` are where in a flagged block each row is, in order. After ``timeout_s`` a Learner counts rows as lost that
+    it could not fetch.
     """
 
     def __init__(
@@ -103,7 +100,6 @@ class BlockReader:
         return FlaggedBlock(remote.id_, columns, outputs, terminated, truncated, remote.module_id)
 
     def _filled(self, remote: RemoteBlock, parts: list[Any]) -> tuple[list[Any], np.ndarray]:
-        """Returns parts without gaps, each lost row replaced, and the weights, float32 ``[n]``."""
         row = self._rows.get(remote.module_id)
         if row is None:
             raise RuntimeError(
@@ -148,5 +144,5 @@ class AddFlagsFromBlocks(ConnectorV2):
 
 
 def flags_connector(observation_space: Any, action_space: Any) -> AddFlagsFromBlocks:
-    """Builds the piece for ``AlgorithmConfig.learners(learner_connector=...)``; importable, for pickled configs."""
+    # For AlgorithmConfig.learners(learner_connector=...): a function that pickled configs find by its name.
     return AddFlagsFromBlocks(observation_space, action_space)

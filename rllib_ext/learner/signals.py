@@ -87,7 +87,7 @@ def surprise_of_candidates(learner_group: Any, module_id: str, episodes: Sequenc
 
 
 def _measured_surprise(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
-    """Returns the surprise ``[M]`` that a Learner would report of these rows, without learning or logging."""
+    # Without learning or logging.
     connect = learner._learner_connector
     batch = connect(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})[module_id]
     metrics, learner.metrics = learner.metrics, MetricsLogger(root=False)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,11 @@ from tensordict import TensorDict
 
 from lightning_replay.levels.environments import LEVEL_IDS, LevelWrapper
 from lightning_replay.levels.scores import discounts_of
-from rllib_ext.buffer.building import built, class_and_arguments
+from lightning_replay.options import check_kind
+from rllib_ext.buffer.building import built
 from rllib_ext.checks import check_api_stack
 from rllib_ext.environments import make_environment
-from rllib_ext.rllib_compat import algorithm_name, num_aggregators
+from rllib_ext.rllib_compat import algorithm_name
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 _DRAWN = 64  # levels of a copy, of which the environment plays the first distinct ones
 _PROBED = 8
+_LEVEL_BUFFER = "lightning_replay.levels.LevelBuffer"
 _EXAMPLE = "lightning_replay.levels.UniformLevels"  # of a class path
 _EXAMPLES = {
     "levels.score": "lightning_replay.levels.scores.L1ValueLoss",
@@ -65,30 +66,17 @@ def checked_levels(
 
 def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmConfig) -> LevelSelector:
     """Builds the level buffer, unless an object was given; arguments and errors as :func:`rllib_ext.configure`."""
-    from lightning_replay.levels import LevelBuffer, LevelSelector
+    from lightning_replay.levels import LevelSelector
     from lightning_replay.levels.scores import L1ValueLoss
 
     source: Any = levels
     if isinstance(levels, Mapping):
-        kind: Any = LevelBuffer
-        options = dict(levels)
-        if "class_path" in options:
-            kind, options = class_and_arguments(options, "levels", _EXAMPLE)
-        accepted = inspect.signature(kind).parameters
-        if "seed" in accepted:
-            options.setdefault("seed", config.seed)
-        if "score" in accepted and options.get("score") is None:
-            options["score"] = L1ValueLoss(config.gamma, config.lambda_ if isinstance(config, PPOConfig) else 0.95)
-        arguments = {
-            name: built(value, f"levels.{name}", functions=True, example=_EXAMPLE, examples=_EXAMPLES)
-            for name, value in options.items()
-        }
-        source = kind(**arguments)
-    if not isinstance(source, LevelSelector):
-        raise TypeError(
-            f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
-            "lightning_replay.levels, or the arguments of LevelBuffer by name"
-        )
+        given = levels if "class_path" in levels else {"class_path": _LEVEL_BUFFER, "init_args": levels}
+        score = L1ValueLoss(config.gamma, config.lambda_ if isinstance(config, PPOConfig) else 0.95)
+        defaults = {"seed": config.seed, "score": score}
+        source = built(given, "levels", defaults=defaults, functions=True, example=_EXAMPLE, examples=_EXAMPLES)
+    accepted = "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels, or arguments"
+    check_kind("levels", source, LevelSelector, f"{accepted} of LevelBuffer by name")
     return source
 
 
@@ -104,36 +92,30 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> 
             "IMPALA"
         )
     check_api_stack(config, "which has no callback before an episode's reset")
-    if config.env is None:
-        raise ValueError("the config has no environment; call .environment(...) before configure")
-    if config.is_multi_agent:
-        raise ValueError("levels are replayed for one agent; the config has several, .multi_agent(...)")
-    if num_aggregators(config):
-        raise ValueError(
-            f"num_aggregator_actors_per_learner is {num_aggregators(config)}; the modules of "
-            "aggregators are never updated, so they cannot score. Give 0, and batches are built by the Learners"
-        )
-    if not config.add_default_connectors_to_learner_pipeline:
-        raise ValueError(
-            "add_default_connectors_to_learner_pipeline is False; levels are scored from the batch that RLlib's "
-            "connectors make. Leave them in, .learners(learner_connector=...) adds to them"
-        )
     mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
-    if mode is not gymnasium.VectorizeMode.SYNC:
-        raise ValueError(
-            f"gym_env_vectorize_mode is {mode.value!r}; each environment gets its level in the EnvRunner's process: "
-            'give "sync", and more EnvRunners where environments are slow'
-        )
-    if only_scores and not issubclass(algorithm, PPO):
-        raise ValueError(
-            f"train_on_new_levels=False and editors play episodes that must not be learned from; {name} builds its "
-            "batches from all of them. Use PPO, or train on all levels"
-        )
-    if flush and (config.num_learners > 1 or not issubclass(algorithm, PPO)):
-        raise ValueError(
-            "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: "
-            "others get pieces of one episode in several updates at once. Leave it out"
-        )
+    aggregators = getattr(config, "num_aggregator_actors_per_learner", 0)
+    is_ppo = issubclass(algorithm, PPO)
+    refused = {
+        "the config has no environment; call .environment(...) before configure": config.env is None,
+        "levels are replayed for one agent; the config has several, .multi_agent(...)": config.is_multi_agent,
+        f"num_aggregator_actors_per_learner is {aggregators}; the modules of aggregators are never updated, so they "
+        "cannot score. Give 0, and batches are built by the Learners": aggregators > 0,
+        "add_default_connectors_to_learner_pipeline is False; levels are scored from the batch that RLlib's connectors "
+        "make. Leave them in, .learners(learner_connector=...) adds to them": (
+            not config.add_default_connectors_to_learner_pipeline
+        ),
+        f"gym_env_vectorize_mode is {mode.value!r}; each environment gets its level in the EnvRunner's process: give "
+        '"sync", and more EnvRunners where environments are slow': mode is not gymnasium.VectorizeMode.SYNC,
+        f"train_on_new_levels=False and editors play episodes that must not be learned from; {name} builds its batches "
+        "from all of them. Use PPO, or train on all levels": only_scores and not is_ppo,
+        "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: others "
+        "get pieces of one episode in several updates at once. Leave it out": (
+            flush and (config.num_learners > 1 or not is_ppo)
+        ),
+    }
+    for reason, is_refused in refused.items():
+        if is_refused:
+            raise ValueError(reason)
 
 
 def check_environment(

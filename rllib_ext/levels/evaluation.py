@@ -27,7 +27,7 @@ def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored
     figures are of the episodes that ended first, which favours short ones.) Then as many levels are drawn uniformly
     from those trained on so far, and the same EnvRunners play an episode on each.
     """
-    answers = [answer for answer in _each(algorithm, _finish) if answer is not None]
+    answers = [answer for answer in _each(algorithm, _finish) if answer is not None]  # None: it never played any
     held_out = [value for _, returns in answers for value in returns]
     figures: dict[str, float] = {"held_out_episodes": len(held_out), "held_out_return_mean": _mean(held_out)}
     training = algorithm.levels.played_levels()
@@ -79,20 +79,12 @@ def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
 class LevelTest:
     """Chooses the levels of an EnvRunner that evaluates, and collects their returns.
 
-    Held-out levels are played in turn: each EnvRunner takes every ``stride``-th level from its own place on, so that
-    EnvRunners that play equally many episodes play each level equally often.
+    Each EnvRunner takes every ``stride``-th held-out level from its own place ``first`` on, so that EnvRunners that
+    play equally many episodes play each level equally often.
 
     RLlib's evaluation stops when enough episodes have ended, and breaks off the others, which are the long ones.
     Therefore the levels count whose turn came first, not the episodes that ended first: a level whose episode was
     broken off is played again.
-
-    Args:
-        held_out: levels.
-        first: place of the EnvRunner.
-        stride: EnvRunners that evaluate.
-
-    Attributes:
-        turns: played now.
     """
 
     def __init__(self, held_out: Sequence[int], first: int, stride: int) -> None:
@@ -102,18 +94,16 @@ class LevelTest:
     def level_of(self, env_index: int, env: PlayedLevel) -> int:
         """Returns the level of an episode that begins; the last one again if it was not played to its end."""
         if not (env.is_waiting or env.is_running or env.level_id is None):  # None: rebuilt
-            self.turns.skip(env_index)  # it ended, though its return may be missing
+            self.turns.given.pop(env_index, None)  # it ended, though its return may be missing
         return self.turns.begin(env_index)
 
     def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
-        """Plays one whole episode on each of these levels and returns their returns; other turns are kept.
-
-        Environments without a level left repeat some until the others are done, which are not counted.
-        """
+        """Plays one whole episode on each of these levels and returns their returns; other turns are kept."""
         if not levels:
             return []
         turns = self.turns = _Turns(levels)
         try:
+            # Environments without a level left repeat some until the others are done, which are not counted.
             returns, is_first = None, True
             while returns is None:
                 env_runner.sample(num_timesteps=_STEPS * env_runner.num_envs, force_reset=is_first)
@@ -142,27 +132,22 @@ class _Turns:
     def __init__(self, levels: Sequence[int], first: int = 0, stride: int = 1) -> None:
         self._levels, self._first, self._stride = levels, first, stride
         self._start = self._following = 0  # turns, counted from 0
-        self._given: dict[int, int] = {}  # turn by environment
+        self.given: dict[int, int] = {}  # turn by environment
         self._returns: dict[int, float] = {}  # by turn
 
     def begin(self, env_index: int) -> int:
-        if env_index not in self._given:
-            self._given[env_index], self._following = self._following, self._following + 1
-        return self._level(self._given[env_index])
+        if env_index not in self.given:
+            self.given[env_index], self._following = self._following, self._following + 1
+        return self._level(self.given[env_index])
 
     def end(self, env_index: int, value: float) -> None:
-        turn = self._given.pop(env_index, None)
+        turn = self.given.pop(env_index, None)
         if turn is not None:
             self._returns[turn] = value
 
-    def skip(self, env_index: int) -> None:
-        """Gives the next episode of an environment another level."""
-        self._given.pop(env_index, None)
-
     def first_returns(self, count: int) -> list[float] | None:
-        """Returns the returns of the first turns, in their order; ``None`` before all of them have ended."""
-        turns = range(count)
-        return [self._returns[turn] for turn in turns] if self._returns.keys() >= set(turns) else None
+        # In the order of the turns; None before all of them have ended.
+        return [self._returns[turn] for turn in range(count)] if self._returns.keys() >= set(range(count)) else None
 
     def close(self) -> tuple[list[float], list[int]]:
         """Ends as many turns as episodes ended; returns their returns, and the levels without. Later ones repeat."""
@@ -170,7 +155,7 @@ class _Turns:
         returns = [self._returns[turn] for turn in turns if turn in self._returns]
         late = [self._level(turn) for turn in turns if turn not in self._returns]
         self._start = self._following = turns.stop
-        self._given, self._returns = {}, {}
+        self.given, self._returns = {}, {}
         return returns, late
 
     def _level(self, turn: int) -> int:
@@ -205,7 +190,6 @@ def _each(algorithm: Any, function: Callable[[Any], T]) -> list[T]:
 
 
 def _finish(env_runner: Any) -> tuple[int, list[float]] | None:
-    """Returns the index of an EnvRunner and its returns on held-out levels; ``None`` if it has never played any."""
     test = _TEST.of(env_runner)
     return None if test is None else (env_runner.worker_index or 0, test.finish(env_runner))
 

@@ -94,25 +94,23 @@ def score_only(learner: Any, *, episodes: Sequence[Any]) -> None:
     learner._learner_connector(rl_module=learner.module, batch={}, episodes=list(episodes), shared_data={})
 
 
-class ScoredOnly:
+def train_without_scored(learner_group: Any, server: Any) -> None:
     """Replaces the ``update`` of a LearnerGroup, so that episodes played for their score alone give no gradients.
 
     One Learner of PPO values them: new levels of robust PLR, children of ACCEL.
     """
+    update_all = learner_group.update
 
-    def __init__(self, learner_group: Any, server: Any) -> None:
-        self._learner_group, self._server = learner_group, server
-        self._update, learner_group.update = learner_group.update, self.update
-
-    def update(self, *, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
-        """Updates the Learners with the other episodes of a train batch; without any, nothing is learned."""
-        trains = ray.get(self._server.trains_on.remote([episode.id_ for episode in episodes]))
+    def update(*, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
+        trains = ray.get(server.trains_on.remote([episode.id_ for episode in episodes]))
         others = [episode for episode, flag in zip(episodes, trains, strict=True) if not flag]
         if others:
-            call_one_learner(self._learner_group, score_only, episodes=others)
+            call_one_learner(learner_group, score_only, episodes=others)
         learned = [episode for episode, flag in zip(episodes, trains, strict=True) if flag]
         # Every Learner needs at least one step; otherwise they wait for each other endlessly.
-        if sum(map(len, learned)) < max(len(self._learner_group), 1):
+        if sum(map(len, learned)) < max(len(learner_group), 1):
             return [{DEFAULT_MODULE_ID: {}}]
-        results: list[dict[str, Any]] = self._update(episodes=learned, **options)
+        results: list[dict[str, Any]] = update_all(episodes=learned, **options)
         return results
+
+    learner_group.update = update

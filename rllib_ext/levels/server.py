@@ -36,14 +36,8 @@ class RemoteLevels:
 
     A :class:`~rllib_ext.checkpoints.CheckpointPart`; episodes that run during a restore are not scored.
 
-    Args:
-        packed: the level buffer as it was built, by cloudpickle; a restore tries the saved state on a copy.
-        seed: of the training levels that evaluations draw.
-        options: of :class:`~rllib_ext.levels.server.LevelServer`.
-
-    Attributes:
-        name: of the actor; ``ray.get_actor(name)`` finds it from any process of the job.
-        actor: its handle.
+    ``packed`` is the level buffer as it was built, by cloudpickle: a restore tries the saved state on a copy. ``seed``
+    is that of the training levels that evaluations draw. ``ray.get_actor(name)`` finds the actor from any process.
     """
 
     folder = "levels"
@@ -62,25 +56,21 @@ class RemoteLevels:
             packed, spare=self._spare.name, **options
         )
 
-    def check(self) -> None:
-        """Waits until the actor has started; raises ``RuntimeError`` if a level could not be chosen."""
-        ray.get(self.actor.check.remote())
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Returns the answer of a method of the :class:`LevelServer`; waits until the actor has started."""
+        return ray.get(getattr(self.actor, method).remote(*arguments))
 
     def probabilities(self) -> TensorDict:
         """Returns :meth:`~lightning_replay.levels.LevelSelector.probabilities`."""
-        return ray.get(self.actor.probabilities.remote())
+        return self.ask("probabilities")
 
     def played_levels(self) -> list[int]:
-        """Returns levels that were played, see :meth:`~rllib_ext.levels.server.LevelServer.played_levels`."""
-        return list(ray.get(self.actor.played_levels.remote()))
+        """Returns levels with a score, and those played since the start, at most the last 100,000 of them."""
+        return list(self.ask("played_levels"))
 
     def stats(self) -> dict[str, float]:
         """Returns the figures that results have under ``levels``."""
-        return dict(ray.get(self.actor.stats.remote()))
-
-    def report(self, lost_runners: list[int]) -> dict[str, float]:
-        """Returns :meth:`~rllib_ext.levels.server.LevelServer.report`."""
-        return dict(ray.get(self.actor.report.remote(lost_runners)))
+        return dict(self.ask("stats"))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns :meth:`~lightning_replay.levels.LevelSelector.state_dict`."""
@@ -92,8 +82,7 @@ class RemoteLevels:
         write_state(path, state, of=state["kind"])
 
     def state(self) -> dict[str, Any]:
-        """Returns :meth:`~rllib_ext.levels.server.LevelServer.state`, for checkpoints."""
-        return dict(ray.get(self.actor.state.remote()))
+        return dict(self.ask("state"))
 
     def write(self, folder: Folder, state: dict[str, Any], files: Mapping[str, Any]) -> None:
         with folder.to_write() as local:
@@ -105,7 +94,7 @@ class RemoteLevels:
             state = read_state(local)
         check_files(state.pop("algorithm", None))
         cloudpickle.loads(self._packed).load_state_dict(state["levels"])
-        return lambda: ray.get(self.actor.load_state.remote(state))
+        return lambda: self.ask("load_state", state)
 
     def leave_out(self, folder: Folder) -> Callable[[], None]:
         return lambda: None
@@ -142,9 +131,9 @@ class LevelServer:
     Args:
         packed: the level buffer, by cloudpickle.
         environments: that play.
-        max_lag, max_pending: see :class:`~rllib_ext.levels.server.PendingEpisodes`.
-        flush: whether unfinished episodes are scored after every update, see
-            :meth:`~lightning_replay.levels.LevelSelector.flush`.
+        max_lag: see :class:`~rllib_ext.levels.server.PendingEpisodes`.
+        max_pending: unscored episodes of one environment; the oldest beyond are dropped.
+        flush: whether unfinished episodes are scored after every update.
         spare: directory for :meth:`report`, on the disk of this node.
     """
 
@@ -153,7 +142,7 @@ class LevelServer:
     ) -> None:
         self._levels = cloudpickle.loads(packed)
         self._environments, self._flush, self._spare = environments, flush, Path(spare)
-        self._episodes = PendingEpisodes(max_lag, max_pending)
+        self._episodes, self._max_pending = PendingEpisodes(max_lag), max_pending
         self._processes: dict[int, str] = {}
         self._played: dict[int, None] = {}
         self._left: list[str] = []
@@ -170,29 +159,26 @@ class LevelServer:
 
     def begin(
         self,
-        player: tuple[int, int],
+        player: Player,
         process: str,
         episode_id: str,
         *,
         instead_of: str | None = None,
         broken_off: str | None = None,
     ) -> int:
-        """Returns the level of an episode that begins.
+        """Returns the level of an episode that begins, or that of ``instead_of``, which was never played.
 
-        Args:
-            player: index of the EnvRunner, and of the environment on it.
-            process: of the EnvRunner; another than before means that it was lost.
-            episode_id: RLlib's.
-            instead_of: an episode that was never played, whose level this one gets.
-            broken_off: an episode that ended without being done.
+        ``broken_off`` is an episode of the same environment that ended without being done.
         """
-        if self._processes.setdefault(player[0], process) != process:
+        if self._processes.setdefault(player[0], process) != process:  # another process: the EnvRunner was lost
             self._processes[player[0]] = process
             self.lose_runners([player[0]])
         if broken_off is not None:
             self._abandon(self._episodes.lose(broken_off))
-        if instead_of is not None and self._episodes.get(instead_of) is not None:
-            return self._episodes.rename(instead_of, episode_id)
+        waiting = None if instead_of is None else self._episodes.active.pop(instead_of, None)
+        if waiting is not None:  # it has no steps yet, and keeps its name in the level buffer
+            self._episodes.begin(episode_id, waiting)
+            return waiting.level_id
         try:
             level_id = int(self._levels.next_level(episode_id))
         except Exception:  # raised by check(): an error on an EnvRunner would have RLlib restart it endlessly
@@ -204,7 +190,8 @@ class LevelServer:
         if len(self._played) > _MOST_PLAYED:
             del self._played[next(iter(self._played))]
         self._episodes.begin(episode_id, PendingEpisode(episode_id, level_id, player))
-        self._abandon(self._episodes.lose_excess(player))
+        pending = [name for name, one in self._episodes.active.items() if one.player == player]
+        self._abandon(self._episodes.lose(*pending[: max(len(pending) - self._max_pending, 0)]))
         self._choices += 1
         if self._choices >= self._environments:  # until then episodes from before a resume influence the choices
             for actor in self._left:
@@ -224,12 +211,12 @@ class LevelServer:
 
     def trains_on(self, episode_ids: Sequence[str]) -> list[bool]:
         """Returns whether the Learner may learn from each episode; not from one that was dropped."""
-        episodes = [self._episodes.get(name) for name in episode_ids]
+        episodes = [self._episodes.active.get(name) for name in episode_ids]
         return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
     def lose_runners(self, runners: Sequence[int]) -> None:
-        for runner in runners:
-            self._abandon(self._episodes.lose_runner(runner))
+        lost = [name for name, episode in self._episodes.active.items() if episode.player[0] in runners]
+        self._abandon(self._episodes.lose(*lost))
 
     def check(self) -> None:
         if self._fault is not None:
@@ -257,18 +244,16 @@ class LevelServer:
         return self._levels.probabilities()
 
     def played_levels(self) -> list[int]:
-        """Returns levels with a score, and those played since the start, at most the last 100,000 of them."""
         return sorted({*self._levels.probabilities()["level_id"].tolist(), *self._played})
 
     def state(self) -> dict[str, Any]:
-        """Returns the level buffer's state as ``levels``, and the ids of levels that were ``played``."""
         return {"levels": self._levels.state_dict(), "played": torch.tensor(list(self._played), dtype=torch.int64)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`; episodes in flight are abandoned once every environment has begun another."""
+        # Episodes in flight are abandoned once every environment has begun another.
         self._levels.load_state_dict(state["levels"])
         self._played = dict.fromkeys(state["played"].tolist())
-        self._episodes.clear()
+        self._episodes.active.clear()
         self._left = [str(actor) for actor in state["levels"]["running"]["actors"]]
         self._choices = 0
         self._write()
@@ -283,52 +268,29 @@ class PendingEpisodes:
 
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
     last: with several Learners it may overtake others, and waits for them. An episode is dropped if fragments of later
-    episodes of its environment arrived more than ``max_lag`` times, or if it is the oldest of more than ``max_pending``
-    unscored episodes of its environment.
+    episodes of its environment arrived more than ``max_lag`` times.
 
     Attributes:
         counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment
             never arrived; ``episodes_lost``, dropped without a score.
     """
 
-    def __init__(self, max_lag: int, max_pending: int) -> None:
-        self._max_lag, self._max_pending = max_lag, max_pending
-        self._active: dict[str, PendingEpisode] = {}
+    def __init__(self, max_lag: int) -> None:
+        self._max_lag = max_lag
+        self.active: dict[str, PendingEpisode] = {}
         self._begun = 0
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
-
-    def __len__(self) -> int:
-        return len(self._active)
-
-    def get(self, episode_id: str | None) -> PendingEpisode | None:
-        return None if episode_id is None else self._active.get(episode_id)
 
     def begin(self, episode_id: str, episode: PendingEpisode) -> None:
         self._begun += 1
         episode.number = self._begun
-        self._active[episode_id] = episode
-
-    def rename(self, episode_id: str, new_id: str) -> int:
-        """Continues an episode without steps under another id; returns its level."""
-        episode = self._active.pop(episode_id)
-        self.begin(new_id, episode)
-        return episode.level_id
+        self.active[episode_id] = episode
 
     def lose(self, *episode_ids: str) -> list[PendingEpisode]:
         """Removes episodes without a score; returns those that were in flight."""
-        lost = [self._active.pop(name) for name in episode_ids if name in self._active]
+        lost = [self.active.pop(name) for name in episode_ids if name in self.active]
         self.counts["episodes_lost"] += len(lost)
         return lost
-
-    def lose_runner(self, runner: int) -> list[PendingEpisode]:
-        return self.lose(*(name for name, episode in self._active.items() if episode.player[0] == runner))
-
-    def lose_excess(self, player: Player) -> list[PendingEpisode]:
-        pending = [name for name, episode in self._active.items() if episode.player == player]
-        return self.lose(*pending[: max(len(pending) - self._max_pending, 0)])
-
-    def clear(self) -> None:
-        self._active.clear()
 
     def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
         """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
@@ -339,7 +301,7 @@ class PendingEpisodes:
         learned: list[tuple[PendingEpisode, Fragment]] = []
         newest: dict[Player, int] = {}
         for fragment in fragments:
-            episode = self._active.get(fragment.episode_id)
+            episode = self.active.get(fragment.episode_id)
             if episode is None or fragment.t_started in episode.first_steps:
                 self.counts["fragments_dropped"] += 1
                 continue
@@ -352,13 +314,13 @@ class PendingEpisodes:
                 learned.append((episode, fragment))
             # All steps up to the end have arrived, in whatever order.
             if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
-                learned.append((self._active.pop(fragment.episode_id), episode.last))
-        overtaken = [(name, one) for name, one in self._active.items() if one.number < newest.get(one.player, 0)]
+                learned.append((self.active.pop(fragment.episode_id), episode.last))
+        overtaken = [(name, one) for name, one in self.active.items() if one.number < newest.get(one.player, 0)]
         late: list[str] = []
         for name, episode in overtaken:
             episode.lag += 1
             if episode.lag > self._max_lag and episode.last is not None:
-                learned.append((self._active.pop(name), episode.last))
+                learned.append((self.active.pop(name), episode.last))
                 self.counts["gaps"] += 1
             elif episode.lag > self._max_lag:
                 late.append(name)

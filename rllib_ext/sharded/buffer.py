@@ -20,11 +20,10 @@ from lightning_replay.sharded.coordinator import stats_of
 from lightning_replay.sharded.draws import DividedDraws, DrawnRows
 from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.sharded.rows import Router
-from rllib_ext.buffer.buffer import ModuleOptions
+from rllib_ext.buffer.buffer import ModuleOptions, ModuleReplay
 from rllib_ext.buffer.metrics import BufferMetrics
-from rllib_ext.learner.blocks import Piece
+from rllib_ext.learner.blocks import Piece, deal
 from rllib_ext.learner.remote_blocks import RemoteBlock
-from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
 from rllib_ext.sharded.routing import EpisodeReference, put_episodes
 from rllib_ext.sharded.shard import EpisodeShard, check_shard_layout, options_of_shard
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from lightning_replay.sharded.actors import ShardReport
     from rllib_ext.buffer.building import Returns
-    from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.tasks import TaskAssignment
 
 Stats = Mapping[str, Any]

@@ -17,7 +17,7 @@ from lightning_replay.sharded.resharding import ReshardedRows
 from lightning_replay.sharded.rows import fetched
 from lightning_replay.sharded.shard import ReplayShard
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.building import built_tables
+from rllib_ext.buffer.building import built
 from rllib_ext.checkpoints import SavedBuffer, check_spaces, read_buffer, write_buffer
 from rllib_ext.rllib_compat import DRAWS_PER_REPORT
 
@@ -181,7 +181,7 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
     """Returns the options of the buffer in one shard, or without rows, also of single modules."""
     own = {name: value for name, value in options.items() if name != "modules"}
     if own.get("tables") is not None and number is not None:
-        own["tables"] = built_tables(own["tables"])
+        own["tables"] = built(own["tables"], "tables")
     divided = of_recipe.options_of_shard(own, num_shards, number)
     if options.get("modules"):
         divided["modules"] = {

@@ -18,8 +18,7 @@ def test_another_order_of_entries_is_the_same_space() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "later"),
-    [(np.int32, np.int64), (np.int64, np.int32), (np.float32, np.float64), (np.float64, np.float32)],
+    ("first", "later"), [(np.int32, np.int64), (np.int64, np.int32), (np.float32, np.float64), (np.float64, np.float32)]
 )
 def test_dtypes_of_the_first_rows_stay(first: type, later: type) -> None:
     columns = Columns("action", np.zeros(3, first))

@@ -24,8 +24,7 @@ def test_unknown_options_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "remedy"),
-    [("n_steps", "n_step="), ("discount", "gamma="), ("batch_size", "train_batch_size")],
+    ("option", "remedy"), [("n_steps", "n_step="), ("discount", "gamma="), ("batch_size", "train_batch_size")]
 )
 def test_what_is_set_in_rllib_is_not_an_option(option: str, remedy: str) -> None:
     with pytest.raises(ValueError, match=rf"{option} is not an option of replay_config.*{remedy}"):
@@ -93,7 +92,7 @@ def test_parts_by_class_path_with_arguments() -> None:
         ({"sampler": "lightning_replay.samplers.Nothing"}, ValueError, "which cannot be imported"),
         ({"sampler": "Nothing"}, ValueError, "which cannot be imported"),
         ({"sampler": "lightning_replay.recipes.uniform"}, ValueError, "which is no class but a function"),
-        ({"sampler": "lightning_replay.transforms.MixPairs"}, TypeError, "a TorchRL Sampler is accepted"),
+        ({"sampler": "lightning_replay.transforms.MixPairs"}, TypeError, "it must be a TorchRL Sampler"),
         (
             {"sampler": {"class_path": "lightning_replay.samplers.UniformSampler", "init_args": {"alpha": 1}}},
             TypeError,

@@ -10,8 +10,7 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from tensordict import TensorDict
 
 from rllib_ext.episodes import Columns
-from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece
-from rllib_ext.learner.sharding import deal
+from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece, deal
 
 from .episodes import column
 

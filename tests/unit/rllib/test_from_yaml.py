@@ -63,11 +63,7 @@ def test_the_config_is_configured(tmp_path: Path) -> None:
     path = written(tmp_path, configure={"restore": False})
     config, settings = rllib_ext.load_config(path, {"configure.incremental": False})
     assert type(config) is DQNConfig and settings.checkpoint is None
-    assert config.replay_buffer_config == {
-        "type": RecipeEpisodeReplayBuffer,
-        "recipe": "uniform",
-        "capacity": 500,
-    }
+    assert config.replay_buffer_config == {"type": RecipeEpisodeReplayBuffer, "recipe": "uniform", "capacity": 500}
     (hook,) = config.callbacks_on_algorithm_init
     assert hook.keywords == {"restore": False, "incremental": False, "assign_tasks": False}
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
-from rllib_ext.learner.blocks import Piece, TransitionBlock
-from rllib_ext.learner.sharding import deal, learner_order
+from rllib_ext.learner.blocks import Piece, TransitionBlock, deal, learner_order
 
 
 def piece(module_id: str, places: np.ndarray) -> Piece:

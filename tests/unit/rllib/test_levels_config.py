@@ -265,7 +265,7 @@ def test_scores_after_every_update_need_one_learner_and_ppo() -> None:
 
 
 def test_other_levels_and_too_few_cpus_are_refused() -> None:
-    with pytest.raises(TypeError, match="levels is 3; accepted are LevelBuffer"):
+    with pytest.raises(TypeError, match=r"levels is 3; it must be LevelBuffer"):
         configured(plain(), 3)
     with pytest.raises(TypeError, match=r"config is \{'levels': 8\}; .* PPOConfig\(\), .* and after it the levels"):
         rllib_ext.configure({"levels": 8}, levels=plain())  # type: ignore[type-var,arg-type]

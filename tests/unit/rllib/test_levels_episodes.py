@@ -15,8 +15,8 @@ def fragment(name: str, start: int, length: int, done: bool = False) -> Fragment
     return Fragment(name, start, np.ones(length, np.float32), np.zeros(length + 1, np.float32), done, False)
 
 
-def begun(*names: str, max_lag: int = 2, max_pending: int = 100, player: tuple[int, int] = (1, 0)) -> PendingEpisodes:
-    episodes = PendingEpisodes(max_lag, max_pending)
+def begun(*names: str, max_lag: int = 2, player: tuple[int, int] = (1, 0)) -> PendingEpisodes:
+    episodes = PendingEpisodes(max_lag)
     for number, name in enumerate(names):
         episodes.begin(name, PendingEpisode(name, number, player))
     return episodes
@@ -35,7 +35,7 @@ def test_the_end_waits_for_all_steps_before_it(order: tuple[int, ...]) -> None:
     episodes = begun("a")
     learned = [start for place in order for _, start in taken(episodes, pieces[place])[0]]
     assert sorted(learned) == [0, 3, 5] and learned[-1] == 5
-    assert len(episodes) == 0 and not any(episodes.counts.values())
+    assert not episodes.active and not any(episodes.counts.values())
 
 
 def test_fragments_that_came_before_or_of_unknown_episodes_are_dropped() -> None:
@@ -58,23 +58,7 @@ def test_what_is_missing_is_given_up_when_later_episodes_went_by() -> None:
     assert taken(episodes, fragment("d", 0, 1)) == ([("d", 0)], ["a"])
     assert taken(episodes, fragment("d", 1, 1)) == ([("d", 1), ("b", 4)], [])
     assert dict(episodes.counts) == {"fragments_dropped": 0, "gaps": 1, "episodes_lost": 1}
-    assert len(episodes) == 2 and episodes.get("e") is not None
-
-
-def test_a_runner_or_too_many_episodes_of_an_environment_are_given_up() -> None:
-    episodes = begun("a", "b", "c", max_pending=2)
-    episodes.begin("d", PendingEpisode("d", 0, (2, 0)))
-    assert [one.actor for one in episodes.lose_excess((1, 0))] == ["a"]
-    assert [one.actor for one in episodes.lose_runner(1)] == ["b", "c"]
-    assert episodes.lose("a", "unknown") == [] and episodes.counts["episodes_lost"] == 3
-    assert taken(episodes, fragment("b", 0, 1), fragment("d", 0, 1)) == ([("d", 0)], [])
-
-
-def test_an_episode_goes_on_under_another_identity() -> None:
-    episodes = begun("a", "b")
-    assert episodes.rename("a", "a again") == 0
-    assert episodes.get("a") is None and episodes.get(None) is None
-    assert taken(episodes, fragment("a again", 0, 2, done=True)) == ([("a", 0)], [])
+    assert episodes.active.keys() == {"d", "e"}
 
 
 def test_steps_are_in_torchrls_layout() -> None:

@@ -95,6 +95,15 @@ def test_what_was_broken_off_or_lost_is_forgotten(tmp_path: Path) -> None:
     assert server.report(lost_runners=[1, 2])["in_flight"] == 0
 
 
+def test_the_oldest_of_too_many_episodes_of_an_environment_is_forgotten(tmp_path: Path) -> None:
+    server = server_of(buffer(), tmp_path, max_pending=2)
+    for name in "abc":
+        server.begin((1, 0), "process", name)
+    server.begin((2, 0), "process", "d")
+    assert (server.stats()["in_flight"], server.stats()["episodes_lost"]) == (3, 1)
+    assert server.trains_on(["a", "b", "c", "d"]) == [False, True, True, True]
+
+
 def test_a_server_that_was_lost_during_its_first_write_starts_anew(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     (tmp_path / "state-0123456789ab").mkdir()

@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.n_step import MAX_LAG
-from rllib_ext.learner.sharding import learner_order
+from rllib_ext.learner.blocks import learner_order
 from rllib_ext.learner.signals import add_signals
 
 from .episodes import column, numbered, numbers
@@ -147,7 +147,7 @@ def test_other_recipes_form_their_returns_when_they_draw() -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10)
     module = buffer.modules["default_policy"]
     buffer.form_returns((1, 5), GAMMA)
-    assert buffer.modules["default_policy"] is module and not buffer.uses_retention
+    assert buffer.modules["default_policy"] is module
 
 
 def test_retention_put_together_from_parts_forms_returns() -> None:
@@ -158,7 +158,7 @@ def test_retention_put_together_from_parts_forms_returns() -> None:
     buffer = RecipeEpisodeReplayBuffer(None, capacity=50, writer=writer, seed=0)
     buffer.form_returns(3, GAMMA)
     buffer.add(numbered("a", 9, terminated=True))
-    assert buffer.uses_retention and stored_rows(buffer) == expected_rows(0, 9, 3, True)
+    assert stored_rows(buffer) == expected_rows(0, 9, 3, True)
 
 
 def test_steps_of_an_episode_that_broke_off_are_stored_after_a_while() -> None:
@@ -255,7 +255,7 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
 def test_candidates_are_measured_in_the_form_in_which_they_would_be_drawn(layout: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rllib_ext.buffer.module_replay.ROWS_PER_PASS", 7)
+    monkeypatch.setattr("rllib_ext.buffer.buffer.ROWS_PER_PASS", 7)
     sizes = []
 
     def measure(module_id: str, episodes: list[SingleAgentEpisode]) -> np.ndarray:

@@ -176,15 +176,15 @@ def test_every_part_of_an_observation_must_go_on() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"observation_space": spaces.Box(-1, 1, (4,))}, r"observation has rows of shape \(1,\); .* shape \(4,\)"),
-    ({}, {"observation_space": spaces.Box(0, 9, (1,), np.uint8)}, "observation has dtype float32; .* dtype uint8"),
+    ({}, {"observation_space": spaces.Box(-1, 1, (4,))}, r"observation has rows of float32 \(1,\); .* float32 \(4,\)"),
+    ({}, {"observation_space": spaces.Box(0, 9, (1,), np.uint8)}, "observation has rows of float32 .* of uint8"),
     ({}, {"observation_space": spaces.Dict({"a": OBSERVATION})}, "no column observation/a, .*; stored are "),
     ({}, {"action_space": spaces.Discrete(2)}, "action is out of the bounds of Discrete.2. in 2 of 3 rows: .* 1 to 2"),
     ({}, {"action_space": spaces.Discrete(3, start=1)}, "compute actions from 0 on"),
-    ({}, {"action_space": spaces.Box(-1, 1, (1,))}, r"action has rows of shape \(\)"),
-    ({}, {"action_space": spaces.Text(3)}, "not supported|has rows of shape"),
-    ({"action": torch.full((3,), 0.5)}, {}, "action has dtype float32; .* dtype int64"),
-    ({"action": torch.ones(3, 3, dtype=torch.int64)}, {}, r"action has rows of shape \(3,\)"),
+    ({}, {"action_space": spaces.Box(-1, 1, (1,))}, r"action has rows of int64 \(\)"),
+    ({}, {"action_space": spaces.Text(3)}, "not supported|has rows of"),
+    ({"action": torch.full((3,), 0.5)}, {}, "action has rows of float32 .* of int64"),
+    ({"action": torch.ones(3, 3, dtype=torch.int64)}, {}, r"action has rows of int64 \(3,\)"),
     (
         {"action": torch.tensor([[2.1], [0.0], [-3.0]])},
         {"action_space": spaces.Box(-2, 2, (1,))},

@@ -16,10 +16,7 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from .episodes import numbered
 
 TASKS = ["target", "far", "near"]
-MEAN = {
-    "class_path": "lightning_replay.schedulers.MeanReturn",
-    "init_args": {"low": 0.0, "high": 100.0, "every": 1},
-}
+MEAN = {"class_path": "lightning_replay.schedulers.MeanReturn", "init_args": {"low": 0.0, "high": 100.0, "every": 1}}
 
 
 def curriculum(**options: Any) -> RecipeEpisodeReplayBuffer:

@@ -73,7 +73,7 @@ def test_held_out_levels_of_another_kind(held_out_levels: Any) -> None:
 
 
 def test_arguments_of_levels_are_given_by_name() -> None:
-    with pytest.raises(TypeError, match="init_args of levels is 5; it must be arguments by name"):
+    with pytest.raises(ValueError, match="levels is .*'init_args': 5}; accepted are .* arguments by name"):
         rllib_ext.configure(PPO, levels={"class_path": "lightning_replay.levels.UniformLevels", "init_args": 5})
 
 
