@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_replay.options import BELOW_ONE, check_kind, checked_number
 from lightning_replay.schedules import Schedule, checked_schedule
+from lightning_replay.state import DeclaredState
 
 _ZERO = 1e-7  # share of the longest gradient below which a combination counts as zero
 
@@ -82,7 +82,7 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
     return (average + combined * (c * length / weighted_length)) * rescale(c)
 
 
-class ConflictAverseStep:
+class ConflictAverseStep(DeclaredState):
     """Sets ``.grad`` to the conflict-averse gradient of the parts of a batch, for any optimiser.
 
     Call :meth:`backward` in place of ``loss.backward()``. It costs one backward pass for each part and overwrites
@@ -105,6 +105,8 @@ class ConflictAverseStep:
         >>> weight.grad  # c is 0: that of the mean
         tensor([1.3333, 2.6667])
     """
+
+    saved_attributes = ("updates",)
 
     def __init__(
         self,
@@ -162,14 +164,6 @@ class ConflictAverseStep:
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
         self.updates += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the schedule."""
-        return {"updates": self.updates}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a state of :meth:`state_dict`."""
-        self.updates = state_dict["updates"]
-
 
 def _least_helped(products: list[list[float]], radius: float) -> list[float]:
     """Returns weights of the simplex that minimise ``g_w . g0 + radius |g_w|``, from the gradients' inner products.
@@ -217,5 +211,4 @@ def _minimize_quadratic(
 
 
 def _quadratic(products: list[list[float]], weights: list[float]) -> float:
-    """Returns ``w G w``."""
     return sum(first * sum(map(float.__mul__, row, weights)) for first, row in zip(weights, products, strict=True))

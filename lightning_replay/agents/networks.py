@@ -44,7 +44,6 @@ class Perceptron(nn.Module):
         return [*zip(tensors[::2], tensors[1::2], strict=True)]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the outputs ``[..., O]``."""
         return perceive(self.layers(), inputs)
 
 
@@ -55,10 +54,7 @@ def checked_sides(
     kernel_sizes: Sequence[int],
     strides: Sequence[int],
 ) -> list[int]:
-    """Returns height and width of the output of convolutions over images of this shape.
-
-    Raises ``ValueError`` for no convolution, not one number of each kind for each, or too small an image.
-    """
+    """Returns height and width of the output of convolutions over images; ``ValueError`` if they do not fit."""
     if not len(channels) == len(kernel_sizes) == len(strides) > 0:
         raise ValueError(
             f"channels {list(channels)}, kernel_sizes {list(kernel_sizes)} and strides {list(strides)} must have one "
@@ -87,13 +83,10 @@ class TwoCritics(Perceptron):
             self.register_parameter(name, nn.Parameter(stacked))
 
     def values(self, observation: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
-        """Returns the values ``[2, ...]``; ``frozen`` parameters get no gradients.
-
-        Activations are ``[2, O, B]``: the gradients of the weights then come out in the weights' own layout, without a
-        copy. Forward and backward are as fast as those of two separate critics, whose optimizer has twice as many
-        tensors.
-        """
+        """Returns the values ``[2, ...]``; ``frozen`` parameters get no gradients."""
         inputs = torch.cat([observation, action], dim=-1)
+        # Activations are [2, O, B]: the gradients of the weights then come out in the weights' own layout, without a
+        # copy, and as fast as with two separate critics, whose optimizer has twice as many tensors.
         columns = inputs.flatten(0, -2).t().expand(2, -1, -1)
         *hidden, (last_weight, last_bias) = self.layers(frozen=frozen)
         for weight, bias in hidden:
@@ -107,10 +100,7 @@ class TwoCritics(Perceptron):
 
 
 def with_noise() -> set_exploration_type:
-    """Returns a context in which noisy layers use the noise of the last ``torchrl.modules.reset_noise``.
-
-    Outside of it they use the mean weights alone. A forward pass draws no noise.
-    """
+    # Noisy layers use the noise of the last reset_noise in this context, and outside of it the mean weights alone.
     return set_exploration_type(ExplorationType.RANDOM)
 
 
@@ -165,7 +155,6 @@ class ImageNetwork(nn.Module):
         self(torch.zeros(1, *observation_shape, dtype=torch.uint8))  # initialises TorchRL's lazy layers
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Returns values or logits of images ``[B, C, H, W]``."""
         return self.body(observation * self.scale)
 
 
@@ -258,7 +247,6 @@ class ImagePlanes(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), False)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Returns planes, float32."""
         if self.is_one_hot:
             return (observation[..., self.channel] == self.category).float().movedim(-1, 1)
         return (observation * self.scale).movedim(-1, 1)

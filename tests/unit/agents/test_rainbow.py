@@ -376,19 +376,6 @@ def test_only_exploring_actions_and_updates_feel_the_noise():
     assert not torch.allclose(noisy, agent.means(agent.outputs(agent.network, images(8))).detach())
 
 
-def test_initial_surprise_takes_one_pass_of_each_network_for_all_rows(monkeypatch: pytest.MonkeyPatch):
-    agent, sizes = Rainbow(**SMALL), []
-    forward = ImageNetwork.forward
-
-    def counted(self, observation):
-        sizes.append(len(observation))
-        return forward(self, observation)
-
-    monkeypatch.setattr(ImageNetwork, "forward", counted)
-    assert agent.initial_surprise(make_batch(7)).shape == (7,)
-    assert sizes == [14, 7]
-
-
 def test_initial_surprise_of_many_rows_is_that_of_each_and_leaves_the_agent_alone():
     agent, rows = Rainbow(**SMALL), make_batch(600)
     rows["discount"] = torch.rand(600, 1)
