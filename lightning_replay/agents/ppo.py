@@ -252,8 +252,7 @@ class PPO(SizedAgent):
 
     def _check_discounts(self, data: TrainingData) -> None:
         # all in one error that names the options to give
-        found: list[str] = []
-        options: list[str] = []
+        found, options = list[str](), list[str]()
         for owner, part in data.discounting_parts.items():
             option = f"--data.init_args.{owner.replace('.', '.init_args.')}"
             wrong = {name: value for name, value in discounts_of(part).items() if value != self.hparams[name]}

@@ -48,7 +48,7 @@ class ReturnNormalization(DeclaredState):
         self.discount: float = checked_share("discount", discount)
         self.clip: float = checked_number("clip", clip, ABOVE_ZERO)
         self._count, self._mean, self._squares = 0, 0.0, 0.0
-        self.restart()
+        self._returns = np.zeros(0)
 
     @property
     def scale(self) -> float:
@@ -70,7 +70,7 @@ class ReturnNormalization(DeclaredState):
         return np.clip(reward / self.scale, -self.clip, self.clip).astype(np.float32)
 
     def restart(self) -> None:
-        self._returns: np.ndarray = np.zeros(0)
+        self._returns = np.zeros(0)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
