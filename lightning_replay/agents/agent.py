@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
-import gymnasium
 import lightning as L
 import torch
 from gymnasium.spaces import Space
@@ -28,8 +27,7 @@ from lightning_replay.agents.interfaces import (
     training_data,
     uses_no_step_hooks,
 )
-from lightning_replay.agents.networks import Perceptron, TwoCritics
-from lightning_replay.agents.spaces import SizeReader, continuous_sizes, spaces_of
+from lightning_replay.agents.spaces import EnvironmentSource, SizeReader, spaces_of
 from lightning_replay.options import (
     ABOVE_ZERO,
     BELOW_ONE,
@@ -80,18 +78,8 @@ _MAY_BE_NONE = {
 }
 
 
-def checked_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks the options of an agent; ``given`` may be ``locals()`` of its constructor, other names are ignored.
-
-    Not ``hparams``, in which Lightning has class paths in place of objects with a command line.
-
-    Returns:
-        The options as plain numbers and lists of them; schedules and ``None`` are left out.
-
-    Raises:
-        TypeError: a value of another type.
-        ValueError: a value out of range, infinite or NaN.
-    """
+def _checked_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options among ``given`` as plain numbers and lists; schedules and ``None`` are left out."""
     plain = {
         name: _CHECKS[name](name, value)
         for name, value in given.items()
@@ -132,14 +120,7 @@ class SizedAgent(L.LightningModule):
         return cls.read_sizes(observation_space, action_space, cls.__name__)
 
     @classmethod
-    def for_env(
-        cls,
-        env: str
-        | gymnasium.Env[Any, Any]
-        | gymnasium.vector.VectorEnv[Any, Any, Any]
-        | Callable[[], gymnasium.Env[Any, Any]],
-        **hyperparameters: Any,
-    ) -> Self:
+    def for_env(cls, env: EnvironmentSource, **hyperparameters: Any) -> Self:
         """Returns an agent for an environment: an id, the environment, a vector of them, or a callable that builds one.
 
         Raises ``ValueError`` as :meth:`sizes_from`.
@@ -150,7 +131,7 @@ class SizedAgent(L.LightningModule):
         """Creates the networks from ``self.hparams``."""
         raise NotImplementedError
 
-    def act(self, observation: Tensor, explore: bool) -> Tensor:
+    def act(self, observation: Tensor, explore: bool) -> Any:
         """Returns actions for a batch of observations."""
         raise NotImplementedError
 
@@ -175,8 +156,13 @@ class SizedAgent(L.LightningModule):
         self.is_built = True
 
     def _refuse_other_sizes(self, sizes: dict[str, Any], module: type) -> None:
+        def size(name: str, value: Any) -> Any:
+            if name.endswith(("_low", "_high")):  # of bounds the number: those that were given may be narrower
+                return len(value) if isinstance(value, list | tuple) else None
+            return list(value) if isinstance(value, list | tuple) else value
+
         given = {name: self.hparams.get(name) for name in self.size_names}
-        other = [name for name in self.size_names if _size(name, given[name]) != _size(name, sizes[name])]
+        other = [name for name in self.size_names if size(name, given[name]) != size(name, sizes[name])]
         if other:
             ours, theirs = (", ".join(f"{name}={found[name]}" for name in other) for found in (given, sizes))
             raise ValueError(
@@ -189,15 +175,13 @@ class SizedAgent(L.LightningModule):
 
         For the end of a subclass's ``__init__``, with its ``locals()``.
         """
-        plain = checked_hyperparameters(options)
+        # Of the arguments, not of hparams, in which Lightning has class paths in place of objects.
+        plain = _checked_hyperparameters(options)
         frame = inspect.currentframe()
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
-        # a checkpoint holds no arrays: torch loads none with weights_only
-        self.hparams.update(plain)
-        initial: Any = self.hparams_initial  # a copy of what loggers record
-        initial.update(plain)
-        self._hparams_initial: Any = initial
+        self.hparams.update(plain)  # a checkpoint holds no arrays: torch loads none with weights_only
+        self._hparams_initial: Any = copy.deepcopy(self.hparams)  # what loggers record
         if all(self.hparams.get(name) is not None for name in self.size_names):
             self.configure_model()
 
@@ -214,13 +198,12 @@ class SizedAgent(L.LightningModule):
             )
 
     def on_train_start(self) -> None:
-        """Records where schedulers stand, so that those which a subclass steps itself are left to it."""
+        # Where schedulers stand, so that those which a subclass steps itself are left to it.
         self._scheduler_steps = {
             id(one.scheduler): steps_of(one.scheduler) for one in self.trainer.lr_scheduler_configs
         }
 
     def on_train_epoch_end(self) -> None:
-        """Steps the schedulers of epochs."""
         self.step_schedulers("epoch")
 
     def step_schedulers(self, interval: str) -> None:
@@ -253,7 +236,12 @@ class SizedAgent(L.LightningModule):
             loss.backward()
         elif isinstance(self.trainer.strategy, DDPStrategy) and type(self.trainer.precision_plugin) is Precision:
             loss.backward()  # in manual_backward DDP would wait for parameters without gradient
-            average_gradients(self.parameters())
+            gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+            together = torch.cat([gradient.flatten() for gradient in gradients])
+            torch.distributed.all_reduce(together)  # the mean itself is not offered by every backend
+            together /= torch.distributed.get_world_size()
+            for gradient, mean in zip(gradients, together.split([one.numel() for one in gradients]), strict=True):
+                gradient.copy_(mean.view_as(gradient))
         else:
             self.manual_backward(loss)
 
@@ -264,16 +252,6 @@ class SizedAgent(L.LightningModule):
         return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
 
 
-def average_gradients(parameters: Iterable[Tensor]) -> None:
-    """Replaces the gradients of these parameters, where they have some, by their mean over all processes."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    together = torch.cat([gradient.flatten() for gradient in gradients])
-    torch.distributed.all_reduce(together)  # the mean itself is not offered by every backend
-    together /= torch.distributed.get_world_size()
-    for gradient, mean in zip(gradients, together.split([one.numel() for one in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
-
-
 def drop_gradients(optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
     """Sets gradients to ``None`` as ``optimizer.zero_grad`` does, without 15 µs of its profiling."""
     for group in optimizer.param_groups:
@@ -281,22 +259,10 @@ def drop_gradients(optimizer: torch.optim.Optimizer | LightningOptimizer) -> Non
             parameter.grad = None
 
 
-def _size(name: str, value: Any) -> Any:
-    """Returns the part of an option that has to fit the environment: the length of bounds, which may be narrower."""
-    if name.endswith(("_low", "_high")):
-        return len(value) if isinstance(value, list | tuple) else None
-    return list(value) if isinstance(value, list | tuple) else value
-
-
-# Columns of a batch by name, those under "next" in a dictionary of their own; or the batch itself.
+# The columns of a batch by name, with those under "next" in a dictionary of their own.
 Columns = Mapping[str, Any]
 
 Network = TypeVar("Network", bound=nn.Module)
-
-
-def plain_columns(batch: TensorDictBase) -> dict[str, Any]:
-    """Returns the columns of a batch in dictionaries, from which nine are read in the time of one from a TensorDict."""
-    return {key: dict(value.items()) if isinstance(value, TensorDictBase) else value for key, value in batch.items()}
 
 
 def weighted_mean(rows: Tensor, batch: Columns | TensorDictBase) -> Tensor:
@@ -311,12 +277,8 @@ def weighted_mean(rows: Tensor, batch: Columns | TensorDictBase) -> Tensor:
 def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: float) -> Tensor:
     """Returns the targets ``reward + γ^n values``, or the reward alone where the episode terminated.
 
-    n is the column ``steps_to_next_obs``, 1 without it; a truncated row keeps its bootstrap.
-
-    Args:
-        batch: of replayed transitions.
-        values: of the next observations ``[B]``, without gradients; the targets are computed in their memory.
-        discount: γ.
+    n is the column ``steps_to_next_obs``, 1 without it; a truncated row keeps its bootstrap. The targets are computed
+    in the memory of ``values`` ``[B]``, those of the next observations without gradients.
     """
     following, steps = batch["next"], batch.get("steps_to_next_obs", None)
     ended = following.get("terminated", None)
@@ -331,17 +293,11 @@ def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: floa
 
 
 def target_of(network: Network) -> Network:
-    """Returns a copy of a network without gradients."""
     return copy.deepcopy(network).requires_grad_(False)
 
 
 class TargetUpdate:
-    """Moves the parameters of targets: ``target += rate * (parameter - target)``.
-
-    Args:
-        pairs: networks and their targets.
-        rate: a share.
-    """
+    """Moves the parameters of targets, given beside their networks: ``target += rate * (parameter - target)``."""
 
     def __init__(self, pairs: Iterable[tuple[nn.Module, nn.Module]], rate: float) -> None:
         # the parameters themselves, which stay those of the networks on other devices and with loaded states
@@ -350,7 +306,6 @@ class TargetUpdate:
         self._rate = rate
 
     def step(self) -> None:
-        """Moves all targets."""
         with torch.no_grad():
             torch._foreach_lerp_(self._targets, self._sources, self._rate)
 
@@ -371,7 +326,6 @@ class OffPolicyAgent(SizedAgent):
         raise NotImplementedError
 
     def configure_callbacks(self) -> Sequence[L.Callback]:
-        """Returns the callback that passes TD errors to the replay."""
         return [UpdatePriorities()]
 
     def training_step(self, batch: TensorDictBase | UpdateBatches, batch_idx: int) -> dict[str, Tensor]:
@@ -402,7 +356,6 @@ class OffPolicyAgent(SizedAgent):
         self._steps_directly = self.takes_plain_gradients and uses_no_step_hooks(self.trainer)
 
     def descend(self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor) -> None:
-        """Takes one gradient step on a loss."""
         drop_gradients(optimizer)
         self.take_gradients(loss)
         self.take_step(optimizer)
@@ -429,32 +382,6 @@ class OffPolicyAgent(SizedAgent):
         return wrapped[0], plain[1:]
 
 
-class ContinuousAgent(OffPolicyAgent):
-    """Base of TD3 and SAC: continuous actions between bounds, ``actor``, two ``critics`` and their targets."""
-
-    size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
-    read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
-    actor: Perceptron
-    critics: TwoCritics
-    target_critics: TwoCritics
-    action_low: Tensor
-    action_high: Tensor
-    action_center: Tensor
-    action_half_range: Tensor
-
-    def register_bounds(self) -> int:
-        """Keeps the bounds of the actions, their centre and their half range as buffers; returns their number."""
-        low, high = torch.tensor(self.hparams["action_low"]), torch.tensor(self.hparams["action_high"])
-        bounds = {"low": low, "high": high, "center": (high + low) / 2, "half_range": (high - low) / 2}
-        for name, bound in bounds.items():
-            self.register_buffer(f"action_{name}", bound, persistent=False)
-        return len(low)
-
-    def bounded(self, outputs: Tensor) -> Tensor:
-        """Returns actions within the bounds, from real numbers ``[..., A]``."""
-        return torch.tanh(outputs) * self.action_half_range + self.action_center
-
-
 class ExploringAgent(OffPolicyAgent):
     """Takes random actions with a probability that falls linearly; a checkpoint holds the steps taken so far.
 
@@ -476,33 +403,25 @@ class ExploringAgent(OffPolicyAgent):
         start = options["exploration_start"]
         return start + (options["exploration_end"] - start) * done
 
-    def _draw(self, greedy: Tensor) -> tuple[Tensor, float]:
-        """Draws a number for each action ``[N]``, below the present rate where it is random; counts the steps."""
-        drawn, rate = torch.rand(greedy.shape, device=greedy.device), self.exploration_rate
-        self._explored_steps += len(greedy) * self._num_processes
-        return drawn, rate
-
     def on_fit_start(self) -> None:
-        """Reads how many processes act."""
         super().on_fit_start()
         self._num_processes = self.trainer.world_size
 
-    def draw_random(self, greedy: Tensor) -> Tensor:
-        """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the steps."""
-        drawn, rate = self._draw(greedy)
-        return drawn < rate
+    def draw_random(self, count: int) -> Tensor:
+        """Draws which of ``count`` actions are random, bool ``[N]``, each with :attr:`exploration_rate`."""
+        is_random = torch.rand(count, device=self.device) < self.exploration_rate
+        self._explored_steps += count * self._num_processes
+        return is_random
 
     def with_random(self, greedy: Tensor) -> Tensor:
         """Returns the actions ``[N]``, each replaced by a random one with probability :attr:`exploration_rate`."""
-        drawn, rate = self._draw(greedy)
-        if min(drawn.tolist(), default=rate) >= rate:  # faster than torch for a few environments
+        is_random = self.draw_random(len(greedy))
+        if not any(is_random.tolist()):  # faster than torch for a few environments
             return greedy
-        return torch.where(drawn < rate, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
+        return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the position in the exploration schedule."""
         checkpoint[self.explored_key] = self._explored_steps
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the position in the exploration schedule."""
         self._explored_steps = checkpoint.get(self.explored_key, 0)

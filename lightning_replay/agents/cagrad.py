@@ -5,33 +5,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_replay.options import BELOW_ONE, check_kind, checked_number
 from lightning_replay.schedules import Schedule, checked_schedule
+from lightning_replay.state import DeclaredState
 
 _ZERO = 1e-7  # share of the longest gradient below which a combination counts as zero
 
 
-def unscaled(c: float) -> float:
-    """Returns 1, for the gradient of the paper."""
+def _unscaled(c: float) -> float:
     return 1.0
 
 
-def divided_by_one_plus(c: float) -> float:
-    """Returns ``1 / (1 + c)``, which keeps the average's length if all parts agree; in a file of the authors' code."""
-    return 1 / (1 + c)
-
-
-def divided_by_one_plus_square(c: float) -> float:
-    """Returns ``1 / (1 + c**2)``, in another file of the authors' code."""
-    return 1 / (1 + c**2)
-
-
-def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[float], float] = unscaled) -> Tensor:
+def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[float], float] = _unscaled) -> Tensor:
     """Computes ``d = g0 + c |g0| g_w / |g_w|``, which maximises ``min_i(g_i . d)`` subject to ``|d - g0| <= c |g0|``.
 
     g0 is the average of the gradients and ``g_w = sum(w_i g_i)``, with w of the simplex that minimises
@@ -42,7 +31,8 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
     Args:
         gradients: ``[T, P]``, one row for each part.
         c: radius of the search as a share of ``|g0|``, in [0, 1); 0 is the average.
-        rescale: factor of the result as a function of c.
+        rescale: factor of the result as a function of c: 1 in the paper; ``1 / (1 + c)``, which keeps the average's
+            length if all parts agree, or ``1 / (1 + c**2)`` in files of the authors' code.
 
     Returns:
         ``[P]``.
@@ -82,7 +72,7 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
     return (average + combined * (c * length / weighted_length)) * rescale(c)
 
 
-class ConflictAverseStep:
+class ConflictAverseStep(DeclaredState):
     """Sets ``.grad`` to the conflict-averse gradient of the parts of a batch, for any optimiser.
 
     Call :meth:`backward` in place of ``loss.backward()``. It costs one backward pass for each part and overwrites
@@ -106,11 +96,13 @@ class ConflictAverseStep:
         tensor([1.3333, 2.6667])
     """
 
+    saved_attributes = ("updates",)
+
     def __init__(
         self,
         parameters: Iterable[Tensor],
         c: float | Schedule = 0.5,
-        rescale: Callable[[float], float] = unscaled,
+        rescale: Callable[[float], float] = _unscaled,
     ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not self._parameters:
@@ -118,7 +110,7 @@ class ConflictAverseStep:
         self._schedule = checked_schedule("c", c, 0.0, BELOW_ONE)
         if self._schedule.clock == "env_steps":
             raise ValueError(f'c is {c!r}, a schedule of environment steps; give a schedule with clock="updates".')
-        check_kind("rescale", rescale, Callable, "a function of c, such as divided_by_one_plus")
+        check_kind("rescale", rescale, Callable, "a function of c, such as lambda c: 1 / (1 + c)")
         self._rescale = rescale
         self.updates: int = 0
 
@@ -161,14 +153,6 @@ class ConflictAverseStep:
         for parameter, gradient in zip(self._parameters, combined.split(sizes), strict=True):
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
         self.updates += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the schedule."""
-        return {"updates": self.updates}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a state of :meth:`state_dict`."""
-        self.updates = state_dict["updates"]
 
 
 def _least_helped(products: list[list[float]], radius: float) -> list[float]:
@@ -217,5 +201,4 @@ def _minimize_quadratic(
 
 
 def _quadratic(products: list[list[float]], weights: list[float]) -> float:
-    """Returns ``w G w``."""
     return sum(first * sum(map(float.__mul__, row, weights)) for first, row in zip(weights, products, strict=True))

@@ -4,23 +4,68 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from lightning_replay.agents.agent import ContinuousAgent, TargetUpdate, bootstrapped, target_of, weighted_mean
+from lightning_replay.agents.agent import OffPolicyAgent, TargetUpdate, bootstrapped, target_of, weighted_mean
 from lightning_replay.agents.networks import Perceptron, TwoCritics
+from lightning_replay.agents.spaces import SizeReader, continuous_sizes
 
 _LOG_DENSITY = math.log(2 * math.pi) / 2 + 2 * math.log(2)
 _RAW_SHIFT = math.log(math.expm1(0.99))
 
 
 def _deviation(raw: Tensor) -> Tensor:
-    """Returns standard deviations above 0.01, 1 for an output 0 of the network, as ``NormalParamExtractor``."""
+    # Above 0.01, and 1 for an output 0 of the network, as TorchRL's NormalParamExtractor.
     return softplus(raw + _RAW_SHIFT) + 0.01
+
+
+class ContinuousAgent(OffPolicyAgent):
+    """Base of TD3 and SAC: continuous actions between bounds, ``actor``, two ``critics`` and their targets."""
+
+    size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
+    read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
+    outputs_per_action = 1  # of the policy's network
+    action_low: Tensor
+    action_high: Tensor
+    action_center: Tensor
+    action_half_range: Tensor
+
+    def build(self) -> None:
+        options = self.hparams
+        low, high = torch.tensor(options["action_low"]), torch.tensor(options["action_high"])
+        bounds = {"low": low, "high": high, "center": (high + low) / 2, "half_range": (high - low) / 2}
+        for name, bound in bounds.items():
+            self.register_buffer(f"action_{name}", bound, persistent=False)
+        size, hidden, actions = options["observation_size"], options["hidden_sizes"], len(low)
+        self.actor: Perceptron = Perceptron(size, hidden, self.outputs_per_action * actions)
+        self.critics: TwoCritics = TwoCritics(size, actions, hidden)
+        self.target_critics: TwoCritics = target_of(self.critics)
+
+    def bounded(self, outputs: Tensor) -> Tensor:
+        """Returns actions within the bounds, from real numbers ``[..., A]``."""
+        return torch.tanh(outputs) * self.action_half_range + self.action_center
+
+    def distances(self, batch: TensorDictBase) -> Tensor:
+        """Returns both critics' values less their target, ``[2, B]``."""
+        raise NotImplementedError
+
+    def update_critics(self, optimizer: Any, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the critics; returns what the training step returns."""
+        distances = self.distances(batch)
+        loss = weighted_mean(distances.square().sum(0), batch)
+        self.descend(optimizer, loss)
+        return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [
+            self.adam(self.critics.parameters(), "critic_learning_rate"),
+            self.adam(self.actor.parameters(), "actor_learning_rate"),
+        ]
 
 
 class SAC(ContinuousAgent):
@@ -54,6 +99,7 @@ class SAC(ContinuousAgent):
     """
 
     takes_update_batches = True
+    outputs_per_action = 2
 
     def __init__(
         self,
@@ -74,17 +120,13 @@ class SAC(ContinuousAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the policy, two critics and their targets, and the entropy coefficient."""
-        options, action_size = self.hparams, self.register_bounds()
-        self.actor: Perceptron = Perceptron(options["observation_size"], options["hidden_sizes"], 2 * action_size)
-        self.critics: TwoCritics = TwoCritics(options["observation_size"], action_size, options["hidden_sizes"])
-        self.target_critics: TwoCritics = target_of(self.critics)
+        super().build()
+        options = self.hparams
         self.log_alpha: nn.Parameter = nn.Parameter(torch.tensor(options["initial_entropy_coefficient"]).log())
         given = options["target_entropy"]
-        self.target_entropy: float = -float(action_size) if given is None else given
-        self.target_update: TargetUpdate = TargetUpdate(
-            [(self.critics, self.target_critics)], options["target_update_rate"]
-        )
+        self.target_entropy: float = -float(len(self.action_low)) if given is None else given
+        pairs = [(self.critics, self.target_critics)]
+        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
@@ -101,7 +143,6 @@ class SAC(ContinuousAgent):
         return self.bounded(unbounded), density.sum(-1)
 
     def distances(self, batch: TensorDictBase) -> Tensor:
-        """Returns both critics' values less their target, ``[2, B]``."""
         with torch.no_grad():
             following = batch.get("next").get("observation")
             action, log_density = self.draw(following)
@@ -121,24 +162,16 @@ class SAC(ContinuousAgent):
         return loss, log_density.detach()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Steps the critics, the policy, the entropy coefficient and the target critics."""
         critic_optimizer, (actor_optimizer, entropy_optimizer) = self.critic_and_other_optimizers()
-        distances = self.distances(batch)
-        loss = weighted_mean(distances.square().sum(0), batch)
-        self.descend(critic_optimizer, loss)
+        outputs = self.update_critics(critic_optimizer, batch)
         actor_loss, log_density = self.actor_loss(batch)
         self.descend(actor_optimizer, actor_loss)
         self.descend(entropy_optimizer, -self.log_alpha * (log_density + self.target_entropy).mean())
         self.target_update.step()
-        return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
+        return outputs
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Returns Adam for the critics, the policy and the entropy coefficient."""
-        return [
-            self.adam(self.critics.parameters(), "critic_learning_rate"),
-            self.adam(self.actor.parameters(), "actor_learning_rate"),
-            self.adam([self.log_alpha], "entropy_learning_rate"),
-        ]
+        return [*super().configure_optimizers(), self.adam([self.log_alpha], "entropy_learning_rate")]
 
 
 class TD3(ContinuousAgent):
@@ -193,14 +226,10 @@ class TD3(ContinuousAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the policy, two critics and their targets."""
-        options, action_size = self.hparams, self.register_bounds()
-        self.actor: Perceptron = Perceptron(options["observation_size"], options["hidden_sizes"], action_size)
-        self.critics: TwoCritics = TwoCritics(options["observation_size"], action_size, options["hidden_sizes"])
+        super().build()
         self.target_actor: Perceptron = target_of(self.actor)
-        self.target_critics: TwoCritics = target_of(self.critics)
         pairs = [(self.actor, self.target_actor), (self.critics, self.target_critics)]
-        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
+        self.target_update: TargetUpdate = TargetUpdate(pairs, self.hparams["target_update_rate"])
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``, with noise if ``explore``."""
@@ -211,7 +240,6 @@ class TD3(ContinuousAgent):
         return self.action_center + self.action_half_range * action
 
     def distances(self, batch: TensorDictBase) -> Tensor:
-        """Returns both critics' values less their target, ``[2, B]``."""
         options, action = self.hparams, batch.get("action")
         with torch.no_grad():
             following = batch.get("next").get("observation")
@@ -229,28 +257,16 @@ class TD3(ContinuousAgent):
         return -self.critics.first(observation, self.bounded(self.actor(observation))).mean()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Steps the critics, and every ``policy_delay`` updates the policy and the targets."""
         critic_optimizer, (actor_optimizer,) = self.critic_and_other_optimizers()
-        distances = self.distances(batch)
-        loss = weighted_mean(distances.square().sum(0), batch)
-        self.descend(critic_optimizer, loss)
+        outputs = self.update_critics(critic_optimizer, batch)
         self._updates += 1
         if self._updates % self.hparams["policy_delay"] == 0:
             self.descend(actor_optimizer, self.actor_loss(batch))
             self.target_update.step()
-        return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
-
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Returns Adam for the critics, then for the policy."""
-        return [
-            self.adam(self.critics.parameters(), "critic_learning_rate"),
-            self.adam(self.actor.parameters(), "actor_learning_rate"),
-        ]
+        return outputs
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the number of updates, for the policy delay."""
-        checkpoint["td3_updates"] = self._updates
+        checkpoint["td3_updates"] = self._updates  # for the policy delay
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the number of updates."""
         self._updates = checkpoint.get("td3_updates", 0)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,12 +16,11 @@ from lightning_replay.agents.agent import (
     ExploringAgent,
     TargetUpdate,
     bootstrapped,
-    plain_columns,
     target_of,
     weighted_mean,
 )
 from lightning_replay.agents.cagrad import ConflictAverseStep
-from lightning_replay.agents.networks import ImageNetwork, Layers, Perceptron, with_noise
+from lightning_replay.agents.networks import ImageNetwork, Layers, Perceptron, perceive, with_noise
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes, image_sizes
 from lightning_replay.retention.surprise import categorical_projection, cross_entropy, kl_divergence, squared_td_error
 from lightning_replay.schedules import Constant, Linear, Schedule
@@ -82,15 +80,12 @@ class DQN(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the network and its target."""
         options = self.hparams
-        self.network: Perceptron = Perceptron(
-            options["observation_size"], options["hidden_sizes"], options["num_actions"]
-        )
+        sizes = options["observation_size"], options["hidden_sizes"], options["num_actions"]
+        self.network: Perceptron = Perceptron(*sizes)
         self.target_network: Perceptron = target_of(self.network)
-        self.target_update: TargetUpdate = TargetUpdate(
-            [(self.network, self.target_network)], options["target_update_rate"]
-        )
+        pairs = [(self.network, self.target_network)]
+        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
         if self._conflict_aversion != 0:
             self._averse_step = ConflictAverseStep(self.network.parameters(), self._conflict_aversion)
 
@@ -101,41 +96,40 @@ class DQN(ExploringAgent):
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the loss and the magnitude of the TD error of each row, ``[B]``."""
-        columns = plain_columns(batch)
-        taken, target = self._taken_and_target(columns)
-        current = self.network(columns["observation"]).gather(-1, taken).squeeze(-1)
+        columns, layers = _plain_columns(batch), self.network.layers()
+        taken, target = self._taken_and_target(columns, layers)
+        current = perceive(layers, columns["observation"]).gather(-1, taken).squeeze(-1)
         return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs()
 
     @torch.no_grad()
-    def _taken_and_target(self, batch: Columns) -> tuple[Tensor, Tensor]:
+    def _taken_and_target(self, batch: Columns, layers: Layers) -> tuple[Tensor, Tensor]:
         following = batch["next"]["observation"]
-        best = self.network(following).argmax(dim=-1, keepdim=True)
-        values = self.target_network(following).gather(-1, best).squeeze(-1)
+        best = perceive(layers, following).argmax(dim=-1, keepdim=True)
+        values = perceive(self.target_network.layers(), following).gather(-1, best).squeeze(-1)
         target = bootstrapped(batch, values, self.hparams["discount"])
         return batch["action"].reshape(best.shape), target
 
     @torch.no_grad()
-    def _differentiate(self, batch: Columns) -> tuple[Tensor, Tensor]:
+    def _differentiate(self, batch: Columns, layers: Layers) -> tuple[Tensor, Tensor]:
         """Sets the gradients of the weighted mean of :meth:`losses`, in two thirds of the time of autograd's graph.
 
-        Returns:
-            The loss, and the magnitude of the TD error of each row ``[B]``.
+        Returns the loss, and the magnitude of the TD error of each row ``[B]``.
         """
-        taken, target = self._taken_and_target(batch)
-        *inputs, values = activations_of(self.network.layers(), batch["observation"])
+        taken, target = self._taken_and_target(batch, layers)
+        *inputs, values = _activations_of(layers, batch["observation"])
         current = values.gather(-1, taken).squeeze(-1)
         loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), batch)
         difference, weight = current - target, batch.get("priority_weight", None)
         share = 1.0 / len(values)
         slope = difference.clamp(-1.0, 1.0).mul_(share if weight is None else weight.reshape(-1) * share)
-        set_gradients(self.network.layers(), inputs, torch.zeros_like(values).scatter_(-1, taken, slope.unsqueeze(-1)))
+        _set_gradients(layers, inputs, torch.zeros_like(values).scatter_(-1, taken, slope.unsqueeze(-1)))
         return loss, difference.abs_()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Steps the network and its target."""
         optimizer, _ = self.critic_and_other_optimizers()
-        if self._sets_gradients(batch):
-            loss, td_error = self._differentiate(plain_columns(batch))
+        layers = self.network.layers()
+        if self._sets_gradients(batch, layers):
+            loss, td_error = self._differentiate(_plain_columns(batch), layers)
             self.take_step(optimizer)
         else:
             rows, td_error = self.losses(batch)
@@ -148,8 +142,8 @@ class DQN(ExploringAgent):
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": td_error}
 
-    def _sets_gradients(self, batch: TensorDictBase) -> bool:
-        """Returns whether :meth:`losses` and ``descend`` are those of this class, and nothing acts on gradients."""
+    def _sets_gradients(self, batch: TensorDictBase, layers: Layers) -> bool:
+        # Only where the methods that it stands for are those of this class, and nothing else acts on gradients.
         kind = type(self)
         return (
             self._averse_step is None
@@ -160,7 +154,7 @@ class DQN(ExploringAgent):
             and vars(self).keys().isdisjoint(("losses", "descend", "take_gradients"))
             and self.takes_plain_gradients
             and not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled())
-            and not any(map(_acts_on_gradient, chain.from_iterable(self.network.layers())))
+            and not any(_acts_on_gradient(weight) or _acts_on_gradient(bias) for weight, bias in layers)
         )
 
     def on_fit_start(self) -> None:
@@ -173,24 +167,25 @@ class DQN(ExploringAgent):
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Returns Adam."""
         return self.adam(self.network.parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the positions in the schedules of exploration and conflict aversion."""
         super().on_save_checkpoint(checkpoint)
         if self._averse_step is not None:
             checkpoint["dqn_conflict_aversion"] = self._averse_step.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores both positions."""
         super().on_load_checkpoint(checkpoint)
         if self._averse_step is not None and "dqn_conflict_aversion" in checkpoint:
             self._averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])
 
 
+def _plain_columns(batch: TensorDictBase) -> dict[str, Any]:
+    # In dictionaries, from which nine columns are read in the time of one from a TensorDict.
+    return {key: dict(value.items()) if isinstance(value, TensorDictBase) else value for key, value in batch.items()}
+
+
 def _weighted_parts(rows: Tensor, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """Returns the weighted loss of each row, and the table it was drawn from."""
     table, weight = batch.get("table", None), batch.get("priority_weight", None)
     if table is None:
         raise ValueError(
@@ -200,7 +195,7 @@ def _weighted_parts(rows: Tensor, batch: TensorDictBase) -> tuple[Tensor, Tensor
     return rows if weight is None else rows * weight.reshape(rows.shape), table
 
 
-def activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:
+def _activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:
     """Returns the inputs ``[B, I]`` of each layer, and last the outputs."""
     *hidden, (last_weight, last_bias) = layers
     activations = [inputs]
@@ -209,14 +204,8 @@ def activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:
     return [*activations, linear(activations[-1], last_weight, last_bias)]
 
 
-def set_gradients(layers: Layers, inputs: list[Tensor], gradient: Tensor) -> None:
-    """Sets the gradients of all weights and biases to those that autograd computes, without its graph.
-
-    Args:
-        layers: not frozen, without hooks.
-        inputs: of each layer, see :func:`activations_of`.
-        gradient: of the outputs ``[B, O]``; call it without gradients enabled.
-    """
+def _set_gradients(layers: Layers, inputs: list[Tensor], gradient: Tensor) -> None:
+    # Those that autograd computes from the gradient of the outputs [B, O], without its graph.
     for place in reversed(range(len(layers))):
         weight, bias = layers[place]
         weight.grad, bias.grad = gradient.t().mm(inputs[place]), gradient.sum(0)
@@ -225,7 +214,7 @@ def set_gradients(layers: Layers, inputs: list[Tensor], gradient: Tensor) -> Non
 
 
 def _acts_on_gradient(parameter: Any) -> bool:
-    """Returns whether ``backward`` would do more than set the gradient, or nothing."""
+    # backward would do more than set the gradient, or nothing
     return bool(not parameter.requires_grad or parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
@@ -233,19 +222,12 @@ _ROWS_PER_PASS = 256  # of initial_surprise; the warm-up stores 1,024 rows at on
 
 
 class RowErrors(NamedTuple):
-    """Results of one forward pass for each transition of a batch.
+    """Results of one forward pass for each transition of a batch, float32; of distributions those of their means."""
 
-    Attributes:
-        loss: float32 ``[B]``, with its graph; not weighted.
-        td_error: float32 ``[B]``, target minus current value of the action taken; of distributions, of their means.
-        surprise: float32 ``[B]``, at least 0.
-        action_values: float32 ``[B, A]``, current values of all actions; of distributions, their means.
-    """
-
-    loss: Tensor
-    td_error: Tensor
-    surprise: Tensor
-    action_values: Tensor
+    loss: Tensor  # [B], with its graph; not weighted
+    td_error: Tensor  # [B], target minus current value of the action taken
+    surprise: Tensor  # [B], at least 0
+    action_values: Tensor  # [B, A]
 
 
 class Rainbow(ExploringAgent):
@@ -338,19 +320,14 @@ class Rainbow(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the network and its target."""
         options = self.hparams
-        actions = options["num_actions"]
+        actions, given = options["num_actions"], ("channels", "kernel_sizes", "strides", "hidden_size", "dueling")
         self.network: ImageNetwork = ImageNetwork(
             options["observation_shape"],
             options["observation_high"],
             (options["atoms"], actions) if options["distributional"] else (actions,),
-            channels=options["channels"],
-            kernel_sizes=options["kernel_sizes"],
-            strides=options["strides"],
-            hidden_size=options["hidden_size"],
-            dueling=options["dueling"],
             noise_deviation=options["noise_deviation"] if options["noisy"] else None,
+            **{name: options[name] for name in given},
         )
         self.target_network: ImageNetwork = target_of(self.network)
         # the atoms
@@ -376,31 +353,25 @@ class Rainbow(ExploringAgent):
             return self.means(self.outputs(self.network, observation)).argmax(dim=-1)
 
     def outputs(self, network: ImageNetwork, observation: Tensor) -> Tensor:
-        """Returns values ``[B, A]``, or logarithms of probabilities ``[B, N, A]``."""
+        # values [B, A], or logarithms of probabilities [B, N, A]
         outputs = network(observation)
         return outputs.log_softmax(-2) if self.hparams["distributional"] else outputs
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Returns the action values ``[B, A]`` of a network's outputs."""
         return torch.einsum("bna,n->ba", outputs.exp(), self.support) if self.hparams["distributional"] else outputs
 
     def rows(self, batch: TensorDictBase) -> RowErrors:
-        """Returns loss and feedback of each row, from one forward pass of the network and one of the target network.
+        """Returns loss and feedback of each row under the noise that was drawn last.
 
         The loss is Huber's, of distributions the cross-entropy between the projected target and the current one. The
         factor of the bootstrap is the column ``discount`` (γ to the power of the steps in the reward, 0 where they
         terminated); without it, γ, or 0 after termination.
         """
-        double = self.hparams["double"]
-        observation, following = batch.get("observation"), batch.get(("next", "observation"))
-        in_one_pass = double and not torch.is_grad_enabled()
-        outputs = self.outputs(self.network, torch.cat([observation, following]) if in_one_pass else observation)
-        if in_one_pass:
-            outputs, following_outputs = outputs.chunk(2)
+        following = batch.get(("next", "observation"))
+        outputs = self.outputs(self.network, batch.get("observation"))
         with torch.no_grad():
             target_outputs = self.outputs(self.target_network, following)
-            if not in_one_pass:
-                following_outputs = self.outputs(self.network, following) if double else target_outputs
+            following_outputs = self.outputs(self.network, following) if self.hparams["double"] else target_outputs
             best = self.means(following_outputs).argmax(-1)
             reward, discount = batch.get(("next", "reward")).reshape(-1), batch.get("discount", None)
             if discount is None:
@@ -413,7 +384,7 @@ class Rainbow(ExploringAgent):
     def _compare(
         self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns loss, TD error and surprise ``[B]`` from the outputs of the action taken and of the best next one."""
+        # from the outputs of the action taken and of the best next one
         if not self.hparams["distributional"]:
             target = reward + discount * following
             td_error = (target - current).detach()
@@ -428,8 +399,8 @@ class Rainbow(ExploringAgent):
         """Returns the surprise of new transitions ``[M]``, float32 ``[M]``, on their device.
 
         A replay that keeps transitions by surprise calls it at insertion; the data module passes it to the replay.
-        Costs one forward pass of the network, over observations and next observations, and one of the target network
-        for every 256 rows, under the noise of the last action or update.
+        Costs two forward passes of the network and one of the target network for every 256 rows, under the noise of the
+        last action or update.
         """
         columns = transitions.select("observation", "action", "next", "discount", strict=False)
         with torch.no_grad(), with_noise():
@@ -437,7 +408,6 @@ class Rainbow(ExploringAgent):
         return torch.cat(parts).to(transitions.get("action").device)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Steps the network and, when due, copies it to its target."""
         optimizer, _ = self.critic_and_other_optimizers()
         if self.hparams["noisy"]:
             self.network.apply(reset_noise)
@@ -464,21 +434,17 @@ class Rainbow(ExploringAgent):
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Returns Adam."""
         return self.adam(self.network.parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the position in the exploration schedule, and the number of updates for the target network."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["rainbow_updates"] = self._updates
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores both positions."""
         super().on_load_checkpoint(checkpoint)
         self._updates = checkpoint["rainbow_updates"]
 
 
 def _of_action(outputs: Tensor, action: Tensor) -> Tensor:
-    """Selects the outputs of one action per row, ``[B]`` or ``[B, N]``."""
     index = action.reshape(-1, *[1] * (outputs.ndim - 1)).expand(*outputs.shape[:-1], 1)
     return outputs.gather(-1, index).squeeze(-1)

@@ -22,12 +22,10 @@ __all__ = [
     "acting_agent",
     "idle_schedulers",
     "is_compiled",
-    "name_of",
     "observes_batches",
     "rollout_agent",
     "scales_gradients",
     "steps_of",
-    "surprise_agent",
     "takes_update_batches",
     "training_data",
     "uses_no_step_hooks",
@@ -51,13 +49,6 @@ class RolloutAgent(ActingAgent, Protocol):
 
     def value(self, observation: Tensor) -> Tensor:
         """Returns values of observations, float ``[N, 1]``."""
-
-
-class SurpriseAgent(Protocol):
-    """A LightningModule that computes the surprise of new transitions."""
-
-    def initial_surprise(self, transitions: TensorDictBase) -> Tensor:
-        """Returns the surprise of transitions ``[M]``, float32 ``[M]``, at least 0."""
 
 
 class TrainingData:
@@ -140,17 +131,9 @@ def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
     return cast(RolloutAgent, agent)
 
 
-def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
-    """Returns the agent if it has a method ``initial_surprise``, else ``None``."""
-    return cast(SurpriseAgent, agent) if callable(getattr(agent, "initial_surprise", None)) else None
-
-
 def takes_update_batches(agent: L.LightningModule) -> bool:
-    """Returns whether ``training_step`` takes :class:`~lightning_replay.agents.interfaces.UpdateBatches`.
-
-    Declared by ``takes_update_batches = True`` in the agent's own class. It is not inherited, because a subclass may
-    log in each update, or take a single batch. Never of a compiled agent, which would draw in compiled code.
-    """
+    """Returns whether the agent's own class declares ``takes_update_batches = True``, and is not compiled."""
+    # Not inherited: a subclass may log in each update, or take a single batch. Compiled code cannot draw.
     return bool(vars(type(agent)).get("takes_update_batches")) and not is_compiled(agent)
 
 
@@ -160,7 +143,7 @@ def is_compiled(agent: L.LightningModule) -> bool:
 
 
 def idle_schedulers(trainer: L.Trainer) -> list[str]:
-    """Returns the classes of those learning rate schedulers that neither the agent nor the trainer has stepped."""
+    """Returns the classes of the learning rate schedulers that neither the agent nor the trainer has stepped."""
     steps_itself = not trainer.lightning_module.automatic_optimization
     due = [config.scheduler for config in trainer.lr_scheduler_configs if config.frequency == 1]
     return [type(one).__name__ for one in due if steps_itself and steps_of(one) == 0]
@@ -191,9 +174,10 @@ def uses_no_step_hooks(trainer: L.Trainer) -> bool:
     return type(trainer.profiler) is PassThroughProfiler and not is_hooked  # type: ignore[attr-defined]
 
 
-def name_of(env: Any) -> str:
-    """Returns the id of an environment, or the name of a callable that builds one."""
-    return env if isinstance(env, str) else getattr(env, "__name__", repr(env))
+_SEVERAL = (
+    "a training step has several batches, and {} is of one; with updates_per_training_step above 1 iterate over them "
+    "(for batch in batches: ...), or leave the option at None, which gives such code single batches"
+)
 
 
 class UpdateBatches:
@@ -230,10 +214,10 @@ class UpdateBatches:
                 return
 
     def __getitem__(self, key: Any) -> NoReturn:
-        raise TypeError(_several(f"[{key!r}]"))
+        raise TypeError(_SEVERAL.format(f"[{key!r}]"))
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(_several(f".{name}"), name=name, obj=self)
+        raise AttributeError(_SEVERAL.format(f".{name}"), name=name, obj=self)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **outputs: Any) -> None:
         """Passes the TD errors of one batch to the replay, with the signals among the other outputs."""
@@ -260,13 +244,6 @@ class UpdatePriorities(L.Callback):
                 "{'loss': ..., 'td_error': detached TD errors [B]} so that the priorities can be updated."
             )
         source.update_priority(batch, outputs["td_error"], **_signals_of(outputs))
-
-
-def _several(used: str) -> str:
-    return (
-        f"a training step has several batches, and {used} is of one; with updates_per_training_step above 1 iterate "
-        "over them (for batch in batches: ...), or leave the option at None, which gives such code single batches"
-    )
 
 
 def _signals_of(outputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,15 +33,13 @@ class InvertedGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameters: Tensor) -> Tensor:
-        """Returns the parameters."""
         ctx.save_for_backward(parameters)
         return parameters.view_as(parameters)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        """Scales the gradient of a loss; a negative one increases its parameter."""
         (parameters,), (gradient,) = ctx.saved_tensors, grad_outputs
-        # 1 - p where the gradient is negative, 1 + p elsewhere
+        # 1 - p where the gradient is negative and would increase the parameter, 1 + p elsewhere
         return gradient * (1 + torch.where(gradient < 0, -parameters, parameters)) / 2
 
 
@@ -120,7 +118,6 @@ class MPDQN(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates both networks and their targets."""
         options, hidden_sizes = self.hparams, self.hparams["hidden_sizes"]
         sizes, low, high = options["parameter_sizes"], options["parameter_low"], options["parameter_high"]
         total = sum(sizes)
@@ -167,7 +164,7 @@ class MPDQN(ExploringAgent):
         stacked = torch.cat([observation.unsqueeze(1).expand(-1, passes, -1), one_at_a_time], dim=-1)
         return network(stacked.flatten(0, 1)).reshape(size, passes, passes).diagonal(dim1=1, dim2=2)
 
-    def act(self, observation: Tensor, explore: bool) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def act(self, observation: Tensor, explore: bool) -> tuple[Tensor, Tensor]:
         """Returns discrete actions int64 ``[N]`` and all actions' parameters ``[N, P]`` in the environment's units.
 
         The most valuable, or with probability ``exploration_rate`` a random action with random parameters.
@@ -176,7 +173,7 @@ class MPDQN(ExploringAgent):
             parameters = self.parameter_network(observation).clamp(-1.0, 1.0)
             discrete = self.action_values(self.value_network, observation, parameters).argmax(dim=-1)
             if explore:
-                is_random = self.draw_random(discrete)
+                is_random = self.draw_random(len(discrete))
                 any_action = torch.randint_like(discrete, len(self.hparams["parameter_sizes"]))
                 discrete = torch.where(is_random, any_action, discrete)
                 parameters = torch.where(is_random.unsqueeze(-1), 2 * torch.rand_like(parameters) - 1, parameters)
@@ -227,7 +224,6 @@ class MPDQN(ExploringAgent):
         self.target_update.step()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Steps both networks and their targets."""
         value_optimizer, (parameter_optimizer,) = self.critic_and_other_optimizers()
         value_loss, parameter_loss, td_error = self.losses(batch)
         value_optimizer.zero_grad()
@@ -240,7 +236,6 @@ class MPDQN(ExploringAgent):
         return {"loss": value_loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Returns Adam for the values, then for the parameters."""
         return [
             self.adam(self.value_network.parameters(), "value_learning_rate"),
             self.adam(self.parameter_network.parameters(), "parameter_learning_rate"),
@@ -248,7 +243,7 @@ class MPDQN(ExploringAgent):
 
 
 def _network(input_size: int, hidden_sizes: tuple[int, ...], output_size: int) -> nn.Sequential:
-    """Returns a perceptron with Kaiming weights, zero biases and initial outputs near zero, as in the authors' code."""
+    # Kaiming weights, zero biases and initial outputs near zero, as in the authors' code.
     linear = [nn.Linear(*sizes) for sizes in itertools.pairwise([input_size, *hidden_sizes, output_size])]
     for layer in linear:
         nn.init.kaiming_normal_(layer.weight, a=0.01, nonlinearity="leaky_relu")

@@ -44,36 +44,7 @@ class Perceptron(nn.Module):
         return [*zip(tensors[::2], tensors[1::2], strict=True)]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the outputs ``[..., O]``."""
         return perceive(self.layers(), inputs)
-
-
-def checked_sides(
-    shape: Sequence[int],
-    axes: tuple[int, int],
-    channels: Sequence[int],
-    kernel_sizes: Sequence[int],
-    strides: Sequence[int],
-) -> list[int]:
-    """Returns height and width of the output of convolutions over images of this shape.
-
-    Raises ``ValueError`` for no convolution, not one number of each kind for each, or too small an image.
-    """
-    if not len(channels) == len(kernel_sizes) == len(strides) > 0:
-        raise ValueError(
-            f"channels {list(channels)}, kernel_sizes {list(kernel_sizes)} and strides {list(strides)} must have one "
-            "number for each convolution, of which images need at least one."
-        )
-    sides = [shape[axis] for axis in axes]
-    for kernel_size, stride in zip(kernel_sizes, strides, strict=True):
-        sides = [(side - kernel_size) // stride + 1 for side in sides]
-        if min(sides) < 1:
-            raise ValueError(
-                f"convolutions with kernel_sizes {list(kernel_sizes)} and strides {list(strides)} leave nothing of "
-                f"images {list(shape)}. Give fewer or smaller ones; for MinAtar's 10 x 10 channels=(16,), "
-                "kernel_sizes=(3,), strides=(1,)."
-            )
-    return sides
 
 
 class TwoCritics(Perceptron):
@@ -87,13 +58,10 @@ class TwoCritics(Perceptron):
             self.register_parameter(name, nn.Parameter(stacked))
 
     def values(self, observation: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
-        """Returns the values ``[2, ...]``; ``frozen`` parameters get no gradients.
-
-        Activations are ``[2, O, B]``: the gradients of the weights then come out in the weights' own layout, without a
-        copy. Forward and backward are as fast as those of two separate critics, whose optimizer has twice as many
-        tensors.
-        """
+        """Returns the values ``[2, ...]``; ``frozen`` parameters get no gradients."""
         inputs = torch.cat([observation, action], dim=-1)
+        # Activations are [2, O, B]: the gradients of the weights then come out in the weights' own layout, without a
+        # copy, and as fast as with two separate critics, whose optimizer has twice as many tensors.
         columns = inputs.flatten(0, -2).t().expand(2, -1, -1)
         *hidden, (last_weight, last_bias) = self.layers(frozen=frozen)
         for weight, bias in hidden:
@@ -107,10 +75,7 @@ class TwoCritics(Perceptron):
 
 
 def with_noise() -> set_exploration_type:
-    """Returns a context in which noisy layers use the noise of the last ``torchrl.modules.reset_noise``.
-
-    Outside of it they use the mean weights alone. A forward pass draws no noise.
-    """
+    # Noisy layers use the noise of the last reset_noise in this context, and outside of it the mean weights alone.
     return set_exploration_type(ExplorationType.RANDOM)
 
 
@@ -118,8 +83,7 @@ class ImageNetwork(nn.Module):
     """Values of all actions of images divided by their largest pixel value: ``[B, *output_shape]``.
 
     Convolutions, one hidden layer and one output per action (and atom); with ``dueling``
-    (https://arxiv.org/abs/1511.06581) the sum of a state's value and its actions' advantages, whose mean is 0. Raises
-    as :func:`~lightning_replay.agents.networks.checked_sides`.
+    (https://arxiv.org/abs/1511.06581) the sum of a state's value and its actions' advantages, whose mean is 0.
 
     Args:
         output_shape: ``(actions,)``, or ``(atoms, actions)`` for logits of distributions.
@@ -145,7 +109,6 @@ class ImageNetwork(nn.Module):
         noise_deviation: float | None,
     ) -> None:
         super().__init__()
-        checked_sides(observation_shape, (1, 2), channels, kernel_sizes, strides)
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), persistent=False)
         convolutions = {
             "num_cells": list(channels),
@@ -162,10 +125,10 @@ class ImageNetwork(nn.Module):
             self.body = DuelingCnnDQNet(tuple(output_shape), value_shape, cnn_kwargs=convolutions, mlp_kwargs=layers)
         else:
             self.body = nn.Sequential(ConvNet(**convolutions), MLP(out_features=tuple(output_shape), **layers))
-        self(torch.zeros(1, *observation_shape, dtype=torch.uint8))  # initialises TorchRL's lazy layers
+        # Initialises TorchRL's lazy layers; torch refuses kernels that are larger than the image.
+        self(torch.zeros(1, *observation_shape, dtype=torch.uint8))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Returns values or logits of images ``[B, C, H, W]``."""
         return self.body(observation * self.scale)
 
 
@@ -181,8 +144,7 @@ class ActorCritic(nn.Module):
         value: hidden units to values ``[B, 1]``.
 
     Raises:
-        ValueError: no hidden layer; categories of flat observations; see also
-            :func:`~lightning_replay.agents.networks.checked_sides`.
+        ValueError: no hidden layer; categories of flat observations.
     """
 
     def __init__(
@@ -209,13 +171,13 @@ class ActorCritic(nn.Module):
         size = observation_shape[0]
         if len(observation_shape) == 3:
             planes = ImagePlanes(observation_shape[2], observation_high, categories)
-            height, width = checked_sides(observation_shape, (0, 1), channels, kernel_sizes, strides)
-            size = height * width * channels[-1]
-            layers = [planes]
-            inputs = (planes.count, *channels)
-            for before, after, kernel_size, stride in zip(inputs, channels, kernel_sizes, strides, strict=False):
+            layers, before = [planes], planes.count
+            for after, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True):
                 layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
+                before = after
             layers.append(nn.Flatten())
+            # torch refuses kernels that are larger than the image
+            size = nn.Sequential(*layers)(torch.zeros(1, *observation_shape)).shape[1]
         for fan_in, fan_out in itertools.pairwise([size, *hidden_sizes]):
             layers += [_orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2.0)), nn.ReLU()]
         self.trunk: nn.Sequential = nn.Sequential(*layers)
@@ -258,7 +220,6 @@ class ImagePlanes(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), False)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Returns planes, float32."""
         if self.is_one_hot:
             return (observation[..., self.channel] == self.category).float().movedim(-1, 1)
         return (observation * self.scale).movedim(-1, 1)

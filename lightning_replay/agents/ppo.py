@@ -46,11 +46,7 @@ _COLUMNS = ("observation", "action", "action_log_prob", "state_value", "advantag
 
 
 def _drawn(log_probs: Tensor) -> Tensor:
-    """Returns one action per row, int64 ``[N]``, drawn as by ``torch.distributions.Categorical``.
-
-    By exponential variables, as ``torch.multinomial`` draws a single number per row: the same one, in a third of the
-    time. Raises its ``RuntimeError`` for NaN.
-    """
+    # One action per row, by exponential variables as in torch.multinomial: the same number, in a third of the time.
     chances = log_probs.exp()
     if not chances.min() >= 0.0:
         return torch.multinomial(chances, 1).squeeze(-1)  # raises
@@ -132,7 +128,6 @@ class PPO(SizedAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        """Creates the network."""
         options = self.hparams
         self.network: ActorCritic = ActorCritic(
             options["observation_shape"],
@@ -239,10 +234,6 @@ class PPO(SizedAgent):
         return numbers
 
     def on_fit_start(self) -> None:
-        """Refuses a precision that scales gradients, and a data module that does not fit.
-
-        ``TypeError`` for one that replays transitions, else ``ValueError``.
-        """
         super().on_fit_start()
         data = training_data(self.trainer)
         if data is None:
@@ -260,9 +251,8 @@ class PPO(SizedAgent):
         self._check_discounts(data)
 
     def _check_discounts(self, data: TrainingData) -> None:
-        """Refuses discounts other than the agent's, all in one error that names the options to give."""
-        found: list[str] = []
-        options: list[str] = []
+        # all in one error that names the options to give
+        found, options = list[str](), list[str]()
         for owner, part in data.discounting_parts.items():
             option = f"--data.init_args.{owner.replace('.', '.init_args.')}"
             wrong = {name: value for name, value in discounts_of(part).items() if value != self.hparams[name]}
@@ -276,5 +266,4 @@ class PPO(SizedAgent):
             raise ValueError(f"{'; '.join(found)}. Give the same, on the command line by {' '.join(options)}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Returns Adam."""
         return self.adam(self.parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -13,18 +13,15 @@ from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 
 from lightning_replay.envs.building import build_environment, check_env, flat_advice
 
+#: Id of an environment, the environment, a vector of them, or a callable that builds one.
+EnvironmentSource = (
+    str | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[[], gymnasium.Env[Any, Any]]
+)
+
 
 def is_parameterized(space: Space[Any]) -> bool:
     """Whether the space is composite, for :class:`ParameterizedActions`."""
     return isinstance(space, Tuple | Dict)
-
-
-def random_box(space: Box, count: int, generator: np.random.Generator) -> np.ndarray:
-    """Draws ``count`` values of a bounded Box as its ``sample`` does, ``[N, *space.shape]``."""
-    shape, dtype = (count, *space.shape), np.dtype(space.dtype)
-    if dtype.kind == "f":
-        return generator.uniform(space.low, space.high, size=shape).astype(dtype)
-    return generator.integers(space.low, space.high, size=shape, dtype=dtype.type, endpoint=True)
 
 
 @dataclass(frozen=True)
@@ -77,23 +74,26 @@ class ParameterizedActions:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of parameters of each action."""
         return tuple(int(np.prod(box.shape)) for box in self.boxes)
 
     @property
     def low(self) -> np.ndarray:
-        """Smallest parameters, float32 ``[P]``."""
         return np.concatenate([box.low.reshape(-1) for box in self.boxes]).astype(np.float32)
 
     @property
     def high(self) -> np.ndarray:
-        """Largest parameters, float32 ``[P]``."""
         return np.concatenate([box.high.reshape(-1) for box in self.boxes]).astype(np.float32)
 
     def random(self, count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Returns uniformly random discrete actions ``[N]`` and parameters ``[N, P]``."""
-        discrete = generator.integers(len(self.boxes), size=count)
-        drawn = [random_box(box, count, generator).reshape(count, -1) for box in self.boxes]
+        discrete, drawn = generator.integers(len(self.boxes), size=count), []
+        for box in self.boxes:  # all at once, in the distribution of box.sample, which draws one
+            shape, dtype = (count, *box.shape), np.dtype(box.dtype)
+            if dtype.kind == "f":
+                values = generator.uniform(box.low, box.high, size=shape)
+            else:
+                values = generator.integers(box.low, box.high, size=shape, dtype=dtype.type, endpoint=True)
+            drawn.append(values.reshape(count, -1).astype(dtype))
         return discrete, np.concatenate(drawn, axis=1).astype(np.float32)
 
     def for_environments(self, discrete: np.ndarray, parameters: np.ndarray) -> Any:
@@ -116,26 +116,11 @@ class ParameterizedActions:
         return tuple(part[0] for part in batched)
 
 
-class SizeReader(Protocol):
-    """Reads an agent's sizes from spaces; the name of the agent is for messages."""
-
-    def __call__(self, observation_space: Space[Any], action_space: Space[Any], agent: str, /) -> dict[str, Any]:
-        """Returns the sizes by the names of the agent's arguments."""
-        ...
+#: Function of observation space, action space and the agent's name, for messages, to the sizes by argument.
+SizeReader = Callable[[Space[Any], Space[Any], str], dict[str, Any]]
 
 
-def spaces_of(
-    env: str
-    | gymnasium.Env[Any, Any]
-    | gymnasium.vector.VectorEnv[Any, Any, Any]
-    | Callable[[], gymnasium.Env[Any, Any]],
-) -> tuple[Space[Any], Space[Any]]:
-    """Returns observation and action space of an environment, its id, a vector of them, or a callable that makes one.
-
-    Raises:
-        TypeError: ``env`` is something else.
-        MissingExtraError, UnknownEnvironmentError: see :func:`~lightning_replay.envs.building.build_environment`.
-    """
+def spaces_of(env: EnvironmentSource) -> tuple[Space[Any], Space[Any]]:
     if isinstance(env, gymnasium.vector.VectorEnv):
         return env.single_observation_space, env.single_action_space
     if isinstance(env, gymnasium.Env):
@@ -148,7 +133,6 @@ def spaces_of(
 
 
 def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
-    """Returns ``observation_size``, ``action_low`` and ``action_high`` of a bounded Box action space."""
     if not isinstance(action_space, Box) or len(action_space.shape) != 1 or not action_space.is_bounded("both"):
         raise ValueError(
             f"{agent} got the action space {action_space}; it needs a bounded, one-dimensional Box. "
@@ -162,27 +146,26 @@ def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], ag
 
 
 def discrete_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
-    """Returns ``observation_size`` and ``num_actions`` of a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
     return {"observation_size": _flat_size(observation_space, agent), "num_actions": num_actions}
 
 
 def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
-    """Returns ``observation_shape``, ``observation_high`` of images and ``num_actions`` of a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
-    if not isinstance(observation_space, Box) or not (_is_flat(observation_space) or _is_image(observation_space)):
+    shape, dtype = observation_space.shape or (), observation_space.dtype
+    is_flat = len(shape) == 1 and np.issubdtype(dtype, np.floating)
+    is_image = len(shape) == 3 and dtype == np.uint8 and shape[0] >= shape[2]
+    if not isinstance(observation_space, Box) or not (is_flat or is_image):
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs flat observations, a one-dimensional "
             "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). "
             + flat_advice(observation_space)
         )
-    shape = [int(size) for size in observation_space.shape]
-    high = float(observation_space.high.max()) if _is_image(observation_space) else None
-    return {"observation_shape": shape, "observation_high": high, "num_actions": num_actions}
+    high = float(observation_space.high.max()) if is_image else None
+    return {"observation_shape": [int(size) for size in shape], "observation_high": high, "num_actions": num_actions}
 
 
 def image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
-    """Returns ``observation_shape``, ``observation_high`` and ``num_actions`` of images and a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
     is_image = len(observation_space.shape or ()) == 3 and observation_space.dtype == np.uint8
     if not isinstance(observation_space, Box) or not is_image:
@@ -195,7 +178,6 @@ def image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: 
 
 
 def parameterized_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
-    """Returns ``observation_size``, ``parameter_sizes`` and both bounds of discrete actions with parameters."""
     if not is_parameterized(action_space):
         raise ValueError(
             f"{agent} got the action space {action_space}; it needs discrete actions with parameters, "
@@ -208,14 +190,6 @@ def parameterized_sizes(observation_space: Space[Any], action_space: Space[Any],
         "parameter_low": [float(value) for value in actions.low],
         "parameter_high": [float(value) for value in actions.high],
     }
-
-
-def _is_flat(space: Box) -> bool:
-    return len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
-
-
-def _is_image(space: Box) -> bool:
-    return len(space.shape) == 3 and space.dtype == np.uint8 and space.shape[0] >= space.shape[2]
 
 
 def _num_actions(space: Space[Any], agent: str) -> int:

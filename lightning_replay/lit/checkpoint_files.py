@@ -3,58 +3,38 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_replay.saves import save_id
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import LOCK_FILE, exclusive
 from lightning_replay.saving.files import sync
-from lightning_replay.training_replay import TrainingReplay
 
-__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "check_checkpoint", "replays_beside", "saved_replay"]
+__all__ = ["ReplayCheckpointIO", "SyncedCheckpointIO", "check_checkpoint", "replays_beside", "saved_replay"]
 
 
 _UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
 
 
-class _ReplayOwner(Protocol):
-    """A data module whose replay is saved beside its checkpoints."""
+class SyncedCheckpointIO(CheckpointIO):
+    """Waits until a checkpoint file is on the disk; the plug-in ``wrapped`` writes and reads it.
 
-    replay: TrainingReplay
-
-    def replay_stamp(self) -> Hashable: ...
-
-    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None: ...
-
-
-class CheckedCheckpointIO(CheckpointIO):
-    """Warns once of entries that could not be loaded again, and waits until a checkpoint file is on the disk.
-
-    A data module installs it; other plug-ins keep working underneath.
-
-    Args:
-        wrapped: writes and reads the file itself.
+    A data module installs it around the trainer's own.
     """
 
     def __init__(self, wrapped: CheckpointIO) -> None:
         self.wrapped = wrapped
-        self._is_loadable_checked = False
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         self.wrapped.save_checkpoint(checkpoint, path, storage_options)
-        if not self._is_loadable_checked:
-            self._is_loadable_checked = True
-            _warn_of_unloadable(checkpoint)
         if Path(path).is_file():  # not if a plug-in writes later or elsewhere
             sync(Path(path))
             sync(Path(path).parent)
@@ -70,7 +50,7 @@ class CheckedCheckpointIO(CheckpointIO):
         self.wrapped.teardown()
 
 
-class ReplayCheckpointIO(CheckedCheckpointIO):
+class ReplayCheckpointIO(SyncedCheckpointIO):
     """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
 
     An existing folder is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
@@ -79,9 +59,9 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     finds the buffer it was saved with. The next save removes the remains of a killed one.
     """
 
-    def __init__(self, wrapped: CheckpointIO, datamodule: _ReplayOwner) -> None:
+    def __init__(self, wrapped: CheckpointIO, datamodule: Any) -> None:
         super().__init__(wrapped)
-        self.datamodule = datamodule
+        self.datamodule = datamodule  # a ReplayDataModule, whose file imports this one
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -168,45 +148,12 @@ def check_checkpoint(path: str | Path | None) -> None:
         raise ValueError(f"ckpt_path is {str(path)!r}, which is no checkpoint of Lightning; {accepted}")
 
 
-def _warn_of_unloadable(checkpoint: Mapping[str, Any]) -> None:
-    parts: dict[str, Any] = {}
-    # Lightning loads with weights_only by default.
-    for name, value in checkpoint.items():
-        if name not in ("state_dict", "optimizer_states"):  # tensors, and large
-            nested = isinstance(value, Mapping)
-            parts |= {f"{name}.{key}": entry for key, entry in value.items()} if nested else {name: value}
-    unloadable = {name: type(value).__name__ for name, value in parts.items() if not _is_loadable(value)}
-    if unloadable:
-        named = ", ".join(f"{name} ({kind})" for name, kind in unloadable.items())
-        rank_zero_warn(
-            f"a checkpoint holds {named}, which fit(ckpt_path=...) and load_from_checkpoint do not load unless "
-            "weights_only=False is given. Give the hyperparameters as plain numbers, texts, lists and tensors, or "
-            "leave them out with save_hyperparameters(ignore=...)."
-        )
-
-
-def _is_loadable(value: Any) -> bool:
-    content = io.BytesIO()
-    try:
-        torch.save(value, content)
-        content.seek(0)
-        torch.load(content, weights_only=True)
-    except Exception:  # as of objects of any class
-        return False
-    return True
-
-
 def replays_beside(file: Path) -> list[Path]:
     return [path for path in file.parent.glob("*.replay") if _stem_of(path) == file.stem]
 
 
 def saved_replay(file: Path, name: str | None, replay_id: str) -> Path:
-    """Returns the buffer a checkpoint file refers to: the folder it names, or one that was renamed together with it.
-
-    Args:
-        file: the checkpoint.
-        name: of the folder in the checkpoint.
-        replay_id: of the save, see :func:`~lightning_replay.saves.save_id`.
+    """Returns the folder with the save ``replay_id`` that a checkpoint ``file`` names, or one renamed together with it.
 
     Raises:
         FileNotFoundError: neither is beside the file.
@@ -214,7 +161,7 @@ def saved_replay(file: Path, name: str | None, replay_id: str) -> Path:
     """
     candidates = [*([file.with_name(name)] if name else []), *replays_beside(file)]
     found = [candidate for candidate in candidates if candidate.is_dir()]
-    for candidate in found:  # the one it names, or one that was renamed together with the file
+    for candidate in found:
         if save_id(candidate) == replay_id:
             return candidate
     if found:

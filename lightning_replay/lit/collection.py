@@ -55,19 +55,11 @@ class Episode:
 
 
 class Collector(ABC):
-    """Clock, generator and finished episodes of collecting from environments that are built when they are needed.
-
-    Args:
-        seed: of environments and random actions.
-        kept_episodes: finished episodes that are kept, the newest.
-
-    Attributes:
-        env_steps: environment steps collected.
-        episodes: the newest finished ones.
-    """
+    """Clock, generator and newest finished episodes of collecting from environments built when they are needed."""
 
     def __init__(self, seed: int | None, kept_episodes: int) -> None:
-        self._generator = np.random.default_rng(seed)
+        # NumPy and Gymnasium take no negative seeds.
+        self._generator = np.random.default_rng(None if seed is None else checked_count("seed", seed, 0))
         self.env_steps: int = 0
         self.episodes: deque[Any] = deque(maxlen=kept_episodes)
 
@@ -91,12 +83,7 @@ class Collector(ABC):
 
 
 class RunningEpisodes:
-    """Environments in progress, with the observation, return and length of the episode that each of them plays.
-
-    Args:
-        environments: reset here; closed if that raises.
-        seed: of the reset.
-    """
+    """Environments in progress, with the observation, return and length of the episode that each of them plays."""
 
     observation: Any
 
@@ -129,15 +116,9 @@ class RunningEpisodes:
 class Rollout(RunningEpisodes):
     """Environments in progress. Call :meth:`step` per action, :meth:`take_columns` before the replay is drawn from.
 
-    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`. Each also carries ``task``, that of the running
-    episode, where environments have tasks, and the columns that are read from infos.
-
-    Args:
-        environments: a vector that resets in the same step.
-        seed: of the first reset, and of random actions in ``action_space``.
-        first_trajectory: number of the first episode; the others count on from there.
-        assignment: of tasks to environments; ``None`` where there are none.
-        information: the columns that are read from infos.
+    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`, for ``environments`` that reset in the same
+    step. Each also carries ``task``, that of the running episode, where environments have tasks, and the columns that
+    are read from infos.
     """
 
     environments: VectorSteps
@@ -201,9 +182,7 @@ class Collection(Collector):
     """Clock and state of collecting. Environments are built at the first step after the start, :meth:`close` or a load.
 
     Episodes that a close or a load interrupted are marked truncated in the replay, and their partial n-step transitions
-    flushed, only just before the next step: until then the buffer is unchanged.
-
-    Rows beyond ``env_steps``, of the last step of several environments, are dropped. The arguments are those of
+    flushed, only just before the next step: until then the buffer is unchanged. The arguments are those of
     :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of environments.
     """
 
@@ -239,7 +218,7 @@ class Collection(Collector):
         self._begin_rank()
 
     def _begin_rank(self) -> None:
-        if self._rank:  # the first process goes on as a run with one would
+        if self._rank:  # each explores on its own, and the first process goes on as a run with one would
             seeds = self._generator.integers(2**63, size=2)
             self._generator = np.random.default_rng([self._rank, *seeds.tolist()])
 
@@ -347,9 +326,7 @@ class Collection(Collector):
 class TaskAssignment:
     """Sets each environment's task ahead of the reset that begins it; environments reset when an episode ends.
 
-    Args:
-        replay: a buffer with tasks, as :func:`lightning_replay.recipes.parallel_curriculum` builds it.
-        progress: makes progress signals from the returns of finished episodes; ``None`` sends none.
+    ``progress`` makes signals for the replay's scheduler from the returns of finished episodes.
     """
 
     def __init__(self, replay: TrainingReplay, progress: ReturnProgress | None) -> None:
@@ -401,25 +378,11 @@ def check_tasks(environment: gymnasium.Env[Any, Any], tasks: Sequence[str]) -> N
     unknown = [task for task in tasks if task not in known]
     if unknown:
         raise ValueError(f"the replay has the tasks {unknown}, which {environment} does not have; it has {known}.")
-    try:
-        environment.set_wrapper_attr("task", tasks[0])
-    except AttributeError as error:
-        raise ValueError(
-            f"the task of {environment} cannot be set ({error}); collecting for a replay with tasks sets it before "
-            "each reset. Make it an attribute, or give its property a setter."
-        ) from error
+    environment.set_wrapper_attr("task", tasks[0])  # a property without a setter is refused now, not in the run
 
 
 class InformationColumns:
-    """Reads some keys of the steps' infos as float32 ``[N]``; 0 where an environment's info lacks the key.
-
-    Args:
-        keys: of numbers or flags in the info of an environment's steps.
-
-    Raises:
-        TypeError: no sequence of names.
-        ValueError: a key that is empty, is given twice, or is the name of a column that every row has.
-    """
+    """Reads some keys of the steps' infos as float32 ``[N]``; 0 where an environment's info lacks the key."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         self.keys: tuple[str, ...] = checked_info_keys(keys)
@@ -427,11 +390,6 @@ class InformationColumns:
         self._offered: set[str] = set()
 
     def read(self, infos: dict[str, Any], done: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns one column per key, for a vector that resets in the step that ends an episode.
-
-        Raises:
-            ValueError: a key that holds something else than one number or flag per environment.
-        """
         # of an ended episode the infos are the reset's, and those of its last step are the final ones
         sources = ((infos, ~done), (infos.get("final_info", {}), done))
         if self.missing:
@@ -446,11 +404,7 @@ class InformationColumns:
         return columns
 
     def check(self) -> None:
-        """Refuses keys that no info had; call it once episodes have ended.
-
-        Raises:
-            ValueError: a key was never found.
-        """
+        """Refuses keys that no info had; call it once episodes have ended."""
         if self.missing:
             raise ValueError(
                 f"info_keys has {sorted(self.missing)}, which no step's info had during the warm-up and its first "
@@ -471,17 +425,13 @@ def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
 
 
 def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
-    taken: np.ndarray | dict[str, Any] = values if isinstance(values, dict) else values[has_key]
-    if isinstance(taken, np.ndarray) and taken.dtype == object:  # holds other values than numbers
-        with suppress(TypeError, ValueError):
-            taken = np.array([float(value) for value in taken])  # NumPy would make NaN of None
-    if isinstance(taken, dict) or taken.ndim != 1 or taken.dtype.kind not in "biuf":
-        shown = taken if isinstance(taken, dict) else taken.tolist()
-        raise ValueError(
-            f"info {key!r} holds {shown!r}; info_keys takes one number or flag per environment and step. "
-            "Leave it out, or put a number into the info by a wrapper."
-        )
-    return taken
+    with suppress(TypeError, ValueError):
+        return np.array([float(value) for value in values[has_key]])  # NumPy would make NaN of None
+    shown = " ".join(str(values).split())  # without line breaks
+    raise ValueError(
+        f"info {key!r} holds {shown}; info_keys takes one number or flag per environment and step. "
+        "Leave it out, or put a number into the info by a wrapper."
+    )
 
 
 class Pace:
@@ -489,9 +439,6 @@ class Pace:
 
     A run that is resumed with another ratio counts by it from the steps and updates of its checkpoint on. The
     arguments are those of :class:`~lightning_replay.lit.ReplayDataModule`.
-
-    Raises:
-        ValueError: ``env_steps`` not above ``warmup_steps``, or an argument that is not positive.
 
     Example:
         >>> pace = Pace(env_steps=20, warmup_steps=8, updates_per_env_step=0.25)
@@ -531,10 +478,7 @@ class Pace:
         return {"ratio": ratio, "first_step": self._first_step, "first_update": self._first_update}
 
     def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
-        """Continues the schedule of a run from its :meth:`state_dict`, and from these clocks if the ratio is another.
-
-        A run without updates has the warm-up that is asked for now.
-        """
+        # From these clocks if the ratio is another; a run without updates has the warm-up that is given now.
         if updates and state["ratio"] == [self._numerator, self._denominator]:
             self._first_step, self._first_update = state["first_step"], state["first_update"]
         elif updates:
@@ -546,9 +490,6 @@ class RolloutPace:
 
     Environments step together, so a run may take up to ``num_envs - 1`` steps more than ``env_steps``. The arguments
     are those of :class:`~lightning_replay.lit.LevelDataModule`.
-
-    Raises:
-        ValueError: a number below 1.
 
     Example:
         >>> pace = RolloutPace(env_steps=70, num_envs=4, rollout_length=8)

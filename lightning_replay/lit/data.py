@@ -19,9 +19,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tensordict import TensorDictBase
 
-from lightning_replay.agents.interfaces import TrainingData, UpdateBatches, idle_schedulers, name_of
+from lightning_replay.agents.interfaces import TrainingData, UpdateBatches, idle_schedulers
 from lightning_replay.envs.building import check_env
-from lightning_replay.lit.checkpoint_files import CheckedCheckpointIO
+from lightning_replay.lit.checkpoint_files import SyncedCheckpointIO
 from lightning_replay.lit.collection import Collector, Pace, RolloutPace
 from lightning_replay.lit.playing import EvaluationStream, make_environment
 from lightning_replay.options import check_kind, checked_flag
@@ -34,9 +34,6 @@ _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
 
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
-
-    Subclasses document the arguments, and set ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of
-    ``trainer.validate``.
 
     Attributes:
         updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
@@ -77,23 +74,25 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self._validation: dict[str, Any] = {}  # options of the trainer to restore
         self._own_loggers = ExitStack()  # restores them
 
-    @property
-    @abstractmethod
-    def _source(self) -> str: ...
-    def __repr__(self) -> str:
+    def _describe(self, source: str) -> str:
+        env = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", repr(self.env))
         updates = self.updates_done + self.remaining_updates
         return (
-            f"{type(self).__name__}({name_of(self.env)}, {self.env_steps_done:,} of {self.pace.env_steps:,} env steps, "
-            f"{self.updates_done:,} of {updates:,} updates, {self._source})"
+            f"{type(self).__name__}({env}, {self.env_steps_done:,} of {self.pace.env_steps:,} env steps, "
+            f"{self.updates_done:,} of {updates:,} updates, {source})"
         )
 
-    __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
+    @abstractmethod
+    def __repr__(self) -> str: ...
+
+    def __str__(self) -> str:
+        return repr(self)  # Lightning's builds the dataloaders, which need a trainer
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
         return make_environment(self.env, self.evaluation_env_kwargs)
 
-    def _make_probe(self) -> gymnasium.Env[Any, Any]:
-        return self.make_environment()
+    def _check_environment(self, environment: gymnasium.Env[Any, Any]) -> None:
+        """Refuses an environment that the run could not use."""
 
     @abstractmethod
     def draw(self) -> TensorDictBase:
@@ -136,16 +135,22 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         """
         self.is_evaluated = False
         if self.trainer is not None:
-            self._join_processes(self.trainer.world_size)
-            self._check_precision(str(self.trainer.precision))
+            self.check_processes(self.trainer.world_size)
+            precision = str(self.trainer.precision)
+            if precision not in _PRECISIONS:
+                raise ValueError(
+                    f"precision is {precision}, in which weights are not float32; observations and replayed rows are. "
+                    "Use Trainer(precision='32-true'), or 'bf16-mixed' for faster layers on float32 weights."
+                )
         if self.observation_space is None:
-            with closing(self._make_probe()) as probe:
+            with closing(make_environment(self.env, self.env_kwargs)) as probe:
+                self._check_environment(probe)
                 self.observation_space, self.action_space = probe.observation_space, probe.action_space
         if self.trainer is not None:
             self._agent.configure_model()  # before callbacks such as StochasticWeightAveraging copy the agent
             # last: Lightning does not undo changes of the trainer if setup raises
             plugin = self.trainer.strategy.checkpoint_io
-            while isinstance(plugin, CheckedCheckpointIO):  # of an earlier fit
+            while isinstance(plugin, SyncedCheckpointIO):  # of an earlier fit
                 plugin = plugin.wrapped
             self.trainer.strategy.checkpoint_io = self._checkpoint_io(plugin)
             self._log_by_env_steps(self.trainer.loggers)
@@ -168,9 +173,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
         log_metrics({**metrics, "updates": self.updates_done}, step=self.env_steps_done)
 
-    def _join_processes(self, world_size: int) -> None:
-        self.check_processes(world_size)
-
     def check_processes(self, world_size: int) -> None:
         if world_size > 1:
             raise ValueError(
@@ -178,16 +180,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                 f"{self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
             )
 
-    @staticmethod
-    def _check_precision(precision: str) -> None:
-        if precision not in _PRECISIONS:
-            raise ValueError(
-                f"precision is {precision}, in which weights are not float32; observations and replayed rows are. Use "
-                "Trainer(precision='32-true'), or 'bf16-mixed' for faster layers on float32 weights."
-            )
-
     def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
-        return CheckedCheckpointIO(plugin)
+        return SyncedCheckpointIO(plugin)
 
     def _limit_validation(self, is_fitting: bool) -> None:
         assert self.trainer is not None
@@ -339,11 +333,7 @@ class UpdateStream:
 
 
 def source_of(trainer: L.Trainer, callback: L.Callback) -> EnvStepDataModule:
-    """Returns the trainer's data module.
-
-    Raises:
-        TypeError: it counts no environment steps.
-    """
+    """Returns the trainer's data module; raises ``TypeError`` if it counts no environment steps."""
     source = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(source, EnvStepDataModule):
         raise TypeError(

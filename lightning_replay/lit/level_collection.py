@@ -19,11 +19,12 @@ from lightning_replay.levels.environments import LevelVectorWrapper
 from lightning_replay.lit.collection import Collector, Episode, RunningEpisodes
 from lightning_replay.lit.playing import act_with_value_on, acting, values_of
 from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
+from lightning_replay.state import DeclaredState
 
 __all__ = ["LevelCollection", "LevelEpisode", "ReturnNormalization"]
 
 
-class ReturnNormalization:
+class ReturnNormalization(DeclaredState):
     """``r / sqrt(var(R) + 1e-8)``, R the discounted sum of rewards of each running episode, clipped to ``±clip``.
 
     The variance is over all R of all environments and steps so far. Prioritized Level Replay trains on such rewards
@@ -34,14 +35,14 @@ class ReturnNormalization:
         discount: γ of the sum; the agent's.
         clip: largest magnitude of a normalised reward.
 
-    Raises:
-        ValueError: a discount outside [0, 1], or a bound that is not positive.
-
     Example:
         >>> normalization = ReturnNormalization(discount=0.5)
         >>> normalization(np.array([2.0, 0.0]), np.array([False, False]))  # R is 2 and 0, its variance 1
         array([2., 0.], dtype=float32)
     """
+
+    # Not the running sums, which belong to episodes that are not resumed.
+    saved_attributes = ("_count", "_mean", "_squares")
 
     def __init__(self, discount: float = 0.999, clip: float = 10.0) -> None:
         self.discount: float = checked_share("discount", discount)
@@ -60,9 +61,9 @@ class ReturnNormalization:
             self._returns = np.zeros(len(reward))
         self._returns = self.discount * self._returns + reward
         # Moments of this step's returns are merged into those so far, without cancellation (Chan et al. 1979).
-        mean, count = self._returns.mean(), len(reward)
+        mean, count = float(self._returns.mean()), len(reward)
         together, shift = self._count + count, mean - self._mean
-        self._squares += ((self._returns - mean) ** 2).sum() + shift**2 * self._count * count / together
+        self._squares += float(((self._returns - mean) ** 2).sum()) + shift**2 * self._count * count / together
         self._mean += shift * count / together
         self._count = together
         self._returns[done] = 0.0
@@ -71,12 +72,8 @@ class ReturnNormalization:
     def restart(self) -> None:
         self._returns = np.zeros(0)
 
-    def state_dict(self) -> dict[str, Any]:
-        # Not the running sums, which belong to episodes that are not resumed.
-        return {"count": self._count, "mean": float(self._mean), "squares": float(self._squares)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._count, self._mean, self._squares = state["count"], state["mean"], state["squares"]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
         self.restart()
 
 
@@ -93,13 +90,8 @@ class LevelEpisode(Episode):
 class LevelCollection(Collector):
     """Clock and state of collecting rollouts. Environments are built at the first step, and after :meth:`close`.
 
-    In new environments each actor chooses a level before its former episode is abandoned.
-
-    Args:
-        levels: chooses the level of each episode.
-        environments: builds the vector of environments from the seed of their own generators.
-        seed: of those seeds.
-        normalization: of the rewards; ``None`` leaves them.
+    In new environments, which are built from the ``seed`` of their generators, each actor chooses a level before its
+    former episode is abandoned.
     """
 
     env_steps: int
@@ -107,7 +99,7 @@ class LevelCollection(Collector):
     def __init__(
         self,
         levels: LevelSelector,
-        environments: Callable[[int], LevelVectorWrapper],
+        environments: Callable[..., LevelVectorWrapper],
         seed: int | None,
         normalization: ReturnNormalization | None = None,
     ) -> None:
@@ -167,7 +159,7 @@ class LevelCollection(Collector):
         return rollout
 
     def _begin(self) -> RunningEpisodes:
-        running = self._running = RunningEpisodes(self._make(int(self._generator.integers(2**31))))
+        running = self._running = RunningEpisodes(self._make(seed=int(self._generator.integers(2**31))))
         self._is_trained = np.ones(running.num_envs, dtype=np.bool_)
         self._start_episodes(running, range(running.num_envs))
         if self._normalization is not None:

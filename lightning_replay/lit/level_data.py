@@ -13,13 +13,13 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from lightning_replay.levels import LevelSelector, update_rollout
-from lightning_replay.levels.environments import LevelVectorWrapper, LevelWrapper, checked_probes, make_level_vector
+from lightning_replay.levels.environments import LevelWrapper, checked_probes, make_level_vector
 from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.lit.collection import RolloutPace
 from lightning_replay.lit.data import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.level_collection import LevelCollection, ReturnNormalization
 from lightning_replay.lit.playing import level_returns, make_environment, stochastic_policy
-from lightning_replay.options import check_kind, checked_count, checked_flag, with_named_arguments
+from lightning_replay.options import check_kind, checked_count, checked_flag
 
 __all__ = ["LevelDataModule", "level_source_of"]
 
@@ -76,7 +76,6 @@ class LevelDataModule(EnvStepDataModule):
     updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
     _each_process_would = "choose levels of its own"
 
-    @with_named_arguments
     def __init__(
         self,
         env: str | Callable[..., gymnasium.Env[Any, Any]],
@@ -99,8 +98,6 @@ class LevelDataModule(EnvStepDataModule):
         check_kind("levels", levels, LevelSelector, f"{accepted}; transitions are replayed with ReplayDataModule")
         accepted = "a ReturnNormalization(discount=0.999), or None"
         check_kind("return_normalization", return_normalization, ReturnNormalization | None, accepted)
-        if seed is not None:
-            checked_count("seed", seed, 0)
         checked_probes(check)
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)
         self.rollout_rows: int = num_envs * rollout_length
@@ -112,18 +109,20 @@ class LevelDataModule(EnvStepDataModule):
         self.return_normalization = return_normalization
         self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)
         self.evaluation_episodes: int = len(self.held_out_levels)
-        self._check = check
         self._steps_before = 0  # the newest rollout
-        self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)
+        make = partial(gymnasium.make, env) if isinstance(env, str) else env
+        environments = partial(
+            make_level_vector,
+            partial(make, **self.env_kwargs),
+            num_envs,
+            levels,
+            asynchronous=self._asynchronous,
+            check=check,
+        )
+        self.collection = LevelCollection(levels, environments, seed, return_normalization)
 
-    def _make_environments(self, seed: int) -> LevelVectorWrapper:
-        make = partial(gymnasium.make, self.env) if isinstance(self.env, str) else self.env
-        env, count = partial(make, **self.env_kwargs), self.pace.num_envs
-        return make_level_vector(env, count, self.levels, asynchronous=self._asynchronous, seed=seed, check=self._check)
-
-    @property
-    def _source(self) -> str:
-        return repr(self.levels)
+    def __repr__(self) -> str:
+        return self._describe(repr(self.levels))
 
     @property
     def discounting_parts(self) -> Mapping[str, Any]:

@@ -45,7 +45,6 @@ __all__ = [
     "InspectBuffer",
     "LearningCurve",
     "LevelCurriculum",
-    "Picture",
     "ScoreAgainstStaleness",
     "draw_learning_curves",
     "draw_level_curriculum",
@@ -53,11 +52,23 @@ __all__ = [
 ]
 
 
-_FILE_NAME = "buffer.html"
 _UPDATES, _ROLLOUTS = 10_000, 100
 
 
-class InspectBuffer(L.Callback, ActsAtUpdates):
+class _Pictures(L.Callback):
+    """Writes to a ``path``, by default a file in the trainer's ``log_dir``."""
+
+    _file_name: str
+
+    def __init__(self, path: str | None = None) -> None:
+        check_kind("path", path, str | PathLike | None, "a path, or None")
+        self.path = path
+
+    def _file(self, trainer: L.Trainer) -> Path:
+        return Path(self.path) if self.path else Path(trainer.log_dir or ".") / self._file_name
+
+
+class InspectBuffer(_Pictures, ActsAtUpdates):
     """Every ``every_n_updates`` and at the end looks into the replay or the levels, and writes a page of pictures.
 
     The page is that of ``lightning-replay inspect``, with the figures over the run so far. All loggers record the
@@ -75,12 +86,13 @@ class InspectBuffer(L.Callback, ActsAtUpdates):
         ValueError: ``every_n_updates`` below 1.
     """
 
+    _file_name = "buffer.html"
+
     def __init__(self, every_n_updates: int | None = None, path: str | None = None) -> None:
-        check_kind("path", path, str | PathLike | None, "a path, or None")
+        super().__init__(path)
         if every_n_updates is not None:
             checked_count("every_n_updates", every_n_updates)
         self.every_n_updates = every_n_updates
-        self.path = path
         self.history: dict[str, tuple[list[float], list[float]]] = {}
         self._last = 0
 
@@ -134,7 +146,7 @@ class InspectBuffer(L.Callback, ActsAtUpdates):
             logger.log_metrics({f"{prefix}/{name}": float(value) for name, value in figures.items()})
             _log_pictures(logger, prefix, pictures, histograms, source.env_steps_done)
         if trainer.is_global_zero:
-            file = Path(self.path) if self.path else Path(trainer.log_dir or ".") / _FILE_NAME
+            file = self._file(trainer)
             file.parent.mkdir(parents=True, exist_ok=True)
             subtitle = f"environment step {source.env_steps_done:,}, update {source.updates_done:,}"
             page = page_of(f"Buffer of {type(pl_module).__name__}", subtitle, [Subject("", contents)], self.history)
@@ -167,28 +179,16 @@ Curve = Sequence[tuple[int, float]]
 _PICTURE = "the learning curve"
 
 
-class Picture(L.Callback):
-    """Writes a picture at the end of training. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
-
-    Args:
-        path: of the picture; by default a file in the trainer's ``log_dir``, named as the class.
-    """
+class _Picture(_Pictures):
+    """Draws at the end of training with matplotlib."""
 
     _content: str  # what is drawn, for the error without matplotlib
-    _file_name: str
-
-    def __init__(self, path: str | None = None) -> None:
-        check_kind("path", path, str | PathLike | None, "a path, or None")
-        self.path = path
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         import_matplotlib(self._content)  # a missing one is reported before the training, not after it
 
-    def _file(self, trainer: L.Trainer) -> Path:
-        return Path(self.path) if self.path else Path(trainer.log_dir or ".") / self._file_name
 
-
-class LearningCurve(Picture, ActsAtUpdates):
+class LearningCurve(_Picture, ActsAtUpdates):
     """Draws training returns, and evaluations if an ``Evaluate`` callback runs, against environment steps.
 
     Many training episodes are drawn as means of consecutive ones, with a band of one standard deviation. Needs
@@ -269,11 +269,10 @@ def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "
 
 Difficulty = Callable[[int], float]
 Curriculum = Sequence[tuple[int, Mapping[float, float]]]
-_CURRICULUM = "the picture of the level curriculum"
-_SCATTER = "the picture of scores against staleness"
+_CURRICULUM, _SCATTER = "the picture of the level curriculum", "the picture of scores against staleness"
 
 
-class LevelCurriculum(Picture):
+class LevelCurriculum(_Picture):
     """Draws the probability of replaying levels of each difficulty over the run, figure 4 of the paper.
 
     During the run loggers record ``levels/expected_difficulty``. Selectors without scores have no such probabilities:
@@ -359,7 +358,7 @@ class LevelCurriculum(Picture):
         ]
 
 
-class ScoreAgainstStaleness(Picture):
+class ScoreAgainstStaleness(_Picture):
     """Draws each level's score against its staleness, coloured by its probability, as they are at the end.
 
     For selectors without scores nothing is drawn, and one line is printed. Needs matplotlib:

@@ -87,11 +87,8 @@ class ActionReader:
 
     Tensors on any device, arrays, numbers and lists of numbers are accepted. Dimensions of size 1 may be missing or
     added: one observation needs no batch dimension. Numbers are cast to the space's dtype within a kind or upwards:
-    integers to floats, not floats to integers.
-
-    Args:
-        space: of one environment. For actions with parameters an agent returns the pair ``(discrete, parameters)`` of
-            :class:`~lightning_replay.agents.spaces.ParameterizedActions`.
+    integers to floats, not floats to integers. For actions with parameters an agent returns the pair
+    ``(discrete, parameters)`` of :class:`~lightning_replay.agents.spaces.ParameterizedActions`.
 
     Example:
         >>> read = ActionReader(Discrete(3))
@@ -109,12 +106,7 @@ class ActionReader:
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
 
     def __call__(self, returned: Any, count: int, source: str) -> Action:
-        """Reads the actions returned for ``count`` observations by ``source``, a class and method.
-
-        Raises:
-            TypeError: not numbers, or not of the space's kind.
-            ValueError: another shape, or a discrete action that does not exist.
-        """
+        """Reads the actions returned for ``count`` observations by ``source``, a class and method."""
         if self.actions is not None:
             if not isinstance(returned, tuple | list) or len(returned) != 2:
                 raise TypeError(
@@ -156,13 +148,7 @@ def act_on(agent: ActingAgent, observation: np.ndarray, explore: bool, read: Act
 def act_with_value_on(
     agent: RolloutAgent, observation: np.ndarray, read: ActionReader
 ) -> tuple[dict[str, Tensor], np.ndarray]:
-    """Returns the columns to record for observations ``[N, ...]``, on the CPU, and the actions for the environments.
-
-    Call it within :func:`acting`, so that the columns have no gradients.
-
-    Raises:
-        TypeError, ValueError: no ``action`` and ``state_value`` for each observation, or another batch size.
-    """
+    """Returns the columns to record for observations ``[N, ...]``, on the CPU, and the actions for the environments."""
     source, count = f"{type(agent).__name__}.act_with_value", len(observation)
     given = as_input(observation)
     recorded: Any = agent.act_with_value(given.to(agent.device))
@@ -170,11 +156,8 @@ def act_with_value_on(
     is_whole = row.get("action") is not None and row.get("state_value") is not None
     is_whole &= not isinstance(recorded, TensorDictBase) or recorded.batch_size == (count,)
     if not is_whole or any(np.shape(column)[:1] != (count,) for column in row.values()):
-        shown = (
-            f"columns of { ({key: list(np.shape(column)) for key, column in row.items()}) }"
-            if row
-            else _shown(recorded)
-        )
+        shapes = {key: list(np.shape(column)) for key, column in row.items()}
+        shown = f"columns of {shapes}" if row else _shown(recorded)
         raise ValueError(
             f"{source} returned {shown} for a batch of {count}; return a TensorDict [{count}], or a dictionary of "
             f"tensors [{count}, ...], with action, state_value [{count}, 1] and the columns of the loss and of the "
@@ -193,11 +176,7 @@ def act_with_value_on(
 
 
 def values_of(agent: RolloutAgent, observation: np.ndarray) -> Tensor:
-    """Returns the values of observations ``[N, ...]``, ``[N, 1]`` on the CPU.
-
-    Raises:
-        ValueError: ``agent.value`` returned anything but one float for each observation.
-    """
+    """Returns the values of observations ``[N, ...]``, ``[N, 1]`` on the CPU."""
     found = agent.value(as_input(observation).to(agent.device))
     return _one_each(found, len(observation), f"{type(agent).__name__}.value")
 
@@ -299,7 +278,11 @@ def level_returns(
     """
     check_env(env)
     count = min(num_envs, len(level_ids))
-    limited = partial(_limited, env, checked_count("max_episode_steps", max_episode_steps))
+    checked_count("max_episode_steps", max_episode_steps)
+
+    def limited() -> LimitedEpisodes:
+        return LimitedEpisodes(build_environment(env, {}), max_episode_steps)
+
     environments = make_level_vector(limited, count, SequentialLevels(level_ids), seed=seed, check=False)
     read = ActionReader(environments.single_action_space)
     try:
@@ -309,9 +292,8 @@ def level_returns(
         place, total, following = np.arange(count), np.zeros(count), count
         observation, _ = environments.reset()
         while not is_played.all():
-            observation, reward, terminated, truncated, _ = environments.step(
-                read(policy(observation), count, "policy")
-            )
+            action = read(policy(observation), count, "policy")
+            observation, reward, terminated, truncated, _ = environments.step(action)
             total += reward
             for i in np.flatnonzero(terminated | truncated):
                 if place[i] < len(level_ids):
@@ -320,10 +302,6 @@ def level_returns(
         return returns
     finally:
         environments.close()
-
-
-def _limited(env: str | Callable[[], gymnasium.Env[Any, Any]], max_episode_steps: int) -> LimitedEpisodes:
-    return LimitedEpisodes(build_environment(env, {}), max_episode_steps)
 
 
 @contextmanager
@@ -367,11 +345,7 @@ class EvaluationStream:
 def make_environment(
     env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
 ) -> gymnasium.Env[Any, Any]:
-    """Builds one environment, see :func:`~lightning_replay.envs.building.build_environment`.
-
-    Raises:
-        ValueError: its observations are not arrays.
-    """
+    """Builds one environment, whose observations must be arrays."""
     made = build_environment(env, env_kwargs)
     if not isinstance(made.observation_space, Box):
         made.close()
@@ -398,11 +372,7 @@ def make_environments(
 
 
 def random_actions(space: Space[Any], count: int) -> Action:
-    """Draws ``count`` actions of one environment's space by its ``sample``, ``[N, *space.shape]``.
-
-    Raises:
-        ValueError: a space whose actions are neither arrays nor parameterized.
-    """
+    """Draws ``count`` actions of one environment's space by its ``sample``, ``[N, *space.shape]``."""
     if is_parameterized(space):
         return ParameterizedActions.of(space).random(count, space.np_random)
     if space.shape is not None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects from environments into a replay, and draws Lightning's batches from it.
-
-Longer than other files because a quarter of it is the documentation of one class's options.
-"""
+"""The data module that collects into a replay, and draws Lightning's batches from it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,6 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -28,14 +23,13 @@ from lightning_replay.agents.interfaces import (
     UpdatePriorities,
     is_compiled,
     observes_batches,
-    surprise_agent,
     takes_update_batches,
 )
 from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO, saved_replay
 from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, check_tasks
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
-from lightning_replay.lit.playing import episode_returns, make_environment, make_environments
-from lightning_replay.options import check_kind, check_option, checked_count, with_named_arguments
+from lightning_replay.lit.playing import episode_returns, make_environments
+from lightning_replay.options import check_kind, checked_count
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
 
@@ -108,7 +102,6 @@ class ReplayDataModule(EnvStepDataModule):
     takes_td_errors = True
     _each_process_would = "fill a replay of its own"
 
-    @with_named_arguments
     def __init__(
         self,
         env: str | Callable[..., gymnasium.Env[Any, Any]],
@@ -137,18 +130,17 @@ class ReplayDataModule(EnvStepDataModule):
             )
         self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.replay = replay
-        if updates_per_training_step is not None:
-            accepted = "a whole number of batches from 1 on, or None for as many as change only the speed"
-            check_option("updates_per_training_step", updates_per_training_step, Integral, accepted, 1)
+        for name, given in (
+            ("updates_per_training_step", updates_per_training_step),
+            ("updates_per_epoch", updates_per_epoch),
+        ):
+            if given is not None:
+                checked_count(name, given)
         self.updates_per_training_step = updates_per_training_step
-        self._updates_per_env_step = updates_per_env_step
-        if updates_per_epoch is not None:
-            checked_count("updates_per_epoch", updates_per_epoch)
         self.updates_per_epoch = updates_per_epoch
+        self._updates_per_env_step = updates_per_env_step
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
         self._saved_replay: Path | None = None  # of the checkpoint that is being restored
-        if seed is not None:
-            replay.seed(checked_count("seed", seed, 0))
         self._tasks = replay.tasks
         check_kind("progress", progress, ReturnProgress | None, "an object of lightning_replay.schedulers, or None")
         if progress is not None and not self._tasks:
@@ -165,14 +157,16 @@ class ReplayDataModule(EnvStepDataModule):
             assignment=TaskAssignment(replay, progress) if self._tasks else None,
             info_keys=info_keys,
         )
+        if seed is not None:
+            replay.seed(seed)
         self._has_drawn = False
         self._sets_surprise = False
         self._world_size = 1
 
-    @property
-    def _source(self) -> str:
+    def __repr__(self) -> str:
         replay = self.replay
-        return f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {replay.sampler_name}"
+        rows = f"{len(replay):,} of {replay.capacity:,} transitions"
+        return self._describe(f"{type(replay).__name__} of {rows}, {replay.sampler_name}")
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
         environment = super().make_environment()
@@ -180,40 +174,37 @@ class ReplayDataModule(EnvStepDataModule):
             environment.set_wrapper_attr("task", self._tasks[0])
         return environment
 
-    def _make_probe(self) -> gymnasium.Env[Any, Any]:
-        probe = make_environment(self.env, self.env_kwargs)
+    def _check_environment(self, environment: gymnasium.Env[Any, Any]) -> None:
         if self._tasks:
-            check_tasks(probe, self._tasks)
-        return probe
+            check_tasks(environment, self._tasks)
 
     def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
         return ReplayCheckpointIO(plugin, self)
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces and makes the trainer save the replay beside its checkpoints.
-
-        Raises:
-            ValueError: several processes, or an environment without the replay's tasks.
-        """
+        """Reads the spaces and makes the trainer save the replay beside its checkpoints."""
+        if self.trainer is not None and self.replay.is_shared:
+            self._join_processes(self.trainer.strategy, self.trainer.global_rank, self.trainer.world_size)
         super().setup(stage)
-        if self.trainer is not None and stage == TrainerFn.FITTING:
-            agent = surprise_agent(self._agent)
-            if agent is not None and self.replay.needs_initial_surprise:
-                self.replay.set_initial_surprise(agent.initial_surprise)
-                self._sets_surprise = True
+        if self.trainer is not None and stage == TrainerFn.FITTING and self.replay.needs_initial_surprise:
+            surprise = getattr(self._agent, "initial_surprise", None)  # an agent may have it
+            self._sets_surprise = callable(surprise)
+            if self._sets_surprise:
+                self.replay.set_initial_surprise(surprise)
         self._has_drawn = False
 
-    def _join_processes(self, world_size: int) -> None:
-        self.check_processes(world_size)
-        if not self.replay.is_shared:  # in one process
-            return
-        assert self.trainer is not None
+    def _join_processes(self, strategy: Strategy, rank: int, world_size: int) -> None:
         if self.pace.env_steps % world_size:
             raise ValueError(
                 f"env_steps is {self.pace.env_steps}; {world_size} processes share it, give a multiple of {world_size}"
             )
-        self._check_is_one(self.trainer.strategy, self.replay.name)
-        rank, self._world_size = self.trainer.global_rank, world_size
+        # With replays of their own, the draws of each process would wait for the others without an end.
+        if not strategy.reduce_boolean_decision(strategy.broadcast(self.replay.name) == self.replay.name):
+            raise ValueError(
+                "each process has built a replay of its own, of which none would get batches. Give all the same name, "
+                'ShardedReplay(..., name="..."), and connect them to one cluster, ray.init(address="auto")'
+            )
+        self._world_size = world_size
         self.replay = self.replay.for_rank(rank, world_size)
         self.collection.collect_share(self.replay, rank, world_size)
         self._draw_apart(rank)
@@ -221,16 +212,6 @@ class ReplayDataModule(EnvStepDataModule):
     def check_processes(self, world_size: int) -> None:
         if not self.replay.is_shared:
             super().check_processes(world_size)
-
-    @staticmethod
-    def _check_is_one(strategy: Strategy, name: str) -> None:
-        # With replays of their own, the draws of each process would wait for the others without an end.
-        of_first = strategy.broadcast(name)
-        if not strategy.reduce_boolean_decision(of_first == name):
-            raise ValueError(
-                "each process has built a replay of its own, of which none would get batches. Give all the same name, "
-                'ShardedReplay(..., name="..."), and connect them to one cluster, ray.init(address="auto")'
-            )
 
     def _draw_apart(self, rank: int) -> None:
         if rank:
@@ -261,19 +242,16 @@ class ReplayDataModule(EnvStepDataModule):
         return UpdateStream(self, math.ceil(updates / several), several)
 
     def _joins_updates(self) -> bool:
+        # Nothing but the speed may change: no limit counts batches, no hook moves them, no callback looks at each.
         trainer = self.trainer
         if trainer is None or not takes_update_batches(self._agent) or self._updates_per_env_step < _JOINED_RATIO:
             return False
-        # Nothing but the speed may change: no limit counts batches, no hook moves them, no callback looks at each.
         limits = (trainer.limit_train_batches != 1.0, trainer.overfit_batches, trainer.fast_dev_run)  # type: ignore[attr-defined]
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
         own = ActsAtUpdates | UpdatePriorities
-        transfers = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-        return not (
-            any(limits)
-            or any(is_overridden(hook, self, EnvStepDataModule) for hook in transfers)
-            or any(observes_batches(one) for one in callbacks if not isinstance(one, own))
-        )
+        is_observed = any(observes_batches(one) for one in callbacks if not isinstance(one, own))
+        # A subclass may move batches in its hooks; it declares the number that they take.
+        return type(self) is ReplayDataModule and not any(limits) and not is_observed
 
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
         with closing(self.make_environment()) as environment:
@@ -320,11 +298,7 @@ class ReplayDataModule(EnvStepDataModule):
         return super().state_dict() | {"replay": None, "pace": self.pace.state_dict()}
 
     def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None:
-        """Finds the replay of a checkpoint, before the agent is restored from it; ``None`` for the weights alone.
-
-        Raises:
-            FileNotFoundError, DamagedFileError: see :func:`~lightning_replay.lit.checkpoint_files.saved_replay`.
-        """
+        """Finds the replay of a checkpoint, before the agent is restored from it; ``None`` for the weights alone."""
         state = checkpoint.get(type(self).__qualname__)
         if not self._is_fitting or state is None:
             return None

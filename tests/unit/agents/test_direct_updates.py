@@ -61,13 +61,13 @@ def make_batch(size: int, seed: int, *, weights: bool = False, steps: bool = Fal
 def set_directly(monkeypatch) -> list[int]:
     """Grows with every update whose gradients are set without autograd."""
     calls: list[int] = []
-    original = dqn_module.set_gradients
+    original = dqn_module._set_gradients
 
     def counted(*arguments):
         calls.append(len(calls))
         return original(*arguments)
 
-    monkeypatch.setattr(dqn_module, "set_gradients", counted)
+    monkeypatch.setattr(dqn_module, "_set_gradients", counted)
     return calls
 
 

@@ -16,7 +16,6 @@ from lightning_replay.agents.interfaces import (
     UpdatePriorities,
     acting_agent,
     rollout_agent,
-    surprise_agent,
     training_data,
 )
 from lightning_replay.lit import ReplayDataModule
@@ -90,7 +89,6 @@ def test_the_offers_of_agents_are_looked_for_in_one_place() -> None:
     with pytest.raises(TypeError, match=r"LightningModule lacks act_with_value\(observation\) or value"):
         rollout_agent(bare)
     assert acting_agent(ppo) is rollout_agent(ppo) is ppo
-    assert surprise_agent(ppo) is None
 
 
 def test_the_feedback_is_exported_with_the_data_modules() -> None:

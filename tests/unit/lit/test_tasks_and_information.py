@@ -258,17 +258,6 @@ def test_evaluation_plays_the_first_task_unless_told_another() -> None:
     assert environment.get_wrapper_attr("task") == "middle"
 
 
-class Unsettable(Tasked):
-    @property
-    def task(self):
-        return "easy"
-
-    @task.setter
-    def task(self, name):
-        if name != "easy":
-            raise AttributeError("fixed")
-
-
 class Ignorant(Tasked):
     TASKS = ("easy", "middle")
 
@@ -278,7 +267,6 @@ class Ignorant(Tasked):
     [
         (Counting, r"the replay has the tasks \['target', 'middle', 'easy'\], but .* has no TASKS"),
         (Ignorant, r"the replay has the tasks \['target'\], which .* does not have; it has \['easy', 'middle'\]"),
-        (Unsettable, r"the task of .* cannot be set \(fixed\)"),
     ],
 )
 def test_environments_that_cannot_play_the_tasks_are_refused_before_anything_is_collected(
