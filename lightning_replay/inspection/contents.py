@@ -256,18 +256,15 @@ def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
 
 
 def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
-    """Returns what a buffer holds.
+    """Returns what a buffer holds, from its ``state``, see :mod:`lightning_replay.saves`, and its description.
 
-    Args:
-        state: of a buffer, see :mod:`lightning_replay.saves`; its tensors may be in chunk files.
-        built_by: class and options of the buffer, see :func:`lightning_replay.saving.spec.describe`.
-
-    Raises:
-        DamagedFileError: a chunk file that is read was changed.
+    Tensors may be in chunk files; a changed one raises ``DamagedFileError``. ``built_by`` has class and options, see
+    :func:`lightning_replay.saving.spec.describe`.
     """
     retained = _retained_of(state["writer"])
     slots, written, given = _rows_held(state, retained)
-    tables = _tables_of(state, _arguments(built_by))
+    arguments = _entry(built_by, "arguments")
+    tables = _tables_of(state, arguments)
     columns, layout, packed = _columns_of(state["storage"], slots)
     return ReplayContents(
         capacity=int(state["built_from"]["capacity"]),
@@ -280,14 +277,15 @@ def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
         columns=columns,
         layout=layout,
         images=None if packed is None else images_of(state["storage"], packed),
-        options=_options_of(state["built_from"], _arguments(built_by)),
+        options=_options_of(state["built_from"], arguments),
         counters=_counters_of(state, given),
     )
 
 
-def _arguments(described: Any) -> Mapping[str, Any]:
-    arguments = described.get("arguments") if isinstance(described, dict) else None
-    return arguments if isinstance(arguments, dict) else {}
+def _entry(described: Any, name: str) -> Mapping[str, Any]:
+    """Returns a dictionary in a description, which a file may have in any shape; an empty one in place of others."""
+    entry = described.get(name) if isinstance(described, Mapping) else None
+    return entry if isinstance(entry, Mapping) else {}
 
 
 def _options_of(built_from: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -365,9 +363,8 @@ def _tables_of(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[T
     named: list[tuple[str, int]] = [(str(name), int(capacity)) for name, capacity in state["built_from"]["tables"]]
     entries, appended, first = (array_of(saved[name]) for name in ("entries", "appended", "first"))
     drawn = state["sampler"].get("rows_drawn", [])
-    described = _arguments(arguments.get("sampler")).get("table_shares")  # absent where shares are not fixed
-    shares = described.get("dict") if isinstance(described, dict) else None
-    shares = shares if isinstance(shares, dict) else {}
+    sampler = _entry(arguments.get("sampler"), "arguments")
+    shares = _entry(sampler.get("table_shares"), "dict")  # absent where shares are not fixed
     fired, tested = writer.get("fired", []), int(writer.get("rows_tested", 0))
     counts_events = len(fired) == len(named) - 1 and tested > 0  # not with several kinds of events into one table
     tables, offset = [], 0
@@ -409,11 +406,8 @@ def _draws_from_tables(sampler: Mapping[str, Any], slots: np.ndarray, tables: li
     filled = np.array([len(table.slots) > 0 for table in tables], dtype=np.float64)
     is_fixed = all(table.share is not None for table in tables)
     shares = filled * [float(table.share or 0.0) if is_fixed else table.drawn for table in tables]
-    if not shares.sum() > 0:
-        shares = filled  # nothing was drawn yet
-    if not shares.sum() > 0:
-        return None
-    shares = shares / shares.sum()
+    shares = shares if shares.sum() > 0 else filled  # nothing was drawn yet
+    shares /= max(shares.sum(), 1e-300)  # no table may have a row
     exponent, offset = float(sampler["priority_exponent"]), float(sampler.get("priority_offset", 0.0))
     by_slot = None
     if exponent > 0 and len(sampler["priority"]):
@@ -425,13 +419,15 @@ def _draws_from_tables(sampler: Mapping[str, Any], slots: np.ndarray, tables: li
             probability[np.searchsorted(slots, table.slots)] += share * weight / weight.sum()
     if not probability.any():
         return None
-    priority, default = (None, None) if by_slot is None else (by_slot[slots], _default_priority(sampler))
-    return Draws(probability / probability.sum(), priority, default, shares.tolist())
+    probability /= probability.sum()
+    if by_slot is None:
+        return Draws(probability, of_tables=shares.tolist())
+    return Draws(probability, by_slot[slots], _default_priority(sampler), shares.tolist())
 
 
 def _default_priority(sampler: Mapping[str, Any]) -> float:
     largest = float(sampler["largest_priority"])
-    return largest if largest > 0 else 1.0
+    return largest if largest > 0 else 1.0  # below 0 while no row has one
 
 
 def _retained_of(writer: Mapping[str, Any]) -> Retained | None:
@@ -520,14 +516,8 @@ def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | No
 
     By retention priority where rows are drawn without priorities but kept by them, and by return where there is
     neither. Episodes are rows of one ``trajectory``; without this column, rows between two ends in the order in which
-    they were given. Of equal episodes the newer comes first.
-
-    Args:
-        contents: of a buffer.
-        most: number of episodes returned.
-
-    Returns:
-        ``None`` if the buffer is empty, keeps no order of rows, or stores neither trajectories nor ends.
+    they were given. Of equal episodes the newer comes first. At most ``most``; ``None`` if the buffer is empty, keeps
+    no order of rows, or stores neither trajectories nor ends.
     """
     written, columns = contents.written, contents.columns
     if written is None or not len(contents):
@@ -541,11 +531,15 @@ def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | No
         starts = np.concatenate(([0], np.flatnonzero(ended[in_order[:-1]]) + 1))
     else:
         return None
-    reward = columns.get(REWARD)
-    ranked = _ranked_by(contents, reward)
-    if ranked is None:
+    reward, draws = columns.get(REWARD), contents.draws
+    if draws is not None and draws.priority is not None:
+        by, value = "mean priority", draws.priority
+    elif contents.retained is not None:
+        by, value = "mean retention priority", contents.retained.priority.astype(np.float64)
+    elif reward is not None:
+        by, value = "return", reward.astype(np.float64)
+    else:
         return None
-    by, value = ranked
     lengths = np.diff(starts, append=len(in_order))
     sums = np.add.reduceat(value[in_order], starts)
     rank = sums if by == "return" else sums / lengths
@@ -568,21 +562,8 @@ def shown_rows(episode: StoredEpisode, most: int) -> np.ndarray:
     return chosen
 
 
-def _ranked_by(contents: ReplayContents, reward: np.ndarray | None) -> tuple[str, np.ndarray] | None:
-    draws = contents.draws
-    if draws is not None and draws.priority is not None:
-        return "mean priority", draws.priority
-    if contents.retained is not None:
-        return "mean retention priority", contents.retained.priority.astype(np.float64)
-    return None if reward is None else ("return", reward.astype(np.float64))
-
-
 def levels_of(state: Mapping[str, Any]) -> LevelContents:
-    """Returns what a level source holds, from its ``state_dict()``; one without scores has no levels.
-
-    Raises:
-        KeyError: not the state of a level source.
-    """
+    """Returns what a level source holds, from its ``state_dict()``; one without scores has no levels."""
     kind = str(state["kind"])
     sampler, writer = state.get("sampler"), state.get("writer")
     counters = {"episodes in flight": len(state["running"]["actors"])} if "running" in state else {}

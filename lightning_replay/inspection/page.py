@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import islice, pairwise
 from typing import NamedTuple
@@ -23,8 +23,6 @@ from lightning_replay.inspection.contents import (
 )
 from lightning_replay.inspection.rows import png_of
 
-__all__ = ["History", "Subject", "cells", "edges_of", "heat_map", "histogram", "lanes", "lines", "page_of", "short"]
-
 # --- charts, as SVG: they need no library, follow the colours of a dark screen, and have tips ---
 
 WIDTH, HEIGHT = 380, 210
@@ -40,17 +38,8 @@ _SERIES = 6  # colours of lines
 def edges_of(values: np.ndarray, most: int = 40, *, has_log: bool = True) -> tuple[np.ndarray, bool]:
     """Returns the edges of a histogram, ``[P + 1]``, and whether they lie on a logarithmic scale.
 
-    They do if all values are positive and the largest is more than 100 times the smallest. Whole numbers of a small
-    range have a bar each.
-
-    Args:
-        values: ``[N]``, finite, N > 0.
-        most: bars.
-        has_log: whether the scale may be logarithmic.
-
-    Example:
-        >>> edges_of(np.array([0, 1, 2]))
-        (array([-0.5,  0.5,  1.5,  2.5]), False)
+    They do if all values, finite ``[N]``, are positive and the largest is more than 100 times the smallest, unless
+    ``has_log`` is false. There are at most ``most`` bars; whole numbers of a small range have one each.
     """
     low, high = float(values.min()), float(values.max())
     if has_log and low > 0 and high > 100 * low:
@@ -270,18 +259,10 @@ _STRIPS, _FRAMES = 3, 10  # episodes shown as film strips, and images of each
 _GIVEN = "transitions given so far"
 
 
-class Card(NamedTuple):
-    """A part of a page; ``content`` and ``note`` are HTML."""
-
-    title: str
-    content: str
-    note: str = ""
-    is_wide: bool = False
-
-    def html(self) -> str:
-        wide = ' class="wide"' if self.is_wide else ""
-        note = f"<p>{self.note}</p>" if self.note else ""
-        return f"<section{wide}><h3>{escape(self.title)}</h3>{self.content}{note}</section>"
+def _card(title: str, content: str, note: str = "", *, is_wide: bool = False) -> str:
+    """Returns a part of the page; ``content`` and ``note`` are HTML."""
+    wide = ' class="wide"' if is_wide else ""
+    return f"<section{wide}><h3>{escape(title)}</h3>{content}{f'<p>{note}</p>' if note else ''}</section>"
 
 
 def _legend(*names: str) -> str:
@@ -315,24 +296,24 @@ def _distribution(
     ylabel: str = "share of rows",
     note: str = "",
     has_log: bool = True,
-) -> Card | None:
-    """Returns a histogram of values, ``[N]``, which count with their ``weight``; ``None`` without any.
+) -> str:
+    """Returns a histogram of values, ``[N]``, which count with their ``weight``; nothing without any.
 
     ``other`` values with their weights are a line of steps over the same edges.
     """
     together = values if other is None else np.concatenate((values, other[0]))
     if not len(together):
-        return None
+        return ""
     edges, is_log = edges_of(together, has_log=has_log)
     line = None
     if other is not None:
         line, _ = np.histogram(other[0], edges, weights=np.broadcast_to(other[1], other[0].shape))
     label = f"{xlabel} (logarithmic)" if is_log else xlabel
     bars = np.histogram(values, edges)[0] * weight
-    return Card(title, histogram(edges, bars, label, ylabel, f"Histogram: {xlabel}", line, is_log=is_log), note)
+    return _card(title, histogram(edges, bars, label, ylabel, f"Histogram: {xlabel}", line, is_log=is_log), note)
 
 
-def _cards_of_levels(contents: LevelContents) -> Iterator[Card | None]:
+def _cards_of_levels(contents: LevelContents) -> Iterator[str]:
     probability = contents.probability
     yield _heat_map_card("Scores by level", contents, contents.score, "score")
     yield _heat_map_card("Staleness by level", contents, contents.staleness, "staleness, in episodes")
@@ -343,7 +324,7 @@ def _cards_of_levels(contents: LevelContents) -> Iterator[Card | None]:
         yield _heat_map_card("Replay probability by level", contents, logs, shown)
         effective = contents.effective_levels
         note = "" if effective is None else f"As if {effective:,.1f} of {len(contents):,} levels were equally likely."
-        yield Card("Expected replays", _concentration(probability, "replays", "levels"), note)
+        yield _card("Expected replays", _concentration(probability, "replays", "levels"), note)
     yield _distribution("Scores", "score", contents.score, 1.0, ylabel="levels")
     by = contents.score if probability is None else probability
     rows = []
@@ -352,10 +333,10 @@ def _cards_of_levels(contents: LevelContents) -> Iterator[Card | None]:
         rows.append([f"{contents.level_ids[place]}", score, stale, f"{by[place]:.2%}"])
     heads = ["level", "score", "staleness", "" if probability is None else "replay probability"]
     title = "Levels of the highest score" if probability is None else "Likeliest levels"
-    yield Card(title, _table(heads, rows))
+    yield _card(title, _table(heads, rows))
 
 
-def _heat_map_card(title: str, contents: LevelContents, values: np.ndarray, what: str) -> Card:
+def _heat_map_card(title: str, contents: LevelContents, values: np.ndarray, what: str) -> str:
     ids, count = contents.level_ids, len(contents)
     groups = np.array_split(np.arange(count), min(count, _MOST_CELLS))
     means = np.array([values[group].mean() for group in groups])
@@ -363,10 +344,10 @@ def _heat_map_card(title: str, contents: LevelContents, values: np.ndarray, what
     each = "A cell for each level" if len(groups) == count else f"A cell for about {count / len(groups):.0f} levels"
     values_shown = f"{what} from {short(means.min())} to {short(means.max())}"
     note = f"{each} with a score, ascending by id: {values_shown}, stronger colour is more."
-    return Card(title, cells(means, names, f"Heat map of levels: {what}"), escape(note))
+    return _card(title, cells(means, names, f"Heat map of levels: {what}"), escape(note))
 
 
-def _cards_of_replay(contents: ReplayContents) -> Iterator[Card | None]:
+def _cards_of_replay(contents: ReplayContents) -> Iterator[str]:
     draws, retained, ages = contents.draws, contents.retained, contents.ages
     each = 1 / len(contents)
     if ages is not None:
@@ -392,7 +373,7 @@ def _cards_of_replay(contents: ReplayContents) -> Iterator[Card | None]:
         )
         if draws.of_tables is not None and any(one.share is None for one in contents.tables):
             note += " Tables have the shares that were drawn from them so far."
-        yield Card("Expected draws", _concentration(draws.probability, "draws", "rows"), note)
+        yield _card("Expected draws", _concentration(draws.probability, "draws", "rows"), note)
     if retained is not None:
         yield from _retention(contents)
     if contents.tables:
@@ -404,7 +385,7 @@ def _cards_of_replay(contents: ReplayContents) -> Iterator[Card | None]:
         yield _episodes(contents, ranked)
 
 
-def _retention(contents: ReplayContents) -> Iterator[Card | None]:
+def _retention(contents: ReplayContents) -> Iterator[str]:
     retained = contents.retained
     assert retained is not None
     known, newest = retained.surprise[~np.isnan(retained.surprise)], retained.newest_surprise
@@ -415,7 +396,7 @@ def _retention(contents: ReplayContents) -> Iterator[Card | None]:
         yield _distribution("Surprise", label, np.sqrt(known[known > 0]), 1 / len(known), other=other, note=note)
     else:
         note = "No surprise is known yet: no row has had feedback, and there is no function for the first."
-        yield Card("Surprise", "", note)
+        yield _card("Surprise", "", note)
     edges, kept = retained.kept_by_arrival(_PARTS // 2)
     title = "Share of rows still stored, by when they were offered"
     note = (
@@ -423,10 +404,10 @@ def _retention(contents: ReplayContents) -> Iterator[Card | None]:
         f"{retained.refused:,} were refused at once and {retained.evicted:,} evicted later. Of those that left only "
         "these counts and times are known."
     )
-    yield Card("Who stayed", histogram(edges, kept, _GIVEN, "share still stored", title), note)
+    yield _card("Who stayed", histogram(edges, kept, _GIVEN, "share still stored", title), note)
 
 
-def _tables(contents: ReplayContents) -> Card:
+def _tables(contents: ReplayContents) -> str:
     drawn = sum(one.drawn for one in contents.tables)
     rows = []
     for one in contents.tables:
@@ -443,18 +424,18 @@ def _tables(contents: ReplayContents) -> Card:
         )
     shares = ["share of a batch", "share drawn so far"]
     heads = ["table", "entries", *shares, "entries that left", "steps that were events"]
-    return Card("Tables", _table(heads, rows), "" if drawn else "Nothing was drawn yet.", is_wide=True)
+    return _card("Tables", _table(heads, rows), "" if drawn else "Nothing was drawn yet.", is_wide=True)
 
 
-def _timeline(contents: ReplayContents) -> Card | None:
+def _timeline(contents: ReplayContents) -> str:
     written, given = contents.written, contents.given
     if written is None or not given:
-        return None
+        return ""
     # What retention refused or evicted is shown too; elsewhere the time before the oldest row is empty
     first = 0 if contents.retained is not None else int(written.min())
     edges = np.unique(np.linspace(first, given, _PARTS + 1).round().astype(np.int64))
     if len(edges) < 2:
-        return None
+        return ""
 
     def counts(rows: np.ndarray) -> np.ndarray:
         return np.histogram(written[rows], edges)[0]
@@ -478,10 +459,10 @@ def _timeline(contents: ReplayContents) -> Card | None:
     if ended is not None:
         note += " Of ends, rewards above and below 0 the strongest part has the most."
     kept = {name: values for name, values in shares.items() if values.any()}
-    return Card("Timeline", lanes(edges, kept, _GIVEN, "Timeline of the stored rows"), note, is_wide=True)
+    return _card("Timeline", lanes(edges, kept, _GIVEN, "Timeline of the stored rows"), note, is_wide=True)
 
 
-def _episodes(contents: ReplayContents, ranked: RankedEpisodes) -> Card:
+def _episodes(contents: ReplayContents, ranked: RankedEpisodes) -> str:
     assert contents.written is not None and contents.given is not None
     rows = []
     for one in ranked.episodes:
@@ -498,7 +479,7 @@ def _episodes(contents: ReplayContents, ranked: RankedEpisodes) -> Card:
     rank = "" if ranked.by == "return" else ranked.by
     heads = ["number of its rows", "rows stored", rank, "sum of their rewards", "age of the last"]
     note = f"The first of {ranked.total:,} episodes, ranked by {ranked.by}; of an episode, the rows that are stored."
-    return Card(f"Episodes of the highest {ranked.by}", _table(heads, rows), note, is_wide=True)
+    return _card(f"Episodes of the highest {ranked.by}", _table(heads, rows), note, is_wide=True)
 
 
 def _strips(
@@ -511,7 +492,7 @@ def _strips(
             yield one, shown, contents.images.of_rows(contents.slots[one.places[shown]])
 
 
-def _film_strips(contents: ReplayContents, ranked: RankedEpisodes) -> Card | None:
+def _film_strips(contents: ReplayContents, ranked: RankedEpisodes) -> str:
     strips = []
     for one, shown, images in _strips(contents, ranked):
         highest, figures = int(np.argmax(one.value)), []
@@ -525,10 +506,10 @@ def _film_strips(contents: ReplayContents, ranked: RankedEpisodes) -> Card | Non
             )
         strips.append(f'<div class="strip">{"".join(figures)}</div>')
     if not strips:
-        return None
+        return ""
     what = "reward" if ranked.by == "return" else ranked.by.removeprefix("mean ")
     note = f"A line for each episode; below an image the number of its row and the {what}. The highest is framed."
-    return Card(f"Film strips: episodes of the highest {ranked.by}", "".join(strips), note, is_wide=True)
+    return _card(f"Film strips: episodes of the highest {ranked.by}", "".join(strips), note, is_wide=True)
 
 
 # --- the page ---
@@ -592,13 +573,9 @@ class Subject(NamedTuple):
 
 
 def page_of(title: str, subtitle: str, subjects: Sequence[Subject], history: History | None = None) -> str:
-    """Returns the page.
+    """Returns the page: a heading, then one buffer after the other.
 
-    Args:
-        title: heading.
-        subtitle: below it.
-        subjects: the buffers, one after the other.
-        history: figures over the run so far, see :meth:`~lightning_replay.inspection.contents.ReplayContents.figures`.
+    ``history`` are figures over the run, see :meth:`~lightning_replay.inspection.contents.ReplayContents.figures`.
     """
     parts = [f"<h1>{escape(title)}</h1>", f'<p class="sub">{escape(subtitle)}</p>']
     for subject in subjects:
@@ -609,9 +586,9 @@ def page_of(title: str, subtitle: str, subjects: Sequence[Subject], history: His
             for name, value in tiles_of(subject)
         )
         parts.append(f'<div class="tiles">{"".join(tiles)}</div>')
-        parts.append(_html(_cards_of(subject.contents)))
+        parts.append(f'<div class="cards">{"".join(_cards_of(subject.contents))}</div>')
     if history:
-        parts += ["<h2>Over the run</h2>", _html(_over_time(history))]
+        parts.append(f'<h2>Over the run</h2>\n<div class="cards">{"".join(_over_time(history))}</div>')
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -621,11 +598,7 @@ def page_of(title: str, subtitle: str, subjects: Sequence[Subject], history: His
     )
 
 
-def _html(cards: Iterable[Card | None]) -> str:
-    return f'<div class="cards">{"".join(card.html() for card in cards if card is not None)}</div>'
-
-
-def _cards_of(contents: ReplayContents | LevelContents) -> Iterator[Card | None]:
+def _cards_of(contents: ReplayContents | LevelContents) -> Iterator[str]:
     counters = _list("Counters", {name: f"{value:,}" for name, value in contents.counters.items()})
     if isinstance(contents, LevelContents):
         yield from _cards_of_levels(contents) if len(contents) else ()
@@ -637,9 +610,12 @@ def _cards_of(contents: ReplayContents | LevelContents) -> Iterator[Card | None]
         yield _list("Options", contents.options, is_wide=True)
 
 
-def _list(title: str, entries: Mapping[str, str], *, is_wide: bool = False) -> Card:
+def _list(title: str, entries: Mapping[str, str], *, is_wide: bool = False) -> str:
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in entries.items())
-    return Card(title, f"<dl>{listed}</dl>" if listed else "<p>none</p>", is_wide=is_wide)
+    return _card(title, f"<dl>{listed}</dl>" if listed else "<p>none</p>", is_wide=is_wide)
+
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def tiles_of(subject: Subject) -> list[tuple[str, str]]:
@@ -662,17 +638,13 @@ def tiles_of(subject: Subject) -> list[tuple[str, str]]:
             tiles.append((name, short(figures["effective_sample_size"])))
         if "draws_of_top_tenth" in figures:
             tiles.append(("of the draws go to the likeliest tenth", f"{figures['draws_of_top_tenth']:.1%}"))
-    return tiles if subject.size is None else [*tiles, ("on the disk", _bytes(subject.size))]
+    if subject.size is not None:
+        unit, name = next((one for one in _UNITS if subject.size >= one[0]), (1, "bytes"))
+        tiles.append(("on the disk", f"{short(subject.size / unit)} {name}"))
+    return tiles
 
 
-def _bytes(count: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count} bytes"
-
-
-def _over_time(history: History) -> Iterator[Card]:
+def _over_time(history: History) -> Iterator[str]:
     """Yields a chart for each figure, and one for all tables together of what tables have."""
     groups: dict[str, dict[str, tuple[Sequence[float], Sequence[float]]]] = {}
     for name, series in history.items():
@@ -684,7 +656,7 @@ def _over_time(history: History) -> Iterator[Card]:
         shown = dict(islice(members.items(), _SERIES))
         title = group.replace("_", " ")
         note = _legend(*shown) if len(shown) > 1 else ""
-        yield Card(title, lines(shown, "environment steps", "", f"{title} over the run"), note)
+        yield _card(title, lines(shown, "environment steps", "", f"{title} over the run"), note)
 
 
 # --- pictures for loggers ---
