@@ -52,9 +52,6 @@ class FullGrid(MiniGridEnv):
     _encoding: np.ndarray
     _encoded: Grid | None = None
 
-    def grid_space(self) -> spaces.Box:
-        return spaces.Box(0, 255, (self.width, self.height, 3), np.uint8)
-
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
@@ -293,7 +290,7 @@ class MultiRooms(FullGrid, MultiRoomEnv):
             render_mode=render_mode,
             highlight=False,
         )
-        self.observation_space: spaces.Box = self.grid_space()
+        self.observation_space: spaces.Box = spaces.Box(0, 255, (self.width, self.height, 3), np.uint8)
 
     def _gen_grid(self, width: int, height: int) -> None:
         super()._gen_grid(width, height)
@@ -366,7 +363,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
             highlight=False,
         )
         self._set_maze(0)
-        self.observation_space: spaces.Box = self.grid_space()
+        self.observation_space: spaces.Box = spaces.Box(0, 255, (self.width, self.height, 3), np.uint8)
 
     @property
     def maze(self) -> Maze:

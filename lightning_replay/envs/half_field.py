@@ -83,15 +83,8 @@ def dash_acceleration(power: float) -> float:
 
 
 def kick_acceleration(power: float, distance: float, angle: float) -> float:
-    """Returns the acceleration of the ball by a kick; 0 if the ball is out of reach.
-
-    The effective power is ``power * (1 - 0.25 |angle| / pi - 0.25 gap / 0.7)``, with the gap between player and ball.
-
-    Args:
-        power: in [0, 100].
-        distance: of the ball's centre from the player's, in metres.
-        angle: between the player's heading and the ball, in radians in [-π, π].
-    """
+    # The effective power is power * (1 - 0.25 |angle| / pi - 0.25 gap / 0.7), with the angle in radians between the
+    # player's heading and the ball, and the gap between their surfaces.
     if distance > KICKABLE_DISTANCE:
         return 0.0
     gap = max(distance - TOUCHING_DISTANCE, 0.0)
@@ -126,9 +119,6 @@ class Keeper:
 
     It moves to the nearest point on the way of a shot on target, one that would cross the goal line between the posts
     by its own speed; otherwise to the line from the goal's centre to the ball, a third of the way, at most 3 m.
-
-    Attributes:
-        body: its position and velocity.
     """
 
     def __init__(self) -> None:
@@ -140,7 +130,13 @@ class Keeper:
 
     def act(self, ball: Body) -> None:
         body = self.body
-        x, y = _meeting_point(body, ball) or _standing_point(ball)
+        point = _meeting_point(body, ball)
+        if point is None:  # no shot on target: between the ball and the goal
+            to_x, to_y = ball.x - FIELD_LENGTH, ball.y
+            distance = math.sqrt(to_x * to_x + to_y * to_y)
+            advance = min(1.0 / 3.0, LARGEST_ADVANCE / distance) if distance > 0.0 else 0.0
+            point = FIELD_LENGTH + advance * to_x, advance * to_y
+        x, y = point
         # The velocity left over brings it part of the way; it dashes no more than needed.
         wish_x, wish_y = x - body.x - body.velocity_x, y - body.y - body.velocity_y
         wish = math.sqrt(wish_x * wish_x + wish_y * wish_y)
@@ -163,13 +159,6 @@ class Keeper:
             first, last = sorted((low / way, high / way))
             enter, leave = max(enter, first), min(leave, last)
         return enter <= leave
-
-
-def _standing_point(ball: Body) -> tuple[float, float]:
-    to_x, to_y = ball.x - FIELD_LENGTH, ball.y
-    distance = math.sqrt(to_x * to_x + to_y * to_y)
-    advance = min(1.0 / 3.0, LARGEST_ADVANCE / distance) if distance > 0.0 else 0.0
-    return FIELD_LENGTH + advance * to_x, advance * to_y
 
 
 def _meeting_point(body: Body, ball: Body) -> tuple[float, float] | None:
@@ -250,12 +239,11 @@ def draw(
     player: tuple[float, float], heading: float, ball: tuple[float, float], keeper: tuple[float, float] | None
 ) -> np.ndarray:
     picture = np.full((HEIGHT, WIDTH, 3), _GRASS, np.uint8)
-    half, goal = HALF_WIDTH, HALF_GOAL
     for x in (0.0, FIELD_LENGTH):
-        _bar(picture, x, -half, x, half, _LINE)
-    for y in (-half, half):
+        _bar(picture, x, -HALF_WIDTH, x, HALF_WIDTH, _LINE)
+    for y in (-HALF_WIDTH, HALF_WIDTH):
         _bar(picture, 0.0, y, FIELD_LENGTH, y, _LINE)
-    _bar(picture, FIELD_LENGTH, -goal, FIELD_LENGTH + 2.0, goal, _GOAL)
+    _bar(picture, FIELD_LENGTH, -HALF_GOAL, FIELD_LENGTH + 2.0, HALF_GOAL, _GOAL)
     if keeper is not None:
         _disc(picture, keeper, _SIZE, _KEEPER)
     _disc(picture, player, _SIZE, _PLAYER)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lightning_replay.inspection.page import Subject, page_of, printable, text_about
-from lightning_replay.inspection.saves import SavedBuffer, read_buffers
+from lightning_replay.inspection.saves import read_buffers
 from lightning_replay.saving.files import DamagedFileError
 
 __all__ = ["main"]
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str]) -> None:
     subjects = []
     try:
         for buffer in read_buffers(given.path):
-            subjects.append(Subject(_name(buffer, given.path), buffer.contents, buffer.size))
+            name = buffer.name or ("" if buffer.path == given.path else buffer.path.name)
+            subjects.append(Subject(name, buffer.contents, buffer.size))
             _print(text_about(subjects[-1]))
     except (DamagedFileError, OSError, ValueError) as error:
         _refuse(str(error))
@@ -70,7 +71,3 @@ def _print(text: str) -> None:
         print(printable(text), flush=True)
     except BrokenPipeError:  # the reader, such as head, has enough; the page is written all the same
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _name(buffer: SavedBuffer, path: Path) -> str:
-    return buffer.name or ("" if buffer.path == path else buffer.path.name)

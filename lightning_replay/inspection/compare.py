@@ -50,29 +50,19 @@ class Inspection(NamedTuple):
     points: Tensor
 
 
-def stored_rows(replay: Replay) -> Tensor:
-    """Returns the slots of the stored rows, int64 ``[N]``, oldest first; refuses empty and unordered buffers."""
-    if len(replay) == 0:
-        raise ValueError("the buffer is empty; store transitions with extend first")
-    return replay.oldest_first()
-
-
 def ages(replay: Replay) -> Tensor:
-    """Returns the number of transitions given after each stored row, also of refused ones, int64 ``[N]``, oldest first.
+    """Returns the number of transitions given after each stored row, refused ones too, int64 ``[N]``, oldest first.
 
-    Raises ``ValueError`` as :func:`stored_rows`.
+    Raises ``ValueError`` for buffers whose writer keeps no order, as :func:`returns`.
     """
-    age = declared_writer(replay.writer).age_of(stored_rows(replay))
-    assert age is not None, "stored_rows sorts by it"
+    age = declared_writer(replay.writer).age_of(replay.oldest_first())
+    assert age is not None, "oldest_first sorts by it"
     return age.cpu()
 
 
 def returns(replay: Replay) -> Tensor:
-    """Returns the rewards of the stored rows, or with ``n_steps`` above 1 their returns, float ``[N]``, oldest first.
-
-    Raises ``ValueError`` as :func:`stored_rows`, and ``KeyError`` if no rewards are stored.
-    """
-    slots, storage = stored_rows(replay), replay.storage
+    """Returns rewards of the stored rows, or with ``n_steps`` above 1 their returns, float ``[N]``, oldest first."""
+    slots, storage = replay.oldest_first(), replay.storage
     if replay._episodes is not None:
         return replay._episodes.returns(slots, storage).cpu()
     (reward,) = read_columns(storage, slots, [("next", "reward")])
@@ -82,26 +72,27 @@ def returns(replay: Replay) -> Tensor:
 def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) -> Tensor:
     """Returns the stored observations ``[P, ...]`` of the rows in ``slots``, int64 ``[P]``, on the CPU.
 
-    Args:
-        replay: the buffer.
-        slots: see :func:`stored_rows`.
-        key: of the column, a tuple if nested. ``None`` uses the ``image_key`` of a frame storage, else
-            ``"observation"``, else ``"pixels"``.
-
-    Raises:
-        KeyError: no such column; the message lists the stored ones.
+    ``key`` of the column is a tuple if nested; ``None`` uses the ``image_key`` of a frame storage, else
+    ``"observation"``, else ``"pixels"``. Raises ``KeyError`` with the stored columns if there is no such one.
     """
     storage = replay.storage
     stored = [_as_tuple(name) for name in storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)]
-    image_key = storage.image_key if isinstance(storage, FrameStorage) else ()
-    wanted = [image_key, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
+    image_keys = [storage.image_key] if isinstance(storage, FrameStorage) else []
+    wanted = [*image_keys, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
     found = next((name for name in wanted if name in stored), None)
     if found is None:
-        asked = " or ".join(_name(name) for name in wanted if name)
-        there_are = ", ".join(_name(name) for name in stored)
+        asked, there_are = " or ".join(map(_name, wanted)), ", ".join(map(_name, stored))
         raise KeyError(f"no column {asked} is stored; stored are {there_are}. Name the observations: observation_key=")
     (column,) = read_columns(storage, slots, [found])
     return column.cpu()
+
+
+def _as_tuple(key: NestedKey) -> Key:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _name(key: Key) -> str:
+    return repr(key[0]) if len(key) == 1 else repr(key)
 
 
 def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: int = 0) -> dict[str, Tensor]:
@@ -128,7 +119,7 @@ def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: i
     checked_choice("projection", projection, PROJECTIONS)
     check_option("seed", seed, Integral, "a whole number")
     shapes = {name: list(each.shape[1:]) for name, each in observations.items()}
-    if len({tuple(shape) for shape in shapes.values()}) > 1:
+    if len({*map(tuple, shapes.values())}) > 1:
         raise ValueError(
             f"observations have the shapes {shapes}; one projection needs one shape. Compare buffers of one task, or "
             "name a column that is alike in them"
@@ -203,24 +194,19 @@ def inspect_buffers(
     check_kind("buffers", buffers, Mapping, "buffers or paths by name, such as {'retention': replay}")
     if not buffers:
         raise ValueError("there are no buffers; give at least one by name, such as {'retention': replay}")
-    read = {}
+    found, observed = {}, {}
     for name, each in buffers.items():
         replay = each if isinstance(each, Replay) else load_replay(each, trust=trust)
-        read[name] = _read(name, replay, observation_key, max_points, seed)
-    points = project({name: drawn for name, (_, drawn) in read.items()}, projection, seed)
-    return {name: found._replace(points=points[name]) for name, (found, _) in read.items()}
-
-
-def _read(name: str, replay: Replay, key: NestedKey | None, max_points: int, seed: int) -> tuple[Inspection, Tensor]:
-    """Returns the inspection of a buffer without points, and the observations of its sampled rows."""
-    if len(replay) == 0:
-        raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
-    with replay._replay_lock:
-        slots = stored_rows(replay)
-        drawn = torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed), device="cpu")[:max_points]
-        sampled = drawn.sort().values
-        observed = observations(replay, slots[sampled.to(slots.device)], key)
-        return Inspection(ages(replay), returns(replay), sampled, torch.zeros(0, 2, device="cpu")), observed
+        if len(replay) == 0:
+            raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
+        with replay._replay_lock:  # all of one moment
+            slots = replay.oldest_first()
+            drawn = torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed), device="cpu")[:max_points]
+            sampled = drawn.sort().values
+            observed[name] = observations(replay, slots[sampled.to(slots.device)], observation_key)
+            found[name] = ages(replay), returns(replay), sampled
+    points = project(observed, projection, seed)
+    return {name: Inspection(*rows, points[name]) for name, rows in found.items()}
 
 
 def draw_inspection(
@@ -271,11 +257,3 @@ def draw_inspection(
         axes[row, 0].set_ylabel(ylabel)
     figure.suptitle(title)
     save_figure(figure, path)
-
-
-def _as_tuple(key: NestedKey) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _name(key: Key) -> str:
-    return repr(key[0]) if len(key) == 1 else repr(key)

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -16,97 +16,23 @@ from lightning_replay.retention.eviction import ARRIVAL_BITS, priority_of
 from lightning_replay.saving.chunks import ChunkedTensor
 from lightning_replay.storage.rows import Key, RowLayout
 
+if TYPE_CHECKING:
+    from lightning_replay.levels.selector import LevelSelector
+    from lightning_replay.replay import Replay
+
 _SHOWN_OPTIONS = ("batch_size", "n_steps", "discount", "prefetch")
-_PARTS = ("storage", "sampler", "writer", "transform")
+_UNIFORM = ("UniformSampler", "RandomSampler")
+_ARRIVALS = (1 << ARRIVAL_BITS) - 1
+_TOP = 0.1  # the likeliest tenth of the rows
+
+REWARD: Key = ("next", "reward")
+TERMINATED: Key = ("next", "terminated")
+TRUNCATED: Key = ("next", "truncated")
+DONE: Key = ("next", "done")
+TRAJECTORY: Key = ("trajectory",)
 
 
-def options_of(built_from: Mapping[str, Any], built_by: Any) -> dict[str, str]:
-    """Returns the parts of a buffer and their options as text.
-
-    Args:
-        built_from: names of the parts, from the state.
-        built_by: class and options, see :func:`lightning_replay.saving.spec.describe`.
-    """
-    arguments = _arguments(built_by)
-    shown = {}
-    for part in _PARTS:
-        described = arguments.get(part)
-        names = built_from.get(f"{part}s" if part == "transform" else part)
-        names = names if isinstance(names, list) else [names]
-        if described is not None:
-            shown[part] = text_of(described)
-        elif any(names):
-            shown[part] = ", ".join(str(name) for name in names if name)
-    return shown | {name: text_of(arguments[name]) for name in _SHOWN_OPTIONS if arguments.get(name) is not None}
-
-
-def text_of(described: Any) -> str:
-    """Returns a described object as a call: ``PrioritizedSampler(capacity=100, priority_exponent=0.6)``.
-
-    Options that are ``None`` are left out.
-
-    Example:
-        >>> text_of({"class": "lightning_replay.samplers.uniform:UniformSampler", "arguments": {"seed": None}})
-        'UniformSampler()'
-    """
-    if isinstance(described, list):
-        return f"[{', '.join(map(text_of, described))}]"
-    if not isinstance(described, dict):
-        return repr(described) if isinstance(described, str) else str(described)
-    kind, content = next(iter(described.items()))
-    if kind == "class":
-        given = described.get("arguments", {}).items()
-        return f"{_name(content)}({', '.join(f'{key}={text_of(one)}' for key, one in given if one is not None)})"
-    if kind == "dict":
-        return f"{{{', '.join(f'{key}: {text_of(one)}' for key, one in content.items())}}}"
-    if kind == "tuple":
-        return f"({', '.join(map(text_of, content))})"
-    return _name(content) if kind == "import" else str(content)
-
-
-def table_shares_of(built_by: Any) -> dict[str, float]:
-    """Returns the share of a batch by table, of a sampler with fixed shares; otherwise nothing."""
-    shares = _arguments(_arguments(built_by).get("sampler")).get("table_shares")
-    return dict(shares["dict"]) if isinstance(shares, dict) and isinstance(shares.get("dict"), dict) else {}
-
-
-def counters_of(state: Mapping[str, Any], given: int | None) -> dict[str, int]:
-    """Returns rows given, batches drawn and TD errors returned, as far as the state has them, by name."""
-    writer, feedback = state["writer"], state["feedback"]
-    counters: dict[str, int] = {}
-    if given is not None:
-        counters["rows given"] = given
-    if "refused" in writer:
-        counters["rows refused"], counters["rows evicted"] = int(writer["refused"]), int(writer["evicted"])
-    clocks = _nested(state["sampler"], "clocks")
-    if clocks is not None:
-        counters["batches drawn"] = int(clocks["draws"])
-    if "received" in feedback:
-        counters["TD errors returned"] = int(feedback["received"])
-        counters["TD errors dropped, too late"] = int(feedback["late"])
-    return counters
-
-
-def _nested(sampler: Mapping[str, Any], name: str) -> Any:
-    """Returns an entry of a sampler's state, or of the sampler that it draws its first rows from."""
-    while name not in sampler:
-        if not isinstance(sampler.get("first"), Mapping):
-            return None
-        sampler = sampler["first"]
-    return sampler[name]
-
-
-def _arguments(described: Any) -> Mapping[str, Any]:
-    arguments = described.get("arguments") if isinstance(described, dict) else None
-    return arguments if isinstance(arguments, dict) else {}
-
-
-def _name(path: Any) -> str:
-    return str(path).rpartition(":")[2]
-
-
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table: its slots, int64 ``[n]`` oldest first; ``share`` of a batch by the options, ``None`` if none is fixed.
 
     ``appended`` entries ever came; ``drawn`` rows were drawn from it so far. ``events``: the share of all steps that
@@ -125,52 +51,6 @@ class Table:
     def fill(self) -> float:
         """Entries over the capacity."""
         return len(self.slots) / self.capacity
-
-
-def tables_of(state: Mapping[str, Any], built_by: Any) -> list[Table]:
-    """Returns the tables of a buffer in the order of their numbers; none of a buffer without.
-
-    Args:
-        state: of the buffer.
-        built_by: class and options, from which the shares of a batch are read.
-    """
-    writer = state["writer"]
-    if "tables" not in writer:
-        return []
-    saved = writer["tables"]
-    named: list[tuple[str, int]] = [(str(name), int(capacity)) for name, capacity in state["built_from"]["tables"]]
-    entries, appended = array_of(saved["entries"]), array_of(saved["appended"])
-    first = array_of(saved["first"])
-    drawn = state["sampler"].get("rows_drawn", [])
-    shares, events = table_shares_of(built_by), _event_shares(writer, named, built_by)
-    tables, offset = [], 0
-    for number, (name, capacity) in enumerate(named):
-        oldest = max(int(first[number]), int(appended[number]) - capacity)
-        places = np.arange(oldest, int(appended[number])) % capacity
-        tables.append(
-            Table(
-                name=name,
-                slots=entries[offset + places],
-                capacity=capacity,
-                appended=int(appended[number]),
-                share=shares.get(name),
-                drawn=int(drawn[number]) if len(drawn) == len(named) else 0,
-                events=events.get(name),
-            )
-        )
-        offset += capacity
-    return tables
-
-
-def _event_shares(writer: Mapping[str, Any], named: list[tuple[str, int]], built_by: Any) -> dict[str, float]:
-    """Returns the share of tested steps that were events by table, where each table has the events of one option."""
-    fired, tested = writer.get("fired", []), int(writer.get("rows_tested", 0))
-    if len(fired) != len(named) - 1 or not tested:  # several events into one table
-        return {}
-    return {name: count / tested for (name, _), count in zip(named[1:], fired, strict=True)}
-
-
-_UNIFORM = ("UniformSampler", "RandomSampler")
 
 
 class Draws(NamedTuple):
@@ -202,73 +82,6 @@ class Draws(NamedTuple):
         return float(np.partition(self.probability, -count)[-count:].sum())
 
 
-def draws_of(names: Sequence[str], sampler: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) -> Draws | None:
-    """Returns how rows are drawn; ``None`` for an empty buffer and for samplers whose rule is not known here.
-
-    Args:
-        names: classes of the sampler and of the one that draws its first rows.
-        sampler: its state.
-        slots: that hold a row, int64 ``[N]``, ascending.
-        tables: of the buffer, if any.
-    """
-    if not len(slots):
-        return None
-    while isinstance(sampler.get("first"), Mapping):
-        sampler = sampler["first"]
-    if tables:
-        return _of_tables(sampler, slots, tables)
-    if "tree" in sampler and "priority_exponent" in sampler:
-        leaves = array_of(sampler["tree"]["leaves"])[slots].astype(np.float64)
-        total, exponent = leaves.sum(), float(sampler["priority_exponent"])
-        if not total > 0:
-            return None
-        priority = default = None
-        if exponent > 0:
-            priority = np.maximum(leaves ** (1 / exponent) - float(sampler["priority_offset"]), 0.0)
-            default = _default_priority(sampler)
-        return Draws(leaves / total, priority, default)
-    if names[-1] in _UNIFORM:
-        return Draws(np.full(len(slots), 1 / len(slots)))
-    return None
-
-
-def _of_tables(sampler: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) -> Draws | None:
-    """Returns probabilities over all tables: by fixed shares, else by the shares drawn so far."""
-    if "rows_drawn" not in sampler:  # draws among all slots
-        return None
-    filled = np.array([len(table.slots) > 0 for table in tables])
-    if all(table.share is not None for table in tables):
-        shares = np.array([table.share for table in tables], dtype=np.float64)
-    else:
-        shares = np.array([table.drawn for table in tables], dtype=np.float64)
-    shares = shares * filled
-    if not shares.sum() > 0:
-        shares = filled.astype(np.float64)
-    if not shares.sum() > 0:
-        return None
-    shares /= shares.sum()
-    exponent, offset = float(sampler["priority_exponent"]), float(sampler.get("priority_offset", 0.0))
-    by_slot, priority, default = None, None, None
-    if exponent > 0 and len(sampler["priority"]):
-        by_slot = array_of(sampler["priority"]).astype(np.float64)
-        priority, default = by_slot[slots], _default_priority(sampler)
-    probability = np.zeros(len(slots))
-    for table, share in zip(tables, shares.tolist(), strict=True):
-        if share > 0:
-            weight = np.ones(len(table.slots)) if by_slot is None else (by_slot[table.slots] + offset) ** exponent
-            if weight.sum() > 0:
-                probability[np.searchsorted(slots, table.slots)] += share * weight / weight.sum()
-    return Draws(probability / probability.sum(), priority, default, shares.tolist()) if probability.any() else None
-
-
-def _default_priority(sampler: Mapping[str, Any]) -> float:
-    largest = float(sampler["largest_priority"])
-    return largest if largest > 0 else 1.0
-
-
-_ARRIVALS = (1 << ARRIVAL_BITS) - 1
-
-
 class Retained(NamedTuple):
     """Rows kept by importance. Arrays ``[N]`` are of the rows in ``slots``, int64 ``[N]``, ascending.
 
@@ -287,49 +100,12 @@ class Retained(NamedTuple):
     evicted: int
 
     def kept_by_arrival(self, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the share of rows still stored, of equal stretches of all rows offered.
+        """Returns the share of rows still stored, of at most ``most`` equal stretches of all rows offered.
 
-        Args:
-            most: stretches; fewer if fewer rows were offered.
-
-        Returns:
-            The first number of each stretch, with the end, int64 ``[P + 1]``, and the shares, float64 ``[P]``.
+        The first number of each stretch, with the end, int64 ``[P + 1]``, and the shares, float64 ``[P]``.
         """
         edges = np.unique(np.linspace(0, max(self.offered, 1), most + 1).round().astype(np.int64))
-        kept, _ = np.histogram(self.arrival, edges)
-        return edges, kept / np.diff(edges)
-
-
-def retained_of(writer: Mapping[str, Any]) -> Retained | None:
-    """Returns the rows of a :class:`~lightning_replay.writers.RetentionWriter` from its state; of others ``None``."""
-    rows = writer.get("rows")
-    if not isinstance(rows, Mapping) or "keys" not in rows:
-        return None
-    keys = array_of(rows["keys"])
-    slots = np.delete(np.arange(len(keys)), rows["holes"])
-    surprise = np.full(len(keys), np.nan, np.float32)
-    saved = array_of(rows["surprise"])  # format 3 began with it only where a schedule needs it
-    surprise[: len(saved)] = saved
-    diagnostics = writer.get("diagnostics")
-    newest = np.zeros(0, np.float32) if diagnostics is None else array_of(diagnostics["newest"]["surprise"])
-    return Retained(
-        slots=slots,
-        arrival=(keys & _ARRIVALS)[slots],
-        priority=priority_of(keys[slots]),
-        surprise=surprise[slots],
-        newest_surprise=newest[~np.isnan(newest)],
-        offered=int(writer["offered"]),
-        refused=int(writer["refused"]),
-        evicted=int(writer["evicted"]),
-    )
-
-
-REWARD: Key = ("next", "reward")
-TERMINATED: Key = ("next", "terminated")
-TRUNCATED: Key = ("next", "truncated")
-DONE: Key = ("next", "done")
-TRAJECTORY: Key = ("trajectory",)
-_READ = (REWARD, TERMINATED, TRUNCATED, DONE, TRAJECTORY)
+        return edges, np.histogram(self.arrival, edges)[0] / np.diff(edges)
 
 
 @dataclass(frozen=True)
@@ -385,37 +161,290 @@ class ReplayContents:
         """Returns where slots, int64 ``[n]``, stand in :attr:`slots`."""
         return np.searchsorted(self.slots, slots)
 
+    def figures(self) -> dict[str, float]:
+        """Returns plain numbers by path, as far as they are known.
 
-def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
-    """Returns what a buffer holds.
+        ``size``, ``capacity``, ``fill``, ``age_mean``, ``age_max``; where the probabilities of a draw are known
+        ``effective_sample_size`` and ``effective_share`` (of the rows); with priorities ``priority_mean``,
+        ``priority_max`` and ``draws_of_top_tenth``, the share of draws that go to the likeliest tenth of the rows;
+        ``tables/NAME/fill`` and ``tables/NAME/share_drawn``; with retention ``refused`` and ``evicted``.
+        """
+        count, ages, draws = len(self), self.ages, self.draws
+        figures: dict[str, float] = {"size": count, "capacity": self.capacity, "fill": count / self.capacity}
+        if ages is not None and count:
+            figures |= {"age_mean": float(ages.mean()), "age_max": int(ages.max())}
+        if draws is not None:
+            effective = draws.effective_rows
+            figures |= {"effective_sample_size": effective, "effective_share": effective / count}
+            if draws.priority is not None:
+                figures |= {"priority_mean": float(draws.priority.mean()), "priority_max": float(draws.priority.max())}
+                figures["draws_of_top_tenth"] = draws.share_of_top(_TOP)
+        drawn = max(sum(table.drawn for table in self.tables), 1)
+        for table in self.tables:
+            name = f"tables/{table.name}"
+            figures |= {f"{name}/fill": table.fill, f"{name}/share_drawn": table.drawn / drawn}
+        if self.retained is not None:
+            figures |= {"refused": self.retained.refused, "evicted": self.retained.evicted}
+        return figures
 
-    Args:
-        state: of a buffer, see :mod:`lightning_replay.saves`; its tensors may be in chunk files.
-        built_by: class and options of the buffer, see :func:`lightning_replay.saving.spec.describe`.
+
+class LevelContents(NamedTuple):
+    """The levels that have a score, ascending by id. Arrays are ``[L]``.
+
+    ``staleness`` counts episodes since each level was played; ``probability``, of being replayed next, is ``None`` in
+    saves of earlier versions. ``kind`` is the class, ``counters`` have episodes, replays and the like.
+    """
+
+    kind: str
+    capacity: int | None
+    level_ids: np.ndarray
+    score: np.ndarray
+    staleness: np.ndarray
+    probability: np.ndarray | None
+    counters: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.level_ids)
+
+    @property
+    def effective_levels(self) -> float | None:
+        """Effective number of levels that are replayed; ``None`` if no probabilities are known."""
+        known = self.probability
+        return effective_number(known) if known is not None and len(self) and known.sum() > 0 else None
+
+    def figures(self) -> dict[str, float]:
+        """Returns ``levels``, ``score_mean``, ``score_max``, ``staleness_mean`` and ``effective_levels``, as known."""
+        figures: dict[str, float] = {"levels": len(self)}
+        if len(self):
+            figures |= {"score_mean": float(self.score.mean()), "score_max": float(self.score.max())}
+            figures["staleness_mean"] = float(self.staleness.mean())
+            if self.effective_levels is not None:
+                figures["effective_levels"] = self.effective_levels
+        return figures
+
+
+def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
+    """Returns what a buffer in use holds; it is not changed, and others wait meanwhile.
+
+    Reads rewards, ends and trajectories of all rows once, O(N).
 
     Raises:
-        DamagedFileError: a chunk file that is read was changed.
+        TypeError: neither a replay nor a level source.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from lightning_replay import recipes
+        >>> replay = recipes.uniform(capacity=4, batch_size=2)
+        >>> _ = replay.extend(TensorDict({"observation": torch.zeros(6, 3)}, [6]))
+        >>> contents = look_at(replay)
+        >>> contents.ages, contents.draws.effective_rows
+        (array([1, 0, 3, 2]), 4.0)
     """
-    writer, sampler, storage = state["writer"], state["sampler"], state["storage"]
-    retained = retained_of(writer)
+    # here, since a saved buffer is read without TorchRL, which takes seconds to import
+    from lightning_replay.levels.selector import LevelSelector
+    from lightning_replay.replay import Replay
+    from lightning_replay.saves import present_state
+    from lightning_replay.saving.spec import describe
+
+    if isinstance(buffer, LevelSelector):
+        return levels_of(buffer.state_dict())
+    if not isinstance(buffer, Replay):
+        raise TypeError(f"buffer is a {type(buffer).__name__}; it must be a Replay or a level source")
+    with present_state(buffer) as state:
+        return contents_of(state, describe(buffer))
+
+
+def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
+    """Returns what a buffer holds, from its ``state``, see :mod:`lightning_replay.saves`, and its description.
+
+    Tensors may be in chunk files; a changed one raises ``DamagedFileError``. ``built_by`` has class and options, see
+    :func:`lightning_replay.saving.spec.describe`.
+    """
+    retained = _retained_of(state["writer"])
     slots, written, given = _rows_held(state, retained)
-    tables = tables_of(state, built_by)
-    draws = draws_of(state["built_from"]["sampler"], sampler, slots, tables)
-    columns, layout, packed = _columns_of(storage, slots)
+    arguments = _entry(built_by, "arguments")
+    tables = _tables_of(state, arguments)
+    columns, layout, packed = _columns_of(state["storage"], slots)
     return ReplayContents(
         capacity=int(state["built_from"]["capacity"]),
         given=given,
         slots=slots,
         written=written,
-        draws=draws,
+        draws=_draws_of(state, slots, tables),
         tables=tables,
         retained=retained,
         columns=columns,
         layout=layout,
-        images=None if packed is None else images_of(storage, packed),
-        options=options_of(state["built_from"], built_by),
-        counters=counters_of(state, given),
+        images=None if packed is None else images_of(state["storage"], packed),
+        options=_options_of(state["built_from"], arguments),
+        counters=_counters_of(state, given),
     )
+
+
+def _entry(described: Any, name: str) -> Mapping[str, Any]:
+    """Returns a dictionary in a description, which a file may have in any shape; an empty one in place of others."""
+    entry = described.get(name) if isinstance(described, Mapping) else None
+    return entry if isinstance(entry, Mapping) else {}
+
+
+def _options_of(built_from: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the parts of a buffer and their options as text; of parts without a description their names."""
+    shown = {}
+    for part, kinds in (
+        ("storage", "storage"),
+        ("sampler", "sampler"),
+        ("writer", "writer"),
+        ("transform", "transforms"),
+    ):
+        names = built_from.get(kinds)
+        names = names if isinstance(names, list) else [names]
+        if arguments.get(part) is not None:
+            shown[part] = text_of(arguments[part])
+        elif any(names):
+            shown[part] = ", ".join(str(name) for name in names if name)
+    return shown | {name: text_of(arguments[name]) for name in _SHOWN_OPTIONS if arguments.get(name) is not None}
+
+
+def text_of(described: Any) -> str:
+    """Returns a described object as a call: ``PrioritizedSampler(capacity=100, priority_exponent=0.6)``.
+
+    Options that are ``None`` are left out.
+
+    Example:
+        >>> text_of({"class": "lightning_replay.samplers.uniform:UniformSampler", "arguments": {"seed": None}})
+        'UniformSampler()'
+    """
+    if isinstance(described, list):
+        return f"[{', '.join(map(text_of, described))}]"
+    if not isinstance(described, dict):
+        return repr(described) if isinstance(described, str) else str(described)
+    kind, content = next(iter(described.items()))
+    name = str(content).rpartition(":")[2]
+    if kind == "class":
+        given = described.get("arguments", {}).items()
+        return f"{name}({', '.join(f'{key}={text_of(one)}' for key, one in given if one is not None)})"
+    if kind == "dict":
+        return f"{{{', '.join(f'{key}: {text_of(one)}' for key, one in content.items())}}}"
+    if kind == "tuple":
+        return f"({', '.join(map(text_of, content))})"
+    return name if kind == "import" else str(content)
+
+
+def _counters_of(state: Mapping[str, Any], given: int | None) -> dict[str, int]:
+    """Returns rows given, batches drawn and TD errors returned, as far as the state has them, by name."""
+    writer, feedback = state["writer"], state["feedback"]
+    counters: dict[str, int] = {} if given is None else {"rows given": given}
+    if "refused" in writer:
+        counters |= {"rows refused": int(writer["refused"]), "rows evicted": int(writer["evicted"])}
+    clocks = next((one["clocks"] for one in _samplers(state) if "clocks" in one), None)
+    if clocks is not None:
+        counters["batches drawn"] = int(clocks["draws"])
+    if "received" in feedback:
+        counters["TD errors returned"] = int(feedback["received"])
+        counters["TD errors dropped, too late"] = int(feedback["late"])
+    return counters
+
+
+def _samplers(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the state of the sampler, and of the one that it draws its first rows from."""
+    sampler: Any = state["sampler"]
+    while isinstance(sampler, Mapping):
+        yield sampler
+        sampler = sampler.get("first")
+
+
+def _tables_of(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[Table]:
+    """Returns the tables of a buffer in the order of their numbers; none of a buffer without."""
+    writer = state["writer"]
+    if "tables" not in writer:
+        return []
+    saved = writer["tables"]
+    named: list[tuple[str, int]] = [(str(name), int(capacity)) for name, capacity in state["built_from"]["tables"]]
+    entries, appended, first = (array_of(saved[name]) for name in ("entries", "appended", "first"))
+    drawn = state["sampler"].get("rows_drawn", [])
+    sampler = _entry(arguments.get("sampler"), "arguments")
+    shares = _entry(sampler.get("table_shares"), "dict")  # absent where shares are not fixed
+    fired, tested = writer.get("fired", []), int(writer.get("rows_tested", 0))
+    counts_events = len(fired) == len(named) - 1 and tested > 0  # not with several kinds of events into one table
+    tables, offset = [], 0
+    for number, (name, capacity) in enumerate(named):
+        oldest = max(int(first[number]), int(appended[number]) - capacity)
+        slots = entries[offset + np.arange(oldest, int(appended[number])) % capacity]
+        so_far = int(drawn[number]) if len(drawn) == len(named) else 0
+        events = fired[number - 1] / tested if counts_events and number else None
+        tables.append(Table(name, slots, capacity, int(appended[number]), shares.get(name), so_far, events))
+        offset += capacity
+    return tables
+
+
+def _draws_of(state: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) -> Draws | None:
+    """Returns how rows are drawn; ``None`` for an empty buffer and for samplers whose rule is not known here."""
+    if not len(slots):
+        return None
+    *_, sampler = _samplers(state)
+    if tables:
+        return _draws_from_tables(sampler, slots, tables)
+    if "tree" in sampler and "priority_exponent" in sampler:
+        leaves = array_of(sampler["tree"]["leaves"])[slots].astype(np.float64)
+        total, exponent = leaves.sum(), float(sampler["priority_exponent"])
+        if not total > 0:
+            return None
+        if not exponent > 0:
+            return Draws(leaves / total)
+        priority = np.maximum(leaves ** (1 / exponent) - float(sampler["priority_offset"]), 0.0)
+        return Draws(leaves / total, priority, _default_priority(sampler))
+    if state["built_from"]["sampler"][-1] in _UNIFORM:
+        return Draws(np.full(len(slots), 1 / len(slots)))
+    return None
+
+
+def _draws_from_tables(sampler: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) -> Draws | None:
+    """Returns probabilities over all tables: by fixed shares, else by the shares drawn so far."""
+    if "rows_drawn" not in sampler:  # draws among all slots
+        return None
+    filled = np.array([len(table.slots) > 0 for table in tables], dtype=np.float64)
+    is_fixed = all(table.share is not None for table in tables)
+    shares = filled * [float(table.share or 0.0) if is_fixed else table.drawn for table in tables]
+    shares = shares if shares.sum() > 0 else filled  # nothing was drawn yet
+    shares /= max(shares.sum(), 1e-300)  # no table may have a row
+    exponent, offset = float(sampler["priority_exponent"]), float(sampler.get("priority_offset", 0.0))
+    by_slot = None
+    if exponent > 0 and len(sampler["priority"]):
+        by_slot = array_of(sampler["priority"]).astype(np.float64)
+    probability = np.zeros(len(slots))
+    for table, share in zip(tables, shares.tolist(), strict=True):
+        weight = np.ones(len(table.slots)) if by_slot is None else (by_slot[table.slots] + offset) ** exponent
+        if share > 0 and weight.sum() > 0:
+            probability[np.searchsorted(slots, table.slots)] += share * weight / weight.sum()
+    if not probability.any():
+        return None
+    probability /= probability.sum()
+    if by_slot is None:
+        return Draws(probability, of_tables=shares.tolist())
+    return Draws(probability, by_slot[slots], _default_priority(sampler), shares.tolist())
+
+
+def _default_priority(sampler: Mapping[str, Any]) -> float:
+    largest = float(sampler["largest_priority"])
+    return largest if largest > 0 else 1.0  # below 0 while no row has one
+
+
+def _retained_of(writer: Mapping[str, Any]) -> Retained | None:
+    """Returns the rows of a :class:`~lightning_replay.writers.RetentionWriter` from its state; of others ``None``."""
+    rows = writer.get("rows")
+    if not isinstance(rows, Mapping) or "keys" not in rows:
+        return None
+    keys = array_of(rows["keys"])
+    slots = np.delete(np.arange(len(keys)), rows["holes"])
+    surprise = np.full(len(keys), np.nan, np.float32)
+    saved = array_of(rows["surprise"])  # format 3 began with it only where a schedule needs it
+    surprise[: len(saved)] = saved
+    diagnostics = writer.get("diagnostics")
+    newest = np.zeros(0, np.float32) if diagnostics is None else array_of(diagnostics["newest"]["surprise"])
+    counts = (int(writer[name]) for name in ("offered", "refused", "evicted"))
+    known = newest[~np.isnan(newest)]
+    return Retained(slots, (keys & _ARRIVALS)[slots], priority_of(keys[slots]), surprise[slots], known, *counts)
 
 
 def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.ndarray, np.ndarray | None, int | None]:
@@ -456,7 +485,7 @@ def _columns_of(
     if described is None or storage.get("rows") is None:
         return {}, {}, None
     packed = PackedColumns(storage["rows"], RowLayout.from_description(described))
-    whole = packed.whole(_READ)
+    whole = packed.whole((REWARD, TERMINATED, TRUNCATED, DONE, TRAJECTORY))
     columns = {key: values[slots].reshape(len(slots), -1)[:, 0] for key, values in whole.items() if values[:1].size}
     layout = {".".join(leaf["key"]): f"{leaf['dtype']} {leaf['shape']}" for leaf in described}
     return columns, layout, packed
@@ -487,14 +516,8 @@ def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | No
 
     By retention priority where rows are drawn without priorities but kept by them, and by return where there is
     neither. Episodes are rows of one ``trajectory``; without this column, rows between two ends in the order in which
-    they were given. Of equal episodes the newer comes first.
-
-    Args:
-        contents: of a buffer.
-        most: number of episodes returned.
-
-    Returns:
-        ``None`` if the buffer is empty, keeps no order of rows, or stores neither trajectories nor ends.
+    they were given. Of equal episodes the newer comes first. At most ``most``; ``None`` if the buffer is empty, keeps
+    no order of rows, or stores neither trajectories nor ends.
     """
     written, columns = contents.written, contents.columns
     if written is None or not len(contents):
@@ -508,11 +531,15 @@ def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | No
         starts = np.concatenate(([0], np.flatnonzero(ended[in_order[:-1]]) + 1))
     else:
         return None
-    reward = columns.get(REWARD)
-    ranked = _ranked_by(contents, reward)
-    if ranked is None:
+    reward, draws = columns.get(REWARD), contents.draws
+    if draws is not None and draws.priority is not None:
+        by, value = "mean priority", draws.priority
+    elif contents.retained is not None:
+        by, value = "mean retention priority", contents.retained.priority.astype(np.float64)
+    elif reward is not None:
+        by, value = "return", reward.astype(np.float64)
+    else:
         return None
-    by, value = ranked
     lengths = np.diff(starts, append=len(in_order))
     sums = np.add.reduceat(value[in_order], starts)
     rank = sums if by == "return" else sums / lengths
@@ -535,46 +562,8 @@ def shown_rows(episode: StoredEpisode, most: int) -> np.ndarray:
     return chosen
 
 
-def _ranked_by(contents: ReplayContents, reward: np.ndarray | None) -> tuple[str, np.ndarray] | None:
-    draws = contents.draws
-    if draws is not None and draws.priority is not None:
-        return "mean priority", draws.priority
-    if contents.retained is not None:
-        return "mean retention priority", contents.retained.priority.astype(np.float64)
-    return None if reward is None else ("return", reward.astype(np.float64))
-
-
-class LevelContents(NamedTuple):
-    """The levels that have a score, ascending by id. Arrays are ``[L]``.
-
-    ``staleness`` counts episodes since each level was played; ``probability``, of being replayed next, is ``None`` in
-    saves of earlier versions. ``kind`` is the class, ``counters`` have episodes, replays and the like.
-    """
-
-    kind: str
-    capacity: int | None
-    level_ids: np.ndarray
-    score: np.ndarray
-    staleness: np.ndarray
-    probability: np.ndarray | None
-    counters: dict[str, int]
-
-    def __len__(self) -> int:
-        return len(self.level_ids)
-
-    @property
-    def effective_levels(self) -> float | None:
-        """Effective number of levels that are replayed; ``None`` if no probabilities are known."""
-        has_mass = self.probability is not None and len(self) and self.probability.sum() > 0
-        return effective_number(self.probability) if has_mass and self.probability is not None else None
-
-
 def levels_of(state: Mapping[str, Any]) -> LevelContents:
-    """Returns what a level source holds, from its ``state_dict()``; one without scores has no levels.
-
-    Raises:
-        KeyError: not the state of a level source.
-    """
+    """Returns what a level source holds, from its ``state_dict()``; one without scores has no levels."""
     kind = str(state["kind"])
     sampler, writer = state.get("sampler"), state.get("writer")
     counters = {"episodes in flight": len(state["running"]["actors"])} if "running" in state else {}

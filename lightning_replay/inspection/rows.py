@@ -18,84 +18,53 @@ from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout
 Stored = Tensor | ChunkedTensor
 
 _PIECE_BYTES = 8 << 20  # rows that are unpacked at a time
-_FILES_KEPT = 2  # a row may lie in two chunk files
-
-
-class ChunkBytes:
-    """The bytes of a tensor in chunk files; the last files are kept.
-
-    Args:
-        tensor: see :func:`~lightning_replay.saving.chunks.locate_chunks`.
-    """
-
-    def __init__(self, tensor: ChunkedTensor) -> None:
-        self._files = tensor.files
-        self._ends = np.cumsum([expected["bytes"] for _, expected in tensor.files])
-        self._contents: dict[int, bytearray] = {}
-
-    def read(self, start: int, stop: int) -> bytearray:
-        """Returns the bytes from ``start`` to below ``stop``; raises ``DamagedFileError`` for a changed file."""
-        found = bytearray()
-        while start < stop:
-            number = int(np.searchsorted(self._ends, start, side="right"))
-            content, end = self._content(number), int(self._ends[number])
-            first = start - (end - len(content))
-            found += memoryview(content)[first : first + min(stop, end) - start]
-            start = min(stop, end)
-        return found
-
-    def _content(self, number: int) -> bytearray:
-        if number not in self._contents:
-            while len(self._contents) >= _FILES_KEPT:
-                del self._contents[next(iter(self._contents))]
-            file, expected = self._files[number]
-            check_file(file, expected, reads=False)  # before that many bytes are allocated
-            content = bytearray(expected["bytes"])
-            check_file(file, expected, memoryview(content))
-            self._contents[number] = content
-        return self._contents[number]
-
-
-def tensor_of(stored: Stored) -> Tensor:
-    """Returns a tensor on the CPU, read and checked if it is in chunk files."""
-    if isinstance(stored, Tensor):
-        return stored.detach().cpu()
-    content = ChunkBytes(stored).read(0, stored.num_bytes)
-    flat = (
-        torch.frombuffer(content, dtype=stored.dtype) if content else torch.zeros(0, dtype=stored.dtype, device="cpu")
-    )
-    return flat.view(stored.shape)
 
 
 def array_of(stored: Stored) -> np.ndarray:
-    """Returns :func:`tensor_of` as an array."""
-    return tensor_of(stored).numpy()
+    """Returns a tensor ``[N, ...]`` as an array, read and checked if it is in chunk files."""
+    return StoredRows(stored).rows(0, int(stored.shape[0])).numpy()
 
 
 class StoredRows:
     """Rows of equal length, in memory or in chunk files, of which a part is in memory at a time.
 
     Args:
-        rows: ``[N, ...]``; of chunk files nothing is read yet.
+        rows: ``[N, ...]``; of chunk files, see :func:`~lightning_replay.saving.chunks.locate_chunks`, nothing is read
+            yet. Reading raises ``DamagedFileError`` for a changed file.
     """
 
     def __init__(self, rows: Stored) -> None:
-        self._count = int(rows.shape[0])
-        self._rows = rows if isinstance(rows, Tensor) else None
-        self._chunks = None if isinstance(rows, Tensor) else ChunkBytes(rows)
-        self._shape, self._dtype = rows.shape[1:], rows.dtype
-        self._row_bytes = max(1, self._shape.numel() * self._dtype.itemsize)
+        self._rows = rows
+        self._row_bytes = max(1, rows.shape[1:].numel() * rows.dtype.itemsize)
+        self._ends = np.zeros(0) if isinstance(rows, Tensor) else np.cumsum([one["bytes"] for _, one in rows.files])
+        self._number, self._content = -1, bytearray()  # of the file that was read last
 
     def __len__(self) -> int:
-        return self._count
+        return int(self._rows.shape[0])
 
     def rows(self, first: int, stop: int) -> Tensor:
         """Returns the rows from ``first`` to below ``stop``, on the CPU."""
-        if self._rows is not None:
-            return self._rows[first:stop].cpu()
-        assert self._chunks is not None
-        content = self._chunks.read(first * self._row_bytes, stop * self._row_bytes)
-        return torch.frombuffer(content, dtype=self._dtype).view(stop - first, *self._shape)
+        if isinstance(self._rows, Tensor):
+            return self._rows[first:stop].detach().cpu()
+        shape = (stop - first, *self._rows.shape[1:])
+        found, start, end = bytearray(), first * self._row_bytes, stop * self._row_bytes
+        while start < end:  # rows may lie in several files
+            number = int(np.searchsorted(self._ends, start, side="right"))
+            if number != self._number:
+                self._read(number, *self._rows.files[number])
+            begin = int(self._ends[number]) - len(self._content)
+            found += memoryview(self._content)[start - begin : end - begin]
+            start = begin + len(self._content)
+        # an empty buffer has no memory to share
+        flat = torch.frombuffer(found, dtype=self._rows.dtype) if found else torch.zeros(0, dtype=self._rows.dtype)
+        return flat.view(shape)
+
+    def _read(self, number: int, file: Any, expected: Mapping[str, Any]) -> None:
+        self._number, self._content = -1, bytearray()  # the former file leaves memory first
+        check_file(file, expected, reads=False)  # before that many bytes are allocated
+        content = bytearray(expected["bytes"])
+        check_file(file, expected, memoryview(content))
+        self._number, self._content = number, content
 
     def select(self, index: np.ndarray) -> Tensor:
         """Returns the rows of an index, int64 ``[n]``, n > 0, one by one; each chunk file is read at most once."""
@@ -105,17 +74,12 @@ class StoredRows:
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """Yields all rows in order, a few MiB at a time, each piece with the number of its first row."""
         step = max(1, _PIECE_BYTES // self._row_bytes)
-        for first in range(0, self._count, step):
-            yield first, self.rows(first, min(first + step, self._count))
+        for first in range(0, len(self), step):
+            yield first, self.rows(first, min(first + step, len(self)))
 
 
 class PackedColumns:
-    """Columns of packed rows.
-
-    Args:
-        rows: int64 ``[N, words]``.
-        layout: of each row.
-    """
+    """Columns of packed rows, int64 ``[N, words]``, each of a ``layout``."""
 
     def __init__(self, rows: Stored, layout: RowLayout) -> None:
         if tuple(rows.shape[1:]) != (layout.row_bytes // WORD_BYTES,) or rows.dtype != torch.int64:
@@ -123,21 +87,15 @@ class PackedColumns:
         self._rows = StoredRows(rows)
         self.layout: RowLayout = layout
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def whole(self, keys: Sequence[Key]) -> dict[Key, np.ndarray]:
         """Returns columns ``[N, ...]`` by key, read in one pass over all rows; those that are not stored are absent."""
         wanted = [key for key in keys if key in self.layout.columns]
-        columns: dict[Key, np.ndarray] = {}
-        for first, rows in self._rows.pieces() if wanted else ():
+        pieces: dict[Key, list[np.ndarray]] = {key: [] for key in wanted}
+        for _, rows in self._rows.pieces() if wanted else ():
             leaves = self.layout.leaves(rows, torch.Size([len(rows)]))
             for key in wanted:
-                part = _plain(leaves[key])
-                if key not in columns:
-                    columns[key] = np.empty((len(self), *part.shape[1:]), part.dtype)
-                columns[key][first : first + len(rows)] = part
-        return columns
+                pieces[key].append(_plain(leaves[key]).copy())  # of its own, so that the piece leaves memory
+        return {key: np.concatenate(parts) for key, parts in pieces.items() if parts}
 
     def of_rows(self, key: Key, slots: np.ndarray) -> np.ndarray:
         """Returns a stored column of rows, ``[n, ...]``, by their slots, int64 ``[n]``, n > 0."""
@@ -170,8 +128,8 @@ class RowImages(NamedTuple):
 
     packed: PackedColumns
     key: Key
-    frames: StoredRows | None
-    frame_shape: tuple[int, ...]
+    frames: StoredRows | None = None
+    frame_shape: tuple[int, ...] = ()
 
     def of_rows(self, slots: np.ndarray) -> list[np.ndarray]:
         """Returns the images of rows, uint8 ``[H, W, 3]`` each, by their slots, int64 ``[n]``.
@@ -189,16 +147,14 @@ class RowImages(NamedTuple):
 
 def images_of(storage: Mapping[str, Any], packed: PackedColumns) -> RowImages | None:
     """Returns the images of stored rows; ``None`` if no column holds images."""
-    if storage.get("frames") is not None and _FRAMES in packed.layout.columns:
-        shape = tuple(storage["frame_shape"])
-        return RowImages(packed, _FRAMES, StoredRows(storage["frames"]), shape)
-    for key, (dtype, shape) in packed.layout.columns.items():
-        if key[0] != "next" and _holds_images(dtype, tuple(shape)):
-            return RowImages(packed, key, None, tuple(shape))
-    return None
+    columns = packed.layout.columns
+    if storage.get("frames") is not None and _FRAMES in columns:
+        return RowImages(packed, _FRAMES, StoredRows(storage["frames"]), tuple(storage["frame_shape"]))
+    found = (key for key, column in columns.items() if key[0] != "next" and _holds_images(*column))
+    return next((RowImages(packed, key) for key in found), None)
 
 
-def _holds_images(dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+def _holds_images(dtype: torch.dtype, shape: Sequence[int]) -> bool:
     """Returns whether rows of a column are images: bytes or flags, or planes of floats with few channels."""
     if len(shape) not in (2, 3, 4):
         return False
@@ -207,7 +163,7 @@ def _holds_images(dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
     return is_large and (dtype in (torch.uint8, torch.bool) or (len(shape) == 3 and height == width))
 
 
-def _sides(shape: tuple[int, ...]) -> tuple[int, int, str]:
+def _sides(shape: Sequence[int]) -> tuple[int, int, str]:
     """Returns height, width and the order of the axes: ``"HW"``, ``"HWC"``, ``"CHW"``, ``"KHW"`` or ``"KHWC"``."""
     if len(shape) == 2:
         return shape[0], shape[1], "HW"
@@ -224,8 +180,7 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
     Args:
         image: ``[H, W]``, ``[H, W, C]``, ``[C, H, W]`` with 1 or 3 channels, or a stack of frames ``[K, H, W]`` or
             ``[K, H, W, C]``, of which the last is taken. Bytes are intensities; other numbers are scaled to the largest
-            of the image. Other channels than 1 and 3, or 4 of bytes, are planes of flags, each in a
-            colour of its own.
+            of the image. Other channels than 1 and 3, or 4 of bytes, are planes of flags, each in a colour of its own.
     """
     *_, order = _sides(image.shape)
     if order[0] == "K":
@@ -252,10 +207,10 @@ def _scaled_down(image: np.ndarray) -> np.ndarray:
     if factor == 1:
         return image
     sums: np.ndarray = image.astype(np.float32)
-    for axis in (0, 1):
+    for axis in (0, 1):  # the last square of a line may be smaller
         starts = np.arange(0, image.shape[axis], factor)
         widths = np.diff(starts, append=image.shape[axis]).astype(np.float32)
-        sums = np.add.reduceat(sums, starts, axis) / np.expand_dims(widths, [one for one in range(3) if one != axis])
+        sums = np.add.reduceat(sums, starts, axis) / (widths[:, None, None] if axis == 0 else widths[:, None])
     return sums.round().astype(np.uint8)
 
 
@@ -269,9 +224,6 @@ def png_of(image: np.ndarray) -> bytes:
     height, width, _ = image.shape
     lines = np.concatenate((np.zeros((height, 1), np.uint8), image.reshape(height, -1)), axis=1)  # filter 0 of each
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
-    chunks = (
-        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-        for name, content in parts
-    )
+    parts = (b"IHDR" + header, b"IDAT" + zlib.compress(lines.tobytes(), 9), b"IEND")
+    chunks = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

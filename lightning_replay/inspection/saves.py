@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -17,7 +17,6 @@ from lightning_replay.saving.states import (
     MANIFEST,
     STATE_MANIFEST,
     STATE_VERSION,
-    SavedState,
     join_state,
     open_data,
     replay_manifest,
@@ -55,7 +54,30 @@ def read_buffers(path: str | Path) -> Iterator[SavedBuffer]:
         ValueError: saved by a newer version of this library.
     """
     for name, place in _places(Path(path)):
-        yield _read(name, place)
+        is_replay = (place / MANIFEST).exists()
+        manifest = partial(replay_manifest, place) if is_replay else partial(_levels_manifest, place)
+        yield SavedBuffer(name, place, *read_save(place, manifest, partial(_read, is_replay)))
+
+
+def _levels_manifest(path: Path) -> dict[str, Any]:
+    return read_manifest(path / STATE_MANIFEST, STATE_VERSION)
+
+
+def _read(is_replay: bool, manifest: dict[str, Any], data: Path) -> tuple[Contents, int]:
+    """Returns what a save holds, whose large tensors stay in their files, and the bytes of these files."""
+    saved = open_data(manifest, data)
+    state = join_state(saved.values, {**saved.tensors, **saved.chunked})  # type: ignore[dict-item]
+    try:
+        # an RLlib checkpoint has the levels beside other entries
+        contents = contents_of(state, manifest["built_by"]) if is_replay else levels_of(state.get("levels", state))
+    except DamagedFileError:
+        raise
+    except MALFORMED as error:  # the state of something else
+        what = "a replay buffer" if is_replay else "a level buffer"
+        raise DamagedFileError(
+            f"{data.parent} does not hold the state of {what} as this version reads it ({error!r}); give another save"
+        ) from error
+    return contents, sum(int(one["bytes"]) for one in manifest["files"].values())
 
 
 def _places(path: Path) -> list[tuple[str, Path]]:
@@ -67,7 +89,8 @@ def _places(path: Path) -> list[tuple[str, Path]]:
     if (path / _SHARDS_MANIFEST).exists():
         data, manifest = _data_of(path / _SHARDS_MANIFEST)
         shards = [(f"shard {number}", data / f"shard-{number}") for number in range(int(manifest["num_shards"]))]
-        return [(_joined(name, inner), place) for name, shard in shards for inner, place in _places(shard)]
+        found = ((name, inner, place) for name, shard in shards for inner, place in _places(shard))
+        return [(f"{name}, {inner}" if inner else name, place) for name, inner, place in found]
     if (path / _MODULES_MANIFEST).exists():
         data, _ = _data_of(path / _MODULES_MANIFEST)
         modules = sorted(data.glob("module-*"))
@@ -76,7 +99,14 @@ def _places(path: Path) -> list[tuple[str, Path]]:
     inside = [path / name for name in _CHECKPOINT_FOLDERS if (path / name).is_dir()]
     if inside:
         return [found for folder in inside for found in _places(folder)]
-    raise _nothing_at(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give the directory of a saved buffer")
+    near = sorted(one.name for one in path.glob("*") if one.suffix in (".replay", ".ckpt"))
+    hint = f". There are {', '.join(near)}: give one of them" if near else ""
+    raise FileNotFoundError(
+        f"no saved buffer in {path}; give the directory of save_replay or LevelBuffer.save, an RLlib checkpoint, or a "
+        f"Lightning checkpoint with its replay beside it{hint}"
+    )
 
 
 def _beside(checkpoint: Path) -> list[tuple[str, Path]]:
@@ -91,17 +121,6 @@ def _beside(checkpoint: Path) -> list[tuple[str, Path]]:
     return [("" if len(found) == 1 else one.name, one) for one in found]
 
 
-def _nothing_at(path: Path) -> FileNotFoundError:
-    if not path.exists():
-        return FileNotFoundError(f"{path} does not exist; give the directory of a saved buffer")
-    inside = sorted(one.name for one in path.glob("*") if one.suffix in (".replay", ".ckpt")) if path.is_dir() else []
-    hint = f". There are {', '.join(inside)}: give one of them" if inside else ""
-    return FileNotFoundError(
-        f"no saved buffer in {path}; give the directory of save_replay or LevelBuffer.save, an RLlib checkpoint, or a "
-        f"Lightning checkpoint with its replay beside it{hint}"
-    )
-
-
 def _data_of(file: Path) -> tuple[Path, dict[str, Any]]:
     """Returns the folder that a manifest of several buffers names, and the manifest."""
     manifest = read_manifest(file, _VERSIONS[file.name])
@@ -112,50 +131,3 @@ def _data_of(file: Path) -> tuple[Path, dict[str, Any]]:
     if not folder.is_dir():
         raise DamagedFileError(f"{file} names the folder {folder.name}, which is missing; give an earlier save")
     return folder, manifest
-
-
-def _read(name: str, path: Path) -> SavedBuffer:
-    if (path / MANIFEST).exists():
-        return read_save(path, lambda: replay_manifest(path), lambda *save: _read_replay(name, path, *save))
-    state = read_save(
-        path,
-        lambda: read_manifest(path / STATE_MANIFEST, STATE_VERSION),
-        lambda manifest, data: _lazy(open_data(manifest, data)),
-    )
-    state = state.get("levels", state)  # of an RLlib checkpoint
-    with _refusing(path, "a level buffer"):
-        contents = levels_of(state)
-    return SavedBuffer(name, path, contents, _bytes_in(path))
-
-
-def _read_replay(name: str, path: Path, manifest: dict[str, Any], data: Path) -> SavedBuffer:
-    state = _lazy(open_data(manifest, data))
-    with _refusing(path, "a replay buffer"):
-        contents = contents_of(state, manifest["built_by"])
-    return SavedBuffer(name, path, contents, sum(int(one["bytes"]) for one in manifest["files"].values()))
-
-
-def _lazy(saved: SavedState) -> dict[str, Any]:
-    """Returns a state whose large tensors are still in their files."""
-    return join_state(saved.values, {**saved.tensors, **saved.chunked})  # type: ignore[dict-item]
-
-
-@contextmanager
-def _refusing(path: Path, what: str) -> Iterator[None]:
-    """Context manager: errors of a state of another shape become ``DamagedFileError``."""
-    try:
-        yield
-    except DamagedFileError:
-        raise
-    except MALFORMED as error:
-        raise DamagedFileError(
-            f"{path} does not hold the state of {what} as this version reads it ({error!r}); give another save"
-        ) from error
-
-
-def _bytes_in(path: Path) -> int:
-    return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
-
-
-def _joined(*names: str) -> str:
-    return ", ".join(name for name in names if name)

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.levels.buffer import fingerprint
 from lightning_replay.levels.episodes import ActiveEpisode
-from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids, fingerprint
 from lightning_replay.levels.selector import LevelSelector
 
 __all__ = ["SequentialLevels", "UniformLevels"]

@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
-import hashlib
+import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.levels.episodes import ActiveEpisode, Scoring, Segment
-from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids
+from lightning_replay.levels import scores
+from lightning_replay.levels.episodes import ActiveEpisode, Segment
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids, fingerprint
 from lightning_replay.levels.prioritization import Greedy, Prioritization
-from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Score
+from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Score, SegmentScore, ValueScore
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.table import REFUSED, LevelTable
 from lightning_replay.options import (
@@ -33,8 +33,7 @@ from lightning_replay.options import (
 )
 from lightning_replay.state import uniform
 
-__all__ = ["LearningProgress", "LevelBuffer", "LevelEditor", "LevelGenerator", "UnseenLevels", "fingerprint", "tscl"]
-
+__all__ = ["LearningProgress", "LevelBuffer", "LevelEditor", "LevelGenerator", "tscl"]
 
 LevelGenerator = Callable[[torch.Generator], int]
 LevelEditor = Callable[[int, torch.Generator], int]
@@ -127,13 +126,15 @@ class LevelBuffer(LevelSelector):
                 )
             if editor is not None or generate is not None:
                 raise ValueError("editor and generate make other levels than those given; leave levels out for them")
-        if generate is not None:
-            check_kind("generate", generate, Callable, "a function from a torch.Generator to a level's id, or None")
-        if editor is not None:
-            check_kind("editor", editor, Callable, "a function from an id and a torch.Generator to an id, or None")
+        for name, function in (("generate", generate), ("editor", editor)):
+            if function is not None:
+                check_kind(name, function, Callable, "a function from a torch.Generator to the id of a level, or None")
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
-        self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
+        score = L1ValueLoss() if score is None else score
+        _check_score(score)
+        self._of_segments: Any = score
+        self.score: Score | EpisodeScore = score
         self.replay_probability = replay_probability
         self.replay_in_flight: bool = checked_flag("replay_in_flight", replay_in_flight)
         self.min_fill: float = checked_share("min_fill", min_fill)
@@ -145,12 +146,20 @@ class LevelBuffer(LevelSelector):
         self.replayed: int = 0
         self._new = UnseenLevels(ids, generate)
         self._edited: deque[int] = deque(maxlen=self.capacity)  # made by the editor and not played yet
-        self._scoring = Scoring(self.score)
-        if self._scoring.initial_score is not None:
+        self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
+        # of_columns takes the lists that a segment has anyway: an update takes half the time. A subclass may override
+        # __call__, which of_columns would bypass
+        self._of_columns: Callable[..., float] | None = None
+        if isinstance(score, ValueScore) and type(score).__call__ is ValueScore.__call__:
+            self._of_columns = score.of_columns
+        self._needs_best_return = isinstance(score, SegmentScore) and score.needs_best_return
+        self._best_returns: dict[int, float] = {}  # of a finished episode by level, where the score needs it
+        if self._of_episodes is not None:
             if ids is None:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
+            initial = checked_number("initial_score", self._of_episodes.initial_score)
             for level_id in ids:  # all can be replayed from the start
-                self.table.place(level_id, self._scoring.initial_score, 0, self.capacity)
+                self.table.place(level_id, initial, 0, self.capacity)
                 self._new.scored(level_id)
 
     @property
@@ -167,7 +176,7 @@ class LevelBuffer(LevelSelector):
                 self._play(actor, level_id, is_edited=True)
                 return level_id
         # One random number decides between replay and a new level, and only where both are possible.
-        if self._may_replay and (self._new.is_exhausted or uniform(self.table.generator) < self.replay_chance()):
+        if self._may_replay and (self._new.is_exhausted or uniform(self.table.generator) < self._chance):
             level_id = self.table.level_ids[self.table.draw(self._left_out)]
             self.replayed += 1
         else:
@@ -181,8 +190,10 @@ class LevelBuffer(LevelSelector):
         0 while too few levels have a score, all of them are in flight and none may be replayed, or an edited level of
         ACCEL is to be played next; 1 if every new level is being played; otherwise the replay probability.
         """
-        if not self._may_replay or not all(map(self._is_known, self._edited)):
-            return 0.0
+        return self._chance if self._may_replay and all(map(self._is_known, self._edited)) else 0.0
+
+    @property
+    def _chance(self) -> float:  # of a replay, where levels may be replayed
         if not self._new.has_idle:
             return 1.0
         if self.replay_probability is not None:
@@ -202,8 +213,7 @@ class LevelBuffer(LevelSelector):
         return not self._new.has_idle or sum(level_id in self.table for level_id in self._left_out) < count
 
     @property
-    def plays_unlearned(self) -> bool:
-        """Whether episodes on new or on edited levels may be scored and not learned from."""
+    def plays_unlearned(self) -> bool:  # new or edited levels
         return not self.train_on_new_levels or self.editor is not None
 
     def _is_known(self, level_id: int) -> bool:
@@ -214,22 +224,52 @@ class LevelBuffer(LevelSelector):
         is_scored = row != REFUSED
         trains = not is_edited and (is_scored or self.train_on_new_levels)
         # The clock goes on for every episode: all levels become one episode staler, this one then has staleness 0.
-        self.running.begin(actor, ActiveEpisode(level_id, self.table.begin_episode(), is_scored, trains))
+        self.running.begin(actor, ActiveEpisode(level_id, self.table.begin_episode(row), is_scored, trains))
         self._new.begin(level_id)
-        if is_scored:
-            self.table.touch(row)
 
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         child = None
         if is_done and episode.replayed and self.editor is not None:  # first, since the user's editor may raise
             child = checked_level_id(self.editor(episode.level_id, self.table.generator))
-        score = self._scoring.learn(episode, segment, is_done)
+        if self._of_episodes is None:
+            score = self._score_segment(episode, segment, is_done)
+        else:  # scored once, by the return of the whole episode
+            score, episode_return = None, episode.episode_return + segment.reward_sum
+            if is_done:
+                score = float(self._of_episodes.of_episode(episode.level_id, episode.started, episode_return))
+                _check_finite(score, episode.level_id)
+            episode.episode_return = episode_return
         if score is not None:
             score = self._store(episode, score)
         # Only after the parent's score is stored: an error before leaves no child behind.
         if child is not None and not self._is_known(child) and child not in self._edited:
             self._edited.append(child)
         return score
+
+    def _score_segment(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
+        level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
+        best = self._best_returns.get(level_id, episode_return)
+        best = max(best, episode_return) if is_done else best  # a running episode's return is not final
+        if self._of_columns is not None and segment.columns is not None:
+            mean = float(self._of_columns(segment.columns))
+        else:
+            steps = segment.steps
+            if self._needs_best_return:
+                returns = torch.full((segment.length,), best, dtype=torch.float64, device="cpu")
+                steps = steps.copy().set("best_return", returns)
+            mean = float(self._of_segments(steps))
+        _check_finite(mean, level_id)
+        # Everything that may raise is done: an episode is changed as a whole or not at all.
+        episode.episode_return = episode_return
+        # the pieces of an episode are joined by their lengths (paper, appendix C)
+        count = episode.steps + segment.length
+        episode.mean = (mean * segment.length + episode.mean * episode.steps) / count
+        episode.steps = count
+        if not is_done:
+            return None
+        if self._needs_best_return:
+            self._best_returns[level_id] = best
+        return episode.mean
 
     def _store(self, episode: ActiveEpisode, score: float) -> float:
         level_id = episode.level_id
@@ -242,14 +282,14 @@ class LevelBuffer(LevelSelector):
         if row == REFUSED and placed != REFUSED:
             self._new.scored(level_id)
         if evicted is not None and evicted not in self.running.played:  # an episode on it may still be scored
-            self._scoring.best_returns.pop(evicted, None)
+            self._best_returns.pop(evicted, None)
         return score
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
         if not self._is_known(episode.level_id):  # abandoned, or refused a row
             self._new.end(episode.level_id)
-            self._scoring.best_returns.pop(episode.level_id, None)
+            self._best_returns.pop(episode.level_id, None)
 
     def flush(self) -> None:
         """Turns partial scores into scores, see :meth:`LevelSelector.flush`; an episode over three rollouts gets three.
@@ -284,7 +324,13 @@ class LevelBuffer(LevelSelector):
             "writer": self.table.stored_levels(),
             "replayed": self.replayed,
             "edited": list(self._edited),
-            "scoring": self._scoring.state_dict(),
+            "scoring": {
+                "best_returns": {
+                    "level_id": torch.tensor(list(self._best_returns), dtype=torch.int64, device="cpu"),
+                    "best_return": torch.tensor(list(self._best_returns.values()), dtype=torch.float64, device="cpu"),
+                },
+                "of_episodes": None if self._of_episodes is None else self._of_episodes.state_dict(),
+            },
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -292,11 +338,34 @@ class LevelBuffer(LevelSelector):
             raise ValueError(f"the saved buffer keeps {state['capacity']} levels, this one {self.capacity}")
         super()._load(state)
         self._new.load_state_dict(state["new"])
-        self._scoring.load_state_dict(state["scoring"])
+        saved, of_episodes = state["scoring"]["best_returns"], state["scoring"]["of_episodes"]
+        if (self._of_episodes is None) != (of_episodes is None):
+            raise ValueError("the saved levels were scored by segments and these by episodes, or the other way round")
+        self._best_returns = dict(zip(saved["level_id"].tolist(), saved["best_return"].tolist(), strict=True))
+        if self._of_episodes is not None:
+            self._of_episodes.load_state_dict(of_episodes)
         self.table.set_stored_levels(state["writer"])
         self.table.load_state_dict(state["sampler"])
         self.replayed = int(state["replayed"])
         self._edited = deque(state["edited"], maxlen=self.capacity)
+
+
+def _check_score(score: Any) -> None:
+    if isinstance(score, type) or not (callable(score) or isinstance(score, EpisodeScore)):
+        raise TypeError(
+            f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
+            "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
+        )
+    if inspect.isfunction(score) and score.__module__ == scores.__name__:
+        raise TypeError(
+            f"score is {score!r}, a function of tensors; give the object of lightning_replay.levels.scores that takes "
+            "a segment, such as L1ValueLoss()"
+        )
+
+
+def _check_finite(score: float, level_id: int) -> None:
+    if not math.isfinite(score):
+        raise ValueError(f"the score of level {level_id} is {score}; the score function must give a finite number")
 
 
 class UnseenLevels:
@@ -392,10 +461,6 @@ class _Bag:
             self.items[place] = last
             self._position[last] = place
         return True
-
-
-def fingerprint(level_ids: Sequence[int]) -> str:
-    return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()
 
 
 def tscl(

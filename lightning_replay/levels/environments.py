@@ -22,18 +22,6 @@ from lightning_replay.options import check_option, checked_count, checked_entrie
 if TYPE_CHECKING:
     from lightning_replay.levels.selector import LevelSelector
 
-__all__ = [
-    "LEVEL_IDS",
-    "LevelVectorWrapper",
-    "LevelWrapper",
-    "checked_level",
-    "checked_probes",
-    "make_level_vector",
-    "require_level_source",
-    "require_level_vector",
-    "require_levels_to_show",
-]
-
 
 def make_level_vector(
     env: str | Callable[[], gymnasium.Env[Any, Any]],
@@ -68,7 +56,7 @@ def make_level_vector(
     checked_flag("asynchronous", asynchronous)
     if seed is not None:
         checked_count("seed", seed, 0)
-    require_level_source(levels)
+    _require_level_source(levels)
     if not isinstance(env, str) and not callable(env):
         raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")
     make = partial(gymnasium.make, env) if isinstance(env, str) else env
@@ -138,8 +126,8 @@ class LevelVectorWrapper(VectorWrapper):
         check: bool | Sequence[int] = True,
     ) -> None:
         super().__init__(env)
-        require_level_source(levels)
-        require_level_vector(env)
+        _require_level_source(levels)
+        _require_level_vector(env)
         self.levels = levels
         names = range(env.num_envs) if actors is None else actors
         self.actors: list[int | str] = [checked_actor(actor) for actor in names]
@@ -176,7 +164,7 @@ class LevelVectorWrapper(VectorWrapper):
             raise ValueError(f"reset_mask is {mask!r}; a boolean array [{self.num_envs}] is accepted")
         named = self._named(others.pop("level_id", seed))
         if not self._has_begun and self._probes:
-            require_levels_to_show(self._first_observations, self._probes, self.num_envs, str(self.env))
+            _require_levels_to_show(self._first_observations, self._probes, self.num_envs, str(self.env))
         chosen = self._choose(mask, named)
         # Chosen first, abandoned after: the choices equal those of a run without a break.
         for row in np.flatnonzero(mask):
@@ -296,7 +284,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.
     """
 
-    plays_level_ids = True  # require_level_vector looks it up through all wrappers
+    plays_level_ids = True  # _require_level_vector looks it up through all wrappers
 
     def __init__(
         self,
@@ -320,16 +308,15 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins an episode on the named or chosen level, which is in ``info["level_id"]``."""
         if self.level_id is None and self._probes:
-            require_levels_to_show(self._first_observations, self._probes, 1, str(self.env))
+            _require_levels_to_show(self._first_observations, self._probes, 1, str(self.env))
         others = dict(options or {})
         named = next((one for one in (others.pop("level_id", None), self._named, seed) if one is not None), None)
-        if named is None:
-            if self._next_level is None:
-                raise ValueError(
-                    "nothing chooses a level for this reset; give next_level= to LevelWrapper, call "
-                    "set_level(level_id) before, or reset(seed=level_id)"
-                )
-            named = self._next_level()
+        if named is None and self._next_level is None:
+            raise ValueError(
+                "nothing chooses a level for this reset; give next_level= to LevelWrapper, call set_level(level_id) "
+                "before, or reset(seed=level_id)"
+            )
+        named = self._next_level() if named is None and self._next_level is not None else named
         level_id = checked_level(named)
         observation, info = self._play(level_id, others or None)
         self.level_id, self._named = level_id, None
@@ -364,7 +351,7 @@ class _LevelOfVector(LevelWrapper):
 
 
 def _make_level_environment(make: Callable[[], gymnasium.Env[Any, Any]], seed: int | None) -> LevelWrapper:
-    return _LevelOfVector(make(), seed=seed, check=False)
+    return _LevelOfVector(make(), seed=seed, check=False)  # at the top level: other processes import it
 
 
 _ACCEPTED = (
@@ -379,8 +366,11 @@ def checked_level(level_id: Any) -> int:
     return int(level_id)
 
 
-def require_level_source(levels: Any) -> None:
-    if not callable(getattr(levels, "next_level", None)):  # importing the class itself would import torch
+def _require_level_source(levels: Any) -> None:
+    # here, since it imports torch, which processes that only step environments do without
+    from lightning_replay.levels.selector import LevelSelector
+
+    if not isinstance(levels, LevelSelector):
         raise TypeError(
             f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
             "lightning_replay.levels, which choose the level each sub-environment plays next"
@@ -397,7 +387,7 @@ def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
     return probes
 
 
-def require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
+def _require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
     # all vectors of one environment class share the metadata, which holds the mode of the vector built last
     mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
     if mode != AutoresetMode.DISABLED:
@@ -419,7 +409,7 @@ def require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
         )
 
 
-def require_levels_to_show(
+def _require_levels_to_show(
     first_observations: Callable[[list[int]], list[Any]], probes: Sequence[int], num_envs: int, name: str
 ) -> None:
     # Three resets for a correct environment: a level begun twice, then each environment on another level.

@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Active episodes: the level each actor plays, and the scores of their steps, which may come in several pieces."""
+"""Active episodes: the level each actor plays, and the checked steps of an episode."""
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
-from lightning_replay.levels import scores
 from lightning_replay.levels.level_ids import Actor
-from lightning_replay.levels.scores import EpisodeScore, Score, SegmentScore, ValueColumns, ValueScore
-
-__all__ = ["ActiveEpisode", "ActiveEpisodes", "Scoring", "Segment"]
+from lightning_replay.levels.scores import ValueColumns
 
 
 @dataclass
@@ -158,87 +153,3 @@ class Segment:
                 f"an episode ends at step {done.index(True)} of {len(done)}; the steps after it belong to another "
                 "episode. Cut there, or give whole rollouts to update_rollout"
             )
-
-
-class Scoring:
-    """Scores episodes, which may come in several pieces, by their segments or as a whole.
-
-    Attributes:
-        best_returns: largest return of a finished episode by level, where the score needs it.
-        initial_score: of every level before its first episode; ``None`` if levels start without one.
-    """
-
-    def __init__(self, score: Score | EpisodeScore) -> None:
-        if isinstance(score, type) or not (callable(score) or isinstance(score, EpisodeScore)):
-            raise TypeError(
-                f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
-                "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
-            )
-        if inspect.isfunction(score) and score.__module__ == scores.__name__:
-            raise TypeError(
-                f"score is {score!r}, a function of tensors; give the object of lightning_replay.levels.scores "
-                "that takes a segment, such as L1ValueLoss()"
-            )
-        self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
-        self.initial_score: float | None = None if self._of_episodes is None else self._of_episodes.initial_score
-        if self.initial_score is not None and not math.isfinite(self.initial_score):
-            raise ValueError(f"initial_score is {self.initial_score}; it must be finite")
-        self._of_segments: Any = score
-        # of_columns takes the lists that a segment has anyway: an update takes half the time. A subclass may override
-        # __call__, which of_columns would bypass
-        self._takes_columns = isinstance(score, ValueScore) and type(score).__call__ is ValueScore.__call__
-        self._needs_best_return = isinstance(score, SegmentScore) and score.needs_best_return
-        self.best_returns: dict[int, float] = {}
-
-    def learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
-        if self._of_episodes is not None:  # scored once, by the return of the whole episode
-            score = None
-            if is_done:
-                score = float(self._of_episodes.of_episode(level_id, episode.started, episode_return))
-                _check_finite(score, level_id)
-            episode.episode_return = episode_return
-            return score
-        best = self.best_returns.get(level_id, episode_return)
-        best = max(best, episode_return) if is_done else best  # a running episode's return is not final
-        if self._takes_columns and segment.columns is not None:
-            mean = float(self._of_segments.of_columns(segment.columns))
-        else:
-            steps = segment.steps
-            if self._needs_best_return:
-                returns = torch.full((segment.length,), best, dtype=torch.float64, device="cpu")
-                steps = steps.copy().set("best_return", returns)
-            mean = float(self._of_segments(steps))
-        _check_finite(mean, level_id)
-        # Everything that may raise is done: an episode is changed as a whole or not at all.
-        episode.episode_return = episode_return
-        # the pieces of an episode are joined by their lengths (paper, appendix C)
-        count = episode.steps + segment.length
-        episode.mean = (mean * segment.length + episode.mean * episode.steps) / count
-        episode.steps = count
-        if not is_done:
-            return None
-        if self._needs_best_return:
-            self.best_returns[level_id] = best
-        return episode.mean
-
-    def state_dict(self) -> dict[str, Any]:
-        best_returns = {
-            "level_id": torch.tensor(list(self.best_returns), dtype=torch.int64, device="cpu"),
-            "best_return": torch.tensor(list(self.best_returns.values()), dtype=torch.float64, device="cpu"),
-        }
-        of_episodes = None if self._of_episodes is None else self._of_episodes.state_dict()
-        return {"best_returns": best_returns, "of_episodes": of_episodes}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if (self._of_episodes is None) != (state["of_episodes"] is None):
-            raise ValueError("the saved levels were scored by segments and these by episodes, or the other way round")
-        saved = state["best_returns"]
-        self.best_returns = dict(zip(saved["level_id"].tolist(), saved["best_return"].tolist(), strict=True))
-        if self._of_episodes is not None:
-            self._of_episodes.load_state_dict(state["of_episodes"])
-
-
-def _check_finite(score: float, level_id: int) -> None:
-    if not math.isfinite(score):
-        raise ValueError(f"the score of level {level_id} is {score}; the score function must give a finite number")

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the ids of levels and actors."""
+"""Ids of levels and actors: their checks, and the fingerprint of a set; without torch."""
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from lightning_replay.options import LARGEST_COUNT, check_option, checked_count, plain_number
+import numpy as np
 
-__all__ = ["LEVEL_IDS", "Actor", "checked_actor", "checked_held_out", "checked_level_id", "checked_level_ids"]
+from lightning_replay.options import LARGEST_COUNT, check_option, checked_count, plain_number
 
 Actor = int | str
 
@@ -58,3 +59,7 @@ def checked_actor(actor: Any) -> Actor:
         return operator.index(actor)
     except TypeError:
         raise TypeError(f"an actor is a number or a name; got {actor!r}") from None
+
+
+def fingerprint(level_ids: Sequence[int]) -> str:
+    return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()

@@ -18,18 +18,7 @@ from sortedcontainers import SortedList
 from lightning_replay.options import ABOVE_ZERO, check_option, checked_share
 from lightning_replay.state import uniform
 
-__all__ = [
-    "Boltzmann",
-    "Greedy",
-    "Prioritization",
-    "Proportional",
-    "Rank",
-    "ReplayConcentration",
-    "SumTree",
-    "by_rank",
-    "effective_number",
-]
-
+__all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank"]
 
 _FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, where float64 sums lose nothing
 _WINDOW = 1_000  # replays, 16 rollouts of 64 environments; an estimate of 5 then has a standard error of 0.3
@@ -52,15 +41,7 @@ class Prioritization(ABC):
     uses_temperature: ClassVar[bool] = True
 
     def bind(self, score_temperature: float) -> Self:
-        """Returns an empty copy with the same options.
-
-        Args:
-            score_temperature: β of the paper, above 0; :class:`Greedy` needs none.
-
-        Raises:
-            TypeError: the temperature is not a number.
-            ValueError: it is not above 0.
-        """
+        """Returns an empty copy with the same options and a temperature above 0; :class:`Greedy` needs none."""
         accepted = "a number above 0; for the highest score alone use prioritization=Greedy()"
         check_option("score_temperature", score_temperature, Real, accepted, lowest=ABOVE_ZERO)
         bound = copy.copy(self)
@@ -300,6 +281,22 @@ class SumTree:
                 node += 1
         return node - self.first_leaf
 
+    def find_below(self, top: int, rows: int, prefix: int) -> int:
+        """As :meth:`find`, for the numbers ``top - value`` of the first ``rows`` rows, in integers.
+
+        Ages grow with every episode: the tree holds timestamps, and the age of a node is ``top`` times its rows less
+        its sum.
+        """
+        nodes, node = self.nodes, 1
+        row, width = 0, self.first_leaf  # the first row below a node, and the number of its leaves
+        while width > 1:
+            node, width = 2 * node, width // 2
+            left = top * min(rows - row, width) - nodes[node]  # of the rows below the left child
+            if prefix >= left:
+                prefix -= int(left)
+                node, row = node + 1, row + width
+        return row
+
 
 def effective_number(probabilities: np.ndarray) -> float:
     # Two independent draws take the same level with probability 1 / n: n is L where all are equal, 1 where one has all.
@@ -307,15 +304,12 @@ def effective_number(probabilities: np.ndarray) -> float:
 
 
 class ReplayConcentration:
-    """Warns once if replays repeat the previous replay's level too often.
+    """Warns once if replays repeat the previous replay's level too often, unless the temperature has no effect.
 
     The inverse of the share of repeats estimates the effective number of levels, at a constant cost per replay. Unlike
     the probabilities it measures the levels that are played: levels of equal scores that alternate do not repeat,
     although each in turn has nearly all of the probability; a level whose score changes only at the end of a rollout
     repeats in every environment that starts an episode meanwhile.
-
-    Args:
-        prioritization: of the sampler; nothing is counted where the temperature has no effect on it.
     """
 
     def __init__(self, prioritization: Prioritization) -> None:

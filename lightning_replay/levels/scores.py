@@ -103,7 +103,14 @@ class ValueColumns(NamedTuple):
         return advantages
 
 
-class SegmentScore(ABC):
+class Discounting:
+    """A part with ``discount``, γ, or ``gae_lambda``, λ, of its own, to be compared with the learner's."""
+
+    discount: float | None = None
+    gae_lambda: float | None = None
+
+
+class SegmentScore(Discounting, ABC):
     """Base class of the scores of a segment.
 
     Attributes:
@@ -113,8 +120,6 @@ class SegmentScore(ABC):
     """
 
     needs_best_return: ClassVar[bool] = False
-    discount: float | None = None
-    gae_lambda: float | None = None
 
     @abstractmethod
     def __call__(self, steps: TensorDictBase) -> Tensor:
@@ -122,8 +127,8 @@ class SegmentScore(ABC):
 
 
 def discounts_of(part: Any) -> dict[str, float]:
-    """Returns ``discount`` and ``gae_lambda`` of a score or another part: those it has; a user's may have neither."""
-    given = {name: getattr(part, name, None) for name in ("discount", "gae_lambda")}
+    """Returns ``discount`` and ``gae_lambda`` of a score or another part, as far as it declares them."""
+    given = {"discount": part.discount, "gae_lambda": part.gae_lambda} if isinstance(part, Discounting) else {}
     return {name: value for name, value in given.items() if value is not None}
 
 

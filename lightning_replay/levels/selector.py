@@ -20,7 +20,6 @@ from lightning_replay.storage.rows import gather_branch, nest
 
 __all__ = ["LevelSelector", "segments", "update_rollout"]
 
-
 _FORMAT = 1
 
 
@@ -67,11 +66,7 @@ class LevelSelector(Seeded, ABC):
     def next_level(self, actor: Actor) -> int:
         """Chooses the level of an actor's next episode; the staleness of all levels grows by one.
 
-        Args:
-            actor: number or name of an environment that plays one episode at a time.
-
-        Raises:
-            TypeError: ``actor`` is neither.
+        ``actor`` is the number or name of an environment that plays one episode at a time.
         """
         return self._next(checked_actor(actor))
 
@@ -98,7 +93,7 @@ class LevelSelector(Seeded, ABC):
 
     def check_held_out(self, level_ids: Iterable[int]) -> None:
         """Refuses levels that are trained on; of an unbounded set none is known beforehand to be."""
-        both = [] if self._members is None else [level_id for level_id in level_ids if level_id in self._members]
+        both = [level_id for level_id in level_ids if level_id in (self._members or ())]
         if both:
             raise ValueError(
                 f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then "
@@ -176,8 +171,7 @@ class LevelSelector(Seeded, ABC):
     def probabilities(self) -> TensorDict:
         """Returns the replay distribution over the levels with a score, ``[L]``; all others have probability 0.
 
-        Returns:
-            ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
+        ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
         """
 
     def stats(self) -> dict[str, float]:

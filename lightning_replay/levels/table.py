@@ -19,17 +19,14 @@ from lightning_replay.options import checked_share
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.state import seeded_generator, uniform
 
-__all__ = ["REFUSED", "LevelSampler", "LevelTable", "LevelWriter"]
-
-
+__all__ = ["LevelSampler", "LevelWriter"]
 REFUSED = -1
 
 
 class LevelTable:
     """Ids, scores and timestamps of the levels that have a score, one level a row.
 
-    Arguments and errors are those of :class:`~lightning_replay.levels.LevelSampler`, the same table as a TorchRL
-    sampler.
+    Arguments as of :class:`~lightning_replay.levels.LevelSampler`, the same table as a TorchRL sampler.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class LevelTable:
         self._timestamps = np.zeros(0, np.int64)
         self._generations = np.zeros(0, np.int64)
         self._count = 0
-        self._staleness = StalenessTree()
+        self._sums = SumTree()  # of timestamps
         self._concentration = ReplayConcentration(self._order)
 
     def __len__(self) -> int:
@@ -84,16 +81,10 @@ class LevelTable:
         return self._rows.get(level_id, REFUSED)
 
     def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> tuple[int, int | None]:
-        """Sets the score of a level, after assigning a row if it has none.
+        """Sets the finite score of a level that was begun in episode ``timestamp``; assigns a row if it has none.
 
-        Args:
-            level_id: not negative.
-            score: finite.
-            timestamp: episode in which the level was begun.
-            capacity: most rows; beyond it a level replaces the one of least replay probability, or is refused.
-
-        Returns:
-            The level's row, -1 if it was refused, and the id of the level that it evicted.
+        Beyond ``capacity`` rows a level replaces the one of least replay probability, or is refused. Returns its row,
+        -1 if it was refused, and the id of the level that it evicted.
         """
         row = self._rows.get(level_id)
         if row is not None:
@@ -121,34 +112,38 @@ class LevelTable:
         if is_added:
             if row == len(self._scores):
                 rows = max(2 * row, 64)  # doubled: an unbounded set may be large
-                self._scores = np.resize(self._scores, rows)
-                self._timestamps = np.resize(self._timestamps, rows)
-                self._generations = np.resize(self._generations, rows)
+                for name in ("_scores", "_timestamps", "_generations"):
+                    setattr(self, name, np.resize(getattr(self, name), rows))
             self._count += 1
             self._generations[row] = 0
         elif is_another_level:
             self._generations[row] += 1  # feedback for the level before is dropped
         if is_added or self._timestamps[row] != timestamp:  # equal if the level is scored for its newest episode
-            self._staleness.put(row, timestamp)
+            self._sums[row] = timestamp
         self._scores[row], self._timestamps[row] = score, timestamp
         self._order.put(row, score, timestamp)
 
-    def touch(self, row: int) -> None:
-        self.put(row, float(self._scores[row]), self.episodes)
-
-    def begin_episode(self) -> int:
+    def begin_episode(self, row: int = REFUSED) -> int:
+        """Counts an episode, on the level of ``row`` if it has one, which then has staleness 0; returns its number."""
         self.episodes += 1
+        if row != REFUSED:
+            self.put(row, float(self._scores[row]), self.episodes)
         return self.episodes
+
+    def least_probable(self) -> int:
+        probabilities = self.probabilities()
+        least = np.flatnonzero(probabilities == probabilities.min())
+        return int(least[np.argmin(self.scores[least])])  # among equals the lowest score, then the lowest row
 
     def draw(self, in_flight: Collection[int] = ()) -> int:
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
         # A mixture of two draws: by staleness with this probability, else by score.
         if self.staleness_weight > 0.0 and uniform(self.generator) < self.staleness_weight:
-            total = self._staleness.total(self.episodes)
+            total = int(self.episodes * self._count - self._sums.total)
             # In integers, without rounding; uniform while no level is stale.
             drawn = int(torch.randint(total or self._count, (), generator=self.generator, device="cpu"))
-            row = self._staleness.find(self.episodes, drawn) if total else drawn
+            row = self._sums.find_below(self.episodes, self._count, drawn) if total else drawn
         elif in_flight:
             # Linear in the number of levels: ranks among those that are left are others for each set in flight.
             cumulative = np.cumsum(self._by_score(in_flight))
@@ -172,9 +167,8 @@ class LevelTable:
     def probabilities(self, in_flight: Collection[int] = ()) -> np.ndarray:
         """Returns the replay probability of each row, float64 ``[L]``.
 
-        Args:
-            in_flight: distinct ids of levels whose probability by score is 0; ranks are then those among the others.
-                Staleness is not concerned. No effect if all levels are in flight.
+        Levels ``in_flight`` have probability 0 by score, and ranks are those among the others, unless all levels are in
+        flight. Staleness is not concerned.
         """
         if self._count == 0:
             return np.zeros(0)
@@ -186,19 +180,11 @@ class LevelTable:
         by_staleness = staleness / total if total > 0 else np.full(self._count, 1.0 / self._count)
         return (1.0 - self.staleness_weight) * by_score + self.staleness_weight * by_staleness
 
-    def least_probable(self) -> int:
-        probabilities = self.probabilities()
-        # Among equals the lowest score, then the lowest row.
-        least = np.flatnonzero(probabilities == probabilities.min())
-        return int(least[np.argmin(self.scores[least])])
-
     def stats(self) -> dict[str, float]:
-        """Metrics to log: means and maximum over the levels, and how broad the replay distribution is.
+        """Metrics to log, empty while no level is stored.
 
-        Returns:
-            ``score_mean``, ``score_max``, ``staleness_mean`` in episodes, ``probability_max``, the replay probability
-            of the likeliest level, and ``effective_levels``, see
-            :func:`~lightning_replay.levels.prioritization.effective_number`. Empty while no level is stored.
+        ``score_mean``, ``score_max``, ``staleness_mean`` in episodes, ``probability_max``, the replay probability of
+        the likeliest level, and ``effective_levels``, how many equally likely levels would repeat as often.
         """
         if self._count == 0:
             return {}
@@ -231,7 +217,7 @@ class LevelTable:
         # Trees and sorted lists follow from scores and timestamps, and are built anew.
         self._order.fill(self._scores, self._timestamps)
         self._order.load_state_dict(state_dict["prioritization"])
-        self._staleness.fill(self._timestamps.tolist())
+        self._sums.fill([*self._timestamps.tolist()])
         self.generator.set_state(state_dict["generator"].cpu())
 
     def stored_levels(self) -> dict[str, Any]:
@@ -242,39 +228,6 @@ class LevelTable:
         self.level_ids = state["level_id"].tolist()
         self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
         self.refused, self.replaced = int(state["refused"]), int(state["replaced"])
-
-
-class StalenessTree:
-    """Draws rows in proportion to the age of their timestamps, exactly, in integers."""
-
-    def __init__(self) -> None:
-        self._timestamps = SumTree()
-        self._rows = 0
-
-    def put(self, row: int, timestamp: int) -> None:
-        if row == self._rows:
-            self._rows += 1
-        self._timestamps[row] = timestamp
-
-    def fill(self, timestamps: list[int]) -> None:
-        self._rows = len(timestamps)
-        self._timestamps.fill(list(timestamps))
-
-    def total(self, now: int) -> int:
-        return int(now * self._rows - self._timestamps.total)
-
-    def find(self, now: int, prefix: int) -> int:
-        # The tree holds timestamps, and ages grow with every episode: a node's age is now * its rows - its sum.
-        nodes, node = self._timestamps.nodes, 1
-        row, width = 0, self._timestamps.first_leaf  # the first row below a node, and the number of its leaves
-        while width > 1:
-            node, width = 2 * node, width // 2
-            rows = self._rows - row  # those below the left child are at most its leaves
-            left = now * (rows if rows < width else width) - nodes[node]
-            if prefix >= left:
-                prefix -= int(left)
-                node, row = node + 1, row + width
-        return row
 
 
 class LevelSampler(LevelTable, Sampler):
@@ -325,21 +278,14 @@ class LevelSampler(LevelTable, Sampler):
         7
     """
 
-    dropped: int
-
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws levels for ``batch_size`` episodes, one after another; returns rows ``[B]`` and the sampled keys.
-
-        Raises:
-            RuntimeError: no level is stored.
-        """
+        """Draws levels for ``batch_size`` episodes, one after another; returns rows ``[B]`` and the sampled keys."""
         rows, staleness, episodes = [], [], []
         for _ in range(batch_size):
             row = self.draw()
             rows.append(row)
             staleness.append(self.episodes - int(self._timestamps[row]))  # before the draw
-            episodes.append(self.begin_episode())
-            self.touch(row)  # the next draw finds it with staleness 0
+            episodes.append(self.begin_episode(row))
         information = {
             "score": torch.from_numpy(self._scores[rows]),
             "staleness": torch.tensor(staleness, device="cpu"),
@@ -349,11 +295,7 @@ class LevelSampler(LevelTable, Sampler):
         return torch.tensor(rows, device="cpu"), information
 
     def extend(self, index: Any) -> None:
-        """Checks that the writer has set the scores of stored rows.
-
-        Raises:
-            RuntimeError: a row without a score, because the writer is not a ``LevelWriter`` of this sampler.
-        """
+        """Checks that the writer, a ``LevelWriter`` of this sampler, has set the scores of stored rows."""
         newest = int(torch.as_tensor(index, device="cpu").max()) if len(index) else -1
         if newest >= self._count:
             raise RuntimeError(
@@ -438,17 +380,8 @@ class LevelWriter(TensorDictRoundRobinWriter):
             raise TypeError(f"sampler is a {type(sampler).__name__}; give the LevelSampler of the same buffer")
         self.sampler = sampler
 
-    @property
-    def capacity(self) -> int:
-        """Most levels stored."""
-        return int(self._storage.max_size)
-
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Stores levels ``[N]``, one after another; see the class.
-
-        Returns:
-            Row of each level that is stored afterwards, and -1 for the others, int64 ``[N]``.
-        """
+        """Stores levels ``[N]``, one after another, and returns the row of each, int64 ``[N]``, -1 if not stored."""
         level_ids, scores = _column(data, "level_id", is_whole=True), _column(data, "score", is_whole=False)
         timestamps = None if data.get("timestamp", None) is None else _column(data, "timestamp", is_whole=True)
         if level_ids and min(level_ids) < 0:
@@ -467,7 +400,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
         placed = []
         for n, (level_id, score) in enumerate(zip(level_ids, scores, strict=True)):
             episode = self.sampler.begin_episode() if timestamps is None else timestamps[n]
-            placed.append(self.sampler.place(level_id, score, episode, self.capacity)[0])
+            placed.append(self.sampler.place(level_id, score, episode, int(self._storage.max_size))[0])
             newest[placed[n]] = n
         newest.pop(REFUSED, None)
         if newest:  # one write: of a row that was placed twice the later level
@@ -487,8 +420,10 @@ class LevelWriter(TensorDictRoundRobinWriter):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`; refuses more levels than the storage has rows by a ``ValueError``."""
-        if len(state_dict["level_id"]) > self.capacity:
-            raise ValueError(f"{len(state_dict['level_id'])} levels are saved; the storage keeps {self.capacity}")
+        if len(state_dict["level_id"]) > self._storage.max_size:
+            raise ValueError(
+                f"{len(state_dict['level_id'])} levels are saved; the storage keeps {self._storage.max_size}"
+            )
         self.sampler.set_stored_levels(state_dict)
 
     def dumps(self, path: str | Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_replay.agents.interfaces import rollout_agent
 from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments import LevelVectorWrapper
+from lightning_replay.levels.scores import Discounting
 from lightning_replay.lit.collection import Collector, Episode, RunningEpisodes
 from lightning_replay.lit.playing import act_with_value_on, acting, values_of
 from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
@@ -24,7 +25,7 @@ from lightning_replay.state import DeclaredState
 __all__ = ["LevelCollection", "LevelEpisode", "ReturnNormalization"]
 
 
-class ReturnNormalization(DeclaredState):
+class ReturnNormalization(DeclaredState, Discounting):
     """``r / sqrt(var(R) + 1e-8)``, R the discounted sum of rewards of each running episode, clipped to ``±clip``.
 
     The variance is over all R of all environments and steps so far. Prioritized Level Replay trains on such rewards

@@ -18,9 +18,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from tensordict import TensorDictBase
 
-from lightning_replay.inspection.contents import LevelContents, ReplayContents
-from lightning_replay.inspection.figures import figures_of
-from lightning_replay.inspection.live import look_at
+from lightning_replay.inspection.contents import LevelContents, ReplayContents, look_at
 from lightning_replay.inspection.page import Subject, page_of, pictures_of
 from lightning_replay.inspection.plotting import (
     consecutive_groups,
@@ -72,9 +70,10 @@ class InspectBuffer(_Pictures, ActsAtUpdates):
     """Every ``every_n_updates`` and at the end looks into the replay or the levels, and writes a page of pictures.
 
     The page is that of ``lightning-replay inspect``, with the figures over the run so far. All loggers record the
-    figures as ``replay/*`` or ``levels/*``, see :func:`~lightning_replay.inspection.figures.figures_of`. TensorBoard
-    and W&B also record pictures (film strips of the episodes of the highest priority, heat maps of levels), TensorBoard
-    histograms of ages and priorities. Reads rewards and episode ends of all rows: about 0.5 s for a million.
+    figures as ``replay/*`` or ``levels/*``, see
+    :meth:`~lightning_replay.inspection.contents.ReplayContents.figures`. TensorBoard and W&B also record pictures (film
+    strips of the episodes of the highest priority, heat maps of levels), TensorBoard histograms of ages and priorities.
+    Reads rewards and episode ends of all rows: about 0.5 s for a million.
 
     Args:
         every_n_updates: updates of the data module between two looks; by default 10,000 with a replay and 100 with
@@ -136,7 +135,7 @@ class InspectBuffer(_Pictures, ActsAtUpdates):
             prefix, contents = "levels", look_at(source.levels)
         else:
             return
-        figures = figures_of(contents)
+        figures = contents.figures()
         for name, value in figures.items():
             steps, values = self.history.setdefault(name, ([], []))
             steps.append(source.env_steps_done)

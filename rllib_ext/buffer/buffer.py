@@ -613,6 +613,7 @@ class ModuleReplay:
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
         """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one."""
+
         def surprise_of(rows: TensorDictBase) -> Tensor:
             import torch
 

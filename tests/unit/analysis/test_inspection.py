@@ -20,7 +20,6 @@ from lightning_replay.inspection.compare import (
     principal_components,
     project,
     returns,
-    stored_rows,
 )
 from tests.frame_steps import frame_rows, numbers_in, stacks_of
 from tests.transitions import numbered_steps
@@ -45,10 +44,10 @@ def ring(capacity: int, count: int, **options) -> Replay:
 
 def test_a_ring_holds_the_newest_rows_the_oldest_first() -> None:
     replay = ring(4, 6)  # slots: 4 5 2 3
-    assert stored_rows(replay).tolist() == [2, 3, 0, 1]
+    assert replay.oldest_first().tolist() == [2, 3, 0, 1]
     assert ages(replay).tolist() == [3, 2, 1, 0]
     assert returns(replay).tolist() == [2.0, 3.0, 4.0, 5.0]
-    assert observations(replay, stored_rows(replay))[:, 0].tolist() == [2.0, 3.0, 4.0, 5.0]
+    assert observations(replay, replay.oldest_first())[:, 0].tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
 def test_retention_keeps_rows_of_any_age_and_counts_those_it_refused() -> None:
@@ -95,7 +94,7 @@ def test_rows_released_for_their_frames_are_left_out_and_stacks_are_the_observat
     replay.extend(frame_rows(stacks_of([11, 12, 13], 2), first=5))  # 9 frames: rows 0 and 1 leave
     assert returns(replay).tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
     assert ages(replay).tolist() == [4, 3, 2, 1, 0]
-    assert numbers_in(observations(replay, stored_rows(replay))) == [(2, 3), (3, 4), (4, 5), (11, 11), (11, 12)]
+    assert numbers_in(observations(replay, replay.oldest_first())) == [(2, 3), (3, 4), (4, 5), (11, 11), (11, 12)]
 
 
 def test_ages_over_torchrls_storage_and_writers() -> None:
@@ -123,7 +122,7 @@ def with_dictionaries() -> Replay:
 
 def test_a_part_of_a_dictionary_is_named() -> None:
     replay = with_dictionaries()
-    slots = stored_rows(replay)
+    slots = replay.oldest_first()
     assert observations(replay, slots, ("observation", "speed")).tolist() == [[1.0], [2.0], [3.0]]
     found = inspect_buffers({"one": replay}, observation_key=("observation", "camera"))
     assert found["one"].points.shape == (3, 2)
@@ -230,8 +229,6 @@ def test_observations_that_do_not_compare_are_refused() -> None:
         project({"a": torch.zeros(3, 4, 2), "b": torch.zeros(3, 2, 4)})
     with pytest.raises(ValueError, match="2 of 4 observations are NaN or infinite"):
         project({"a": torch.tensor([[1.0, 2.0], [torch.nan, torch.nan], [0.0, torch.inf], [3.0, 4.0]])})
-    with pytest.raises(ValueError, match="the buffer is empty"):
-        ages(recipes.uniform(4, 1))
 
 
 def test_tsne_without_scikit_learn_says_what_to_install(monkeypatch) -> None:

@@ -63,14 +63,25 @@ def test_a_seed_is_one_level_whatever_was_played_before(identifier: str) -> None
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
+    modules = ("minigrid", "gymnasium_robotics", "ale_py", "minatar")
+    made = {"MultiRoom-N4-Random-v0": {}, "ThreeRooms-v0": {}, MAZES[0]: {}, "PointMazeTasks-UMaze-v0": {}}
+    made |= {"Atari-v0": {"game": "Breakout"}, "MinAtar-v0": {"game": "breakout"}}
     code = (
-        "import sys; sys.modules['minigrid'] = sys.modules['gymnasium_robotics'] = None\n"
+        f"import sys; sys.modules.update(dict.fromkeys({modules}))\n"
         "import gymnasium, lightning_replay.envs\n"
-        f"for name in ('ThreeRooms-v0', 'MultiRoom-N4-Random-v0', '{MAZES[0]}', 'PointMazeTasks-UMaze-v0'):\n"
-        "    try: gymnasium.make(name)\n"
+        f"for name, options in {made}.items():\n"
+        "    try: gymnasium.make(name, **options)\n"
         "    except ModuleNotFoundError as error: print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     needed = "needs {}, which is not installed: pip install 'lightning-replay[{}]'"
     assert result.stdout.count(needed.format("MiniGrid", "grids")) == 3
-    assert result.stdout.count(needed.format("gymnasium-robotics", "mazes")) == 1
+    for package, extra in (("gymnasium-robotics", "mazes"), ("ale-py", "atari"), ("MinAtar", "minatar")):
+        assert result.stdout.count(needed.format(package, extra)) == 1
+
+
+def test_atari_without_opencv_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ale_py")
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs opencv-python-headless, which is not installed"):
+        gymnasium.make("Atari-v0", game="Breakout")

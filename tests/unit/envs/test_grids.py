@@ -52,12 +52,6 @@ def test_maps_are_closed_and_nothing_passes_a_wall_but_through_its_gap(grid: typ
         assert rows[y][x] == "." and all(row[x] == "#" for number, row in enumerate(rows) if number != y)
 
 
-def test_three_rooms_is_17_by_7_with_walls_at_columns_6_and_11() -> None:
-    assert (len(ThreeRooms.MAP[0]), len(ThreeRooms.MAP)) == (17, 7)
-    assert [x for x, _ in ThreeRooms.GAPS] == [6, 11]
-    assert (ThreeRooms.START, ThreeRooms.GOAL) == ((1, 1), (15, 5))
-
-
 def test_the_obstacle_course_has_lava_that_ends_the_episode_without_reward() -> None:
     env = ObstacleCourse()
     env.reset()

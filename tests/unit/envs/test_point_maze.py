@@ -11,7 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -67,17 +66,6 @@ def test_every_task_starts_in_its_cells(maze: str, task: str, cells: set[tuple[i
     env.close()
 
 
-def test_a_task_holds_from_the_next_reset_on() -> None:
-    env = gymnasium.make("PointMazeTasks-UMaze-v0")
-    assert env.get_wrapper_attr("task") == "target"
-    assert env.reset(seed=0)[1]["task"] == 0
-    env.set_wrapper_attr("task", "near")
-    assert env.step(STILL)[4]["task"] == 0
-    assert env.reset()[1]["task"] == 2
-    assert env.reset(options={"task": "nearest"})[1]["task"] == 3
-    assert env.get_wrapper_attr("task") == "nearest"
-
-
 def test_cells_are_chosen_by_options_for_one_episode() -> None:
     env = PointMazeTasks("nearest")
     observation, _ = env.reset(seed=0, options={"goal_cell": (3, 1), "reset_cell": np.array([1, 2])})
@@ -110,8 +98,6 @@ def test_max_steps_truncates() -> None:
 
 
 def test_errors_say_what_is_accepted() -> None:
-    with pytest.raises(ValueError, match="task is 'goal_mouth'; it must be one of 'target', 'far', 'near'"):
-        PointMazeTasks("goal_mouth")
     with pytest.raises(ValueError, match="maze is 'Large'; it must be one of 'UMaze', 'Medium'"):
         PointMazeTasks(maze="Large")
     env = PointMazeTasks()

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_replay.levels.prioritization import SumTree
-from lightning_replay.levels.table import StalenessTree
 
 ROWS = st.integers(0, 20)
 
@@ -29,13 +28,12 @@ def test_a_prefix_is_found_in_the_row_whose_share_it_lies_in(filled, changes):
 
 @given(st.lists(st.integers(0, 20), max_size=6), st.lists(st.tuples(ROWS, st.integers(0, 20)), max_size=20))
 def test_rows_are_found_in_proportion_to_their_staleness(filled, changes):
-    tree, timestamps = StalenessTree(), list(filled)
-    tree.fill(filled)
+    tree, timestamps = SumTree(), list(filled)
+    tree.fill(list(filled))
     for row, timestamp in changes:
         place = min(row, len(timestamps))  # a row more, or one of those there are
         timestamps[place : place + 1] = [timestamp]
-        tree.put(place, timestamp)
+        tree[place] = timestamp
     staleness = [20 - timestamp for timestamp in timestamps]
-    assert tree.total(20) == sum(staleness)
-    found = Counter(tree.find(20, prefix) for prefix in range(sum(staleness)))
+    found = Counter(tree.find_below(20, len(staleness), prefix) for prefix in range(sum(staleness)))
     assert found == Counter({row: stale for row, stale in enumerate(staleness) if stale})

@@ -11,9 +11,15 @@ from torchrl.data import LazyTensorStorage
 
 from lightning_replay import Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.inspection.contents import Draws, LevelContents, ReplayContents, highest_episodes, shown_rows
-from lightning_replay.inspection.figures import edges_of, figures_of
-from lightning_replay.inspection.live import look_at
+from lightning_replay.inspection.contents import (
+    Draws,
+    LevelContents,
+    ReplayContents,
+    highest_episodes,
+    look_at,
+    shown_rows,
+)
+from lightning_replay.inspection.page import edges_of
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.writers import SurpriseOnly
 from tests.transitions import numbered_steps
@@ -51,7 +57,7 @@ def test_effective_sample_size_and_share_of_draws() -> None:
     assert contents.draws.effective_rows == pytest.approx(3.0)  # 1 / (1/4 + 3/36)
     assert contents.draws.share_of_top(0.25) == pytest.approx(0.5)
     assert contents.draws.priority.tolist() == [3.0, 1.0, 1.0, 1.0]
-    figures = figures_of(contents)
+    figures = contents.figures()
     assert figures["effective_share"] == pytest.approx(0.75) and figures["priority_mean"] == 1.5
     assert prioritized([3.0, 1.0, 1.0, 1.0]).stats()["effective_sample_size"] == pytest.approx(3.0)
 
@@ -69,7 +75,7 @@ def test_a_uniform_draw_has_as_many_effective_rows_as_are_stored() -> None:
     assert Draws(np.full(5, 0.2)).effective_rows == pytest.approx(5.0)
     replay = recipes.uniform(capacity=8, batch_size=2)
     replay.extend(numbered_steps(0, 5))
-    assert figures_of(look(replay))["effective_sample_size"] == pytest.approx(5.0)
+    assert look(replay).figures()["effective_sample_size"] == pytest.approx(5.0)
 
 
 def test_tables_are_drawn_by_their_shares() -> None:
@@ -151,7 +157,7 @@ def look_at_rows(rewards: list[float]) -> ReplayContents:
 
 def test_an_empty_buffer_and_one_of_torchrls_storages() -> None:
     empty = look(recipes.prioritized(10, 2))
-    assert len(empty) == 0 and empty.draws is None and figures_of(empty)["fill"] == 0.0
+    assert len(empty) == 0 and empty.draws is None and empty.figures()["fill"] == 0.0
     foreign = Replay(storage=LazyTensorStorage(10), batch_size=2)
     foreign.extend(numbered_steps(0, 5))
     contents = look(foreign)

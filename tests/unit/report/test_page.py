@@ -18,7 +18,7 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes, save_replay
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.inspection.live import look_at
+from lightning_replay.inspection.contents import look_at
 from lightning_replay.inspection.page import (
     WIDE,
     Subject,
@@ -50,9 +50,9 @@ def test_the_heights_of_bars_are_in_proportion() -> None:
 
 def test_lanes_have_the_width_of_the_chart_and_their_names_above() -> None:
     picture = lanes(np.array([0, 1, 2]), {"an event with a long name": np.array([1.0, 1.0])}, "x", "title")
-    names = re.findall(r'<text x="20" y="(\d+)">an event with a long name</text>', picture)
-    first, second = re.findall(r'<rect class="fill0" x="([0-9.]+)" y="(\d+)" width="([0-9.]+)"', picture)
-    assert int(names[0]) < int(first[1]) == int(second[1])
+    names = re.findall(r'<text x="20.0" y="([0-9.]+)" >an event with a long name</text>', picture)
+    first, second = re.findall(r'<rect class="fill0" x="([0-9.]+)" y="([0-9.]+)" width="([0-9.]+)"', picture)
+    assert float(names[0]) < float(first[1]) == float(second[1])
     assert float(first[0]) == 20.0 and float(second[0]) + float(second[2]) == pytest.approx(WIDE - 20)
 
 

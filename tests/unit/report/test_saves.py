@@ -19,8 +19,7 @@ from tensordict import TensorDict
 
 from lightning_replay import Replay, recipes
 from lightning_replay.inspection.command import main as inspect_save
-from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of
-from lightning_replay.inspection.live import look_at
+from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of, look_at
 from lightning_replay.inspection.page import Subject, page_of, text_about
 from lightning_replay.inspection.rows import StoredRows
 from lightning_replay.inspection.saves import SavedBuffer, read_buffers
