@@ -18,7 +18,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer
 
 from lightning_replay.options import check_kind, checked_flag
-from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter, Seeded
+from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.retention.eviction import (
     ARRIVAL_BITS,
     Decisions,
@@ -118,7 +118,7 @@ def _warn_of_hoard(stats: Mapping[str, float], newest_share: float, rule: Retent
 
 
 @partial(recorded, set_again=("initial_surprise",))
-class RetentionWriter(Seeded, ReplayWriter):
+class RetentionWriter(ReplayWriter):
     """Evicts the row of the lowest retention priority from a full storage; a candidate that is lowest is refused.
 
     The priority is ``on_policyness * surprise``; of equal ones the oldest leaves. It is apart from the priority by

@@ -284,8 +284,8 @@ class EventTableWriter(TableWriter):
                         condition.end_episodes([name if self._trajectory_at is not None else None])
                     happened[number, part] = holds(condition, rows[part]).cpu().numpy()
             except ConditionError as error:
-                name = self._table_of(number).name
-                raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
+                table = self._table_of(number).name
+                raise ConditionError(f"event table {table!r}: {error}. Nothing was stored") from error
         return happened
 
     def _write(

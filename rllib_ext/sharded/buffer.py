@@ -368,7 +368,7 @@ class ShardMetrics(BufferMetrics):
     def count_draw(self, batches: Mapping[str, DrawnRows]) -> None:
         for name, batch in batches.items():
             for owner in (name, ""):  # the sum of all modules is counted here, those of shards by them
-                self.count(owner, steps_sampled=len(batch))
+                self.counts["steps_sampled", owner] += len(batch)
             of_shards = {shard: part.stats for shard, part in batch.parts.items() if part.stats is not None}
             self._parts.setdefault(name, {}).update(of_shards)
 
@@ -379,11 +379,11 @@ class ShardMetrics(BufferMetrics):
     def load(self, state: Mapping[str, Any]) -> None:
         super().load({"counts": state["sampled"], "logged": state["logged"], "environment": self._environment.state()})
 
-    def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
+    def remaining(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
         self._reported, shards = self._calls, self._shards
         rows = [report.num_rows for report in shards.reports]
         stored = sum(report.env_steps_stored for report in shards.reports)
-        self._log.totals(Counter({**shards.counts, **self._counts}), stored, shards.rows)
+        self._log.totals(Counter({**shards.counts, **self.counts}), stored, shards.rows)
         self._log.items({name: self._joined(name, parts) for name, parts in self._parts.items() if parts})
         of_shards = {
             "num_alive": sum(shards.alive),
