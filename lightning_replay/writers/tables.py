@@ -82,7 +82,7 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
                     "a sampler of pairs"
                 )
         super().register_storage(storage)
-        storage.hold_by(self.tables)
+        storage.held_by = self.tables
         self._frames = storage if isinstance(storage, FrameStorage) else None
         self._is_on_cpu = storage.device.type == "cpu"
         if self._frames is not None:
