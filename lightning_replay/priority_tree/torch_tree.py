@@ -164,21 +164,36 @@ class TorchTree:
         node = index
         for level, nodes in enumerate(self._nodes):
             node = node >> (SHIFT if level else LEAF_SHIFT)
-            self._recompute(level, slice(0, nodes) if nodes <= DENSE * index.numel() else node)
+            if nodes <= DENSE * index.numel():
+                self._recompute_run(level, 0, nodes)
+            else:
+                self._recompute(level, node)
 
     def _refresh_range(self, start: int, stop: int) -> None:
         for level in range(len(self._nodes)):
             shift = SHIFT if level else LEAF_SHIFT
             start, stop = start >> shift, ((stop - 1) >> shift) + 1
-            self._recompute(level, slice(start, stop))
+            self._recompute_run(level, start, stop)
 
-    def _recompute(self, level: int, nodes: Tensor | slice) -> None:
-        shift, below = (SHIFT, self._sums[level - 1]) if level else (LEAF_SHIFT, self._leaves)
-        values = below.view(-1, 1 << shift)[nodes]
-        # Of leaves the positive values are the minima.
-        minima = self._minima[level - 1].view(-1, 1 << shift)[nodes] if level else threshold(values, 0.0, torch.inf)
-        self._sums[level][nodes] = values.sum(-1, dtype=torch.float64)
-        self._minima[level][nodes] = minima.amin(-1)
+    def _recompute(self, level: int, nodes: Tensor) -> None:
+        sums, minima = self._children(level)
+        sums = sums.index_select(0, nodes)
+        minima = threshold(sums, 0.0, torch.inf) if minima is None else minima.index_select(0, nodes)
+        self._sums[level].index_copy_(0, nodes, sums.sum(-1, dtype=torch.float64))
+        self._minima[level].index_copy_(0, nodes, minima.amin(-1))
+
+    def _recompute_run(self, level: int, start: int, stop: int) -> None:
+        sums, minima = self._children(level)
+        sums = sums[start:stop]
+        minima = threshold(sums, 0.0, torch.inf) if minima is None else minima[start:stop]
+        torch.sum(sums, -1, dtype=torch.float64, out=self._sums[level][start:stop])
+        torch.amin(minima, -1, out=self._minima[level][start:stop])
+
+    def _children(self, level: int) -> tuple[Tensor, Tensor | None]:
+        """Returns sums and minima of the children of each node ``[nodes, children]``; of leaves the values alone."""
+        if level == 0:
+            return self._leaves.view(-1, 1 << LEAF_SHIFT), None
+        return self._sums[level - 1].view(-1, 1 << SHIFT), self._minima[level - 1].view(-1, 1 << SHIFT)
 
     def leaves(self) -> Tensor:
         return self._leaves[: self._capacity].clone()
