@@ -59,7 +59,8 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
     if not reward.is_floating_point() or reward.itemsize < torch.float32.itemsize:
         reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
     step = torch.arange(reward.shape[1], device=reward.device)
-    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=reward.device), step).to(reward.dtype)
+    powers = [discount**power for power in range(reward.shape[1])]
+    factors = torch.tensor(powers, dtype=reward.dtype, device=reward.device)
     # where, not a product: the ignored rewards may be anything, NaN included.
     return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
 
@@ -141,22 +142,16 @@ class EpisodeTracker:
         return 0 if self.links is None else self.links.nbytes
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already.
-
-        Later rows have the columns of the first.
-        """
-        if self.links is None:
+        """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already."""
+        if self.links is None:  # later rows have the columns of the first
             refuse_formed(rows, self.n_steps)
             require_columns(rows, f"returns over {self.n_steps} steps")
 
     def mark_update(self, index: Tensor, storage: Storage) -> None:
-        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order.
-
-        The first call also links rows that were stored before, in the order of their slots.
-        """
+        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order."""
         if self.links is None:
             self.links = self._new_links(storage)
-            # A buffer that was filled before its episodes were followed.
+            # A buffer that was filled before its episodes were followed: its rows are linked in the order of slots.
             index = torch.cat((stored_before(storage, index), index))
         (done,) = read_columns(storage, index, [("next", "done")])
         self.links.write(index, read_trajectory(storage, index), done.flatten())
@@ -259,12 +254,7 @@ class RunningObservations:
         self.tally: Tally = Tally()  #: Of rows that do not continue the row before.
 
     def breaks(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> Breaks | None:
-        """Returns where new rows do not continue the rows before them; ``None`` where all do.
-
-        Args:
-            pairs: the observations of the rows; without any, all rows continue.
-            episodes: the groups of the rows.
-        """
+        """Returns where new rows do not continue the rows before them; ``None`` where all do, as without ``pairs``."""
         if not pairs:
             return None
         if len(episodes.done) == 1:  # in half the time
@@ -294,12 +284,7 @@ class RunningObservations:
         return Breaks(done, starts, sorted(begins)) if begins else None
 
     def follow(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups, num_broken: int) -> None:
-        """Keeps the observations that rows ended with, once they are stored.
-
-        Args:
-            pairs, episodes: as for :meth:`breaks`.
-            num_broken: rows that do not continue the row before.
-        """
+        """Keeps the observations that rows ended with, once they are stored; ``num_broken`` do not continue others."""
         if not pairs:
             return
         self.tally.add(len(episodes.done), num_broken)

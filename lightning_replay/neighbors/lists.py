@@ -122,6 +122,7 @@ class NeighborLists:
         if self._cache is None:
             return
         if len(held):
+            # Rows that waited are in no list yet, and need not be taken out of any.
             was_waiting = self._waiting.index_select(0, held)
             again = int(was_waiting.sum())
             self._left.append(old[~was_waiting] if again else old)
@@ -156,6 +157,7 @@ class NeighborLists:
             return _choose(index, self.neighbors(index), uniform)
         self._catch_up(cache, index)
         partner = cache.pick(index, uniform)
+        # An empty place was drawn, which the list of a stored row has only behind the rows to draw from.
         if int(partner.amax()) == self.capacity:
             self._rows.check_stored(index)
         if self._waiting_count:

@@ -35,11 +35,7 @@ FrameIndex = tuple[np.ndarray, np.ndarray, np.ndarray]  # hashes, heads and foll
 
 
 class TorchSearch:
-    """Searches on any device: hashes and comparisons by torch, chains by the CPU.
-
-    Args:
-        pool: uint8 ``[F, bytes]``.
-    """
+    """Searches a pool, uint8 ``[F, bytes]``, on any device: hashes and comparisons by torch, chains by the CPU."""
 
     def __init__(self, pool: Tensor) -> None:
         self._pool = pool
@@ -124,11 +120,7 @@ def _matched(keys: list[int], index: FrameIndex, is_equal: Callable[[int, int], 
 
 
 class NumbaSearch:
-    """Searches on the CPU with compiled loops.
-
-    Args:
-        pool: uint8 ``[F, bytes]``.
-    """
+    """Searches a pool, uint8 ``[F, bytes]``, on the CPU with compiled loops."""
 
     def __init__(self, pool: Tensor) -> None:
         self._dtype = next((dtype for size, _, dtype in _WORDS if pool.shape[1] % size == 0), np.uint8)
@@ -229,6 +221,7 @@ class FramePool:
         """Returns how many frames lack for :meth:`replace` with the same arguments; 0 if they fit."""
         lacking = len(found.sources) - self.num_free
         if lacking > 0:
+            # Counted as if the rows were replaced, and back.
             held, left = found.frames.ravel(), given_up.ravel()
             loops.count(held, 1, self.references)
             lacking -= loops.count(left, -1, self.references)
@@ -237,14 +230,13 @@ class FramePool:
         return max(lacking, 0)
 
     def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
-        """Stores two stacks ``[N, k, *shape]`` in place of rows that referred to ``given_up``.
+        """Stores two stacks ``[N, k, *shape]`` and returns their frames, int32 ``[N, 2 k]``.
+
+        Too few free ones are a ``RuntimeError``, and nothing has changed.
 
         Args:
             found: of :meth:`find`, with nothing changed since.
             given_up: int32, frames of rows that are overwritten, which lose a reference each; 0 is none.
-
-        Returns:
-            Their frames, int32 ``[N, 2 k]``; too few free ones are a ``RuntimeError``, and nothing has changed.
         """
         lacking = self.missing(found, given_up)
         if lacking:
@@ -253,6 +245,7 @@ class FramePool:
                 "written. Release rows first, or raise frame_capacity"
             )
         count = len(found.sources)
+        # Counted before others are released: a frame that new rows share with leaving ones stays.
         loops.count(found.frames.ravel(), 1, self.references)
         self.release(given_up)
         if not count:
@@ -284,12 +277,7 @@ class FramePool:
         self.num_free = self.capacity
 
     def restore(self, frames: Tensor, referred: np.ndarray) -> None:
-        """Restores frames that were saved.
-
-        Args:
-            frames: uint8 ``[num_used, bytes]``.
-            referred: int32 ``[M]``, one for every reference; 0 is none.
-        """
+        """Restores frames, uint8 ``[num_used, bytes]``, and the references to them, int32 ``[M]``; 0 is none."""
         self.clear()
         with self.snapshots.lock:
             self.snapshots.keep(slice(0, self._written))

@@ -161,10 +161,7 @@ class FrameStorage(PackedStorage):
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
         """Returns how many frames lack to write the values of :meth:`checked_values`; 0 if they fit.
 
-        Args:
-            values: columns ``[N, ...]``.
-            slots: int64 ``[N]``, where they are to be written, whose frames become free then; ``None`` for slots that
-                hold nothing.
+        ``slots``, int64 ``[N]``, are where they are to be written, whose frames become free; ``None`` for empty ones.
         """
         assert self._pool is not None
         if len(values[0]) * 2 * self.frame_stack <= self._pool.num_free:
@@ -371,6 +368,7 @@ class FrameStorage(PackedStorage):
         self._looked_up = None
         if self._pool is None or self._frames_of is None:
             return
+        # Rows above those that were loaded refer to nothing any more.
         self._frames_of[self._len : max(before, self._len)] = 0
         if frames is None:
             self._pool.clear()
@@ -381,11 +379,7 @@ class FrameStorage(PackedStorage):
         self._live = None if live is None else SlotSet.from_state(self.capacity, live)
 
     def _saved_columns(self, state: Mapping[str, Any]) -> list[Leaf]:
-        """Returns the columns of a saved storage, in the order in which rows were given.
-
-        Raises:
-            ValueError: other stacks were saved, or more frames than fit.
-        """
+        """Returns the columns of a saved storage, in the order in which rows were given; refuses other stacks."""
         layout = {tuple(leaf["key"]): leaf for leaf in state["layout"]}
         stacked = layout[FRAMES]["shape"][0] // 2 if FRAMES in layout else 0
         if stacked != self.frame_stack or list(self.image_key) not in state["order"]:

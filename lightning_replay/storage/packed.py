@@ -262,15 +262,13 @@ class PackedStorage(LazyTensorStorage):
         return self._generation.index_select(0, slots).view(index.shape)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
-        """Rows at ``index``.
+        """Returns rows, TensorDict of the shape of ``index``; a copy for tensors, views otherwise.
+
+        They have ``index`` in a buffer of TorchRL, and ``generation`` otherwise.
 
         Args:
             index: int64 ``[B]`` or ``[B, 2]`` (one packed gather), or anything else that indexes a TensorDict.
             extra: further entries of the TensorDict; for int64 indices.
-
-        Returns:
-            TensorDict with batch size of the shape of ``index``; a copy for tensors, views otherwise. It has
-            ``index`` in a buffer of TorchRL, and ``generation`` otherwise.
         """
         if self.layout is None or self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
@@ -371,8 +369,7 @@ class PackedStorage(LazyTensorStorage):
     def read(self, rows: TensorDictBase | Mapping[Any, Any]) -> list[Column] | None:
         """Returns :meth:`checked_values` of rows that follow others, also of columns by key; changes nothing.
 
-        ``None`` where :meth:`checked_values` must decide: rows have fixed no columns yet, or these have other columns
-        or padding.
+        ``None`` where that must decide: no columns are fixed yet, or these rows have others, or padding.
         """
         if self._reader is None or self._given_device is None:
             return None
@@ -450,7 +447,6 @@ class PackedStorage(LazyTensorStorage):
             self._own_writes += 1
 
     def slots(self, start: int, stop: int) -> Tensor:
-        """Returns the slots from ``start`` to below ``stop``, int64 on the storage's device."""
         if self.generations is None:
             return torch.arange(start, stop, device=self.device)
         return torch.from_numpy(np.arange(start, stop))  # half the time
