@@ -270,7 +270,7 @@ class RunningObservations:
             begins = [(first, name) for first, name, seen in rows if self._last.get(name, seen) != seen]
         starts, done = [name for _, name in begins], episodes.done
         # Within the batch: each row against the one before it in its episode.
-        if len(done) > len(episodes.trajectory) and not _is_one_run(pairs, episodes):
+        if len(done) > len(episodes.trajectory):
             before, after = consecutive(episodes)
             broken = np.zeros(len(before), dtype=np.bool_)
             for own, following in pairs:
@@ -322,12 +322,6 @@ def _bytes_at(columns: Sequence[np.ndarray], places: np.ndarray) -> list[bytes]:
     parts = [np.ascontiguousarray(column[places]) for column in columns]
     rows = parts[0] if len(parts) == 1 else np.concatenate([part.view(np.uint8) for part in parts], 1)
     return rows.view(f"V{rows.shape[1] * rows.itemsize}")[:, 0].tolist()
-
-
-def _is_one_run(pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> bool:
-    if len(episodes.trajectory) > 1 or episodes.done[:-1].any():
-        return False
-    return all(own[1:].tobytes() == following[:-1].tobytes() for own, following in pairs)
 
 
 def _held(storage: Storage) -> Tensor:
