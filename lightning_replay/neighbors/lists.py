@@ -353,7 +353,7 @@ class SameActionLists(DeclaredState):
         tensor([2, 1, 0])
     """
 
-    saved_attributes = ("_group", "_number", "_free", "_used")
+    saved_attributes: tuple[str, ...] = ("_group", "_number", "_free", "_used")
 
     def __init__(self, capacity: int, num_neighbors: int, **options: Any) -> None:
         lists = NeighborLists(capacity, num_neighbors, **options)  # refuses bad options before the first action

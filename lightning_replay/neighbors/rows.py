@@ -31,7 +31,7 @@ class Standardization(DeclaredState):
                 [ 1.,  0.]])
     """
 
-    saved_attributes = ("count", "mean", "std", "_total", "_square")
+    saved_attributes: tuple[str, ...] = ("count", "mean", "std", "_total", "_square")
 
     def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
         self.count: int = 0

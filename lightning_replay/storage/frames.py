@@ -94,7 +94,7 @@ class FrameStorage(PackedStorage):
                 f"frame_capacity is {frame_capacity}, and a single transition has up to {2 * frame_stack} different "
                 f"frames, {frame_stack} in each of its two stacks. Raise frame_capacity to {2 * frame_stack} or more"
             )
-        self.rows_at_once = min(self.capacity, frame_capacity // (2 * frame_stack))  # if all frames are different
+        self.rows_at_once: int = min(self.capacity, frame_capacity // (2 * frame_stack))  # if all frames are different
         self.image_key: Key = checked_key("image_key", image_key)
         self.next_key: Key = ("next", *self.image_key)
 
