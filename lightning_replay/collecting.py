@@ -21,7 +21,6 @@ __all__ = ["VectorSteps"]
 
 Key = str | tuple[str, ...]
 Columns = dict[Key, np.ndarray]
-_Keys = tuple[Key, Key]
 
 _REPEATED_ENDS = 3  # whose last observation was the first one of the next episode, before that is reported
 
@@ -86,12 +85,10 @@ class VectorSteps(VectorWrapper):
         check_kind("autoreset_mode", autoreset_mode, AutoresetMode | None, "a gymnasium.vector.AutoresetMode, or None")
         super().__init__(env)
         self.next_trajectory: int = checked_count("first_trajectory", first_trajectory, 0)
-        mode = autoreset_mode or _mode_of(env)
-        self._resets_next_step = mode is AutoresetMode.NEXT_STEP
-        self._resets_same_step = mode is AutoresetMode.SAME_STEP
+        self._mode = autoreset_mode or _mode_of(env)
         self._everywhere = np.ones(env.num_envs, dtype=np.bool_)
         self._acts_in_parts = isinstance(env.single_action_space, Dict | Tuple)
-        self._keys: list[_Keys] = []  # of the observations' arrays, in the row and in next
+        self._keys: list[tuple[Key, Key]] = []  # of the observations' arrays, in the row and in next
         self._observation: list[np.ndarray] = []
         self._trajectory = np.full(env.num_envs, -1)
         self._is_reset_due = ~self._everywhere  # in the next step, by the vector
@@ -108,7 +105,7 @@ class VectorSteps(VectorWrapper):
         # Gymnasium's vectors take a list of seeds; their base class declares a number.
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         self._keys = [(_key("observation", path), ("next", "observation", *path)) for path, _ in _leaves(observations)]
-        self._observation = _owned(observations)
+        self._observation = [_owned_array(part) for part in _arrays(observations)]
         self._is_reset_due = self._is_reset_due & ~began
         self._number(np.flatnonzero(began))
         self.columns, self.is_transition = {}, ~self._everywhere
@@ -120,17 +117,15 @@ class VectorSteps(VectorWrapper):
         """Takes a step, whose transitions are in ``columns``."""
         if not self._keys:
             raise gymnasium.error.ResetNeeded("VectorSteps has no observation to step from; call its reset() first")
-        columns: Columns = {}
-        if self._acts_in_parts:
-            columns |= {_key("action", path): _owned_array(part) for path, part in _leaves(actions)}
-        else:
-            columns["action"] = _owned_array(actions)
+        parts = _leaves(actions) if self._acts_in_parts else [((), actions)]
+        columns: Columns = {_key("action", path): _owned_array(part) for path, part in parts}
         results = observations, reward, terminated, truncated, infos = self.env.step(actions)
         # Columns of their own: a vector may return the same arrays at each step.
-        following, done = _owned(observations), np.logical_or(terminated, truncated)
+        following = [_owned_array(part) for part in _arrays(observations)]
+        done = np.logical_or(terminated, truncated)
         ended = np.flatnonzero(done).tolist() if np.count_nonzero(done) else []
         last = following
-        if ended and self._resets_same_step:
+        if ended and self._mode is AutoresetMode.SAME_STEP:
             last = self._last_observation(following, infos, ended)
         for (key, next_key), before, after in zip(self._keys, self._observation, last, strict=True):
             columns[key], columns[next_key] = before, after
@@ -140,13 +135,13 @@ class VectorSteps(VectorWrapper):
         columns["next", "truncated"] = np.array(truncated)[:, None]
         columns["next", "done"] = done[:, None]
         self._observation, self.is_transition = following, self._everywhere
-        if self._resets_next_step:
+        if self._mode is AutoresetMode.NEXT_STEP:
             self.is_transition = ~self._is_reset_due
             if np.count_nonzero(self._is_reset_due):
                 columns = {key: column[self.is_transition] for key, column in columns.items()}
             self._is_reset_due = done
         self.columns = columns
-        if ended and (self._resets_next_step or self._resets_same_step):
+        if ended and self._mode is not AutoresetMode.DISABLED:
             self._number(ended)
         return results
 
@@ -162,7 +157,7 @@ class VectorSteps(VectorWrapper):
             int64, the slots; none if all environments were reset in the step.
 
         Raises:
-            TypeError, ValueError: see :meth:`Replay.extend_columns <lightning_replay.Replay.extend_columns>`.
+            TypeError, ValueError: as ``extend_columns`` of the replay.
         """
         if not self.is_transition.any():
             return torch.empty(0, dtype=torch.int64, device="cpu")
@@ -192,19 +187,19 @@ class VectorSteps(VectorWrapper):
             parts = _arrays(final[i]) if is_each else [part[i] for part in whole]
             for column, part in zip(last, parts, strict=True):
                 column[i] = part
-        if self._repeated_ends is not None:
-            self._count_repeated(last, following, ended)
+        self._count_repeated(last, following, ended)
         return last
 
     def _count_repeated(self, last: list[np.ndarray], following: list[np.ndarray], ended: list[int]) -> None:
         """Warns where the last observations of the first episodes are all the next one's first."""
-        assert self._repeated_ends is not None
+        if self._repeated_ends is None:
+            return
         of_next, of_step = (
             all(np.array_equal(column[ended], other[ended]) for column, other in zip(last, others, strict=True))
             for others in (following, self._observation)
         )
         self._repeated_ends = self._repeated_ends + len(ended) if of_next and not of_step else None
-        if self._repeated_ends is not None and self._repeated_ends >= _REPEATED_ENDS:
+        if (self._repeated_ends or 0) >= _REPEATED_ENDS:
             self._repeated_ends = None
             warnings.warn(
                 f"in {self.env} the last observation of each episode so far was the first one of the next: it returns "
@@ -233,10 +228,6 @@ def _key(name: str, path: tuple[str, ...]) -> Key:
 
 def _arrays(value: Any) -> list[np.ndarray]:
     return [value] if type(value) is np.ndarray else [np.asarray(part) for _, part in _leaves(value)]
-
-
-def _owned(value: Any) -> list[np.ndarray]:
-    return [_owned_array(part) for part in _arrays(value)]
 
 
 def _owned_array(array: Any) -> np.ndarray:

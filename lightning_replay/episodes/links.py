@@ -22,19 +22,13 @@ from lightning_replay.tables.kernels import EpisodeGroups, groups_of
 MOST_NUMBERS = 4_096  # of a row and a column that are compared: more would cost an eighth of the insert of an image
 _LEAST_COMPARED = 16  # before rows are reported that do not continue others
 
-TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))
+TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))  # the second is written by TorchRL's collectors
 
 
 def trajectory_of(rows: TensorDictBase) -> Tensor | None:
-    """Returns the running episode of each row, int64 of any shape; ``None`` when the rows name none.
-
-    Read from ``trajectory``, or from ``("collector", "traj_ids")`` that TorchRL's collectors write.
-    """
-    for key in TRAJECTORY_KEYS:
-        trajectory = rows.get(key, None)
-        if trajectory is not None:
-            return trajectory
-    return None
+    """Returns the running episode of each row, int64 of any shape; ``None`` when the rows name none."""
+    found = (rows.get(key, None) for key in TRAJECTORY_KEYS)
+    return next((trajectory for trajectory in found if trajectory is not None), None)
 
 
 def trajectory_name(rows: TensorDictBase) -> str:
@@ -42,13 +36,9 @@ def trajectory_name(rows: TensorDictBase) -> str:
 
 
 def comparable(column: Any, device: str | None = None) -> Any:
-    """Returns a column ``[N, ...]`` as ``[N, numbers]``, of large ones every k-th number: 4,096 of a row at most.
+    """Returns a tensor or array ``[N, ...]`` as ``[N, numbers]``, of large ones every k-th number: 4,096 at most.
 
-    An array where it lies on the CPU, because rows of arrays are read faster.
-
-    Args:
-        column: a tensor or an array.
-        device: where the result lies; that of the column if absent.
+    It lies on ``device``, or where the column lies; on the CPU it is an array, of which rows are read faster.
     """
     if type(column) is np.ndarray:
         if column.ndim == 2 and column.shape[1] <= MOST_NUMBERS:
@@ -227,10 +217,9 @@ class EpisodeLinks:
         self._trajectory_at: dict[int, int | None] = {}
 
     def write(self, index: Tensor, trajectory: Tensor | None, done: Tensor) -> None:
-        """Links rows that were just written.
+        """Links rows that were just written into the slots ``index``, int64 ``[n]`` in insertion order.
 
         Args:
-            index: int64 ``[n]``, the slots in insertion order.
             trajectory: int64 ``[n]``, the running episode of each row; None when all rows are one environment in order.
             done: bool ``[n]``, whether the row ended its episode (terminated or truncated).
         """
@@ -316,12 +305,10 @@ class EpisodeLinks:
         self.successor.copy_(successor)
         linked = (self.successor >= 0).nonzero().squeeze(1)
         self._predecessor[self.successor[linked]] = linked
-        names: list[int | None] = list(state["running_trajectory"].tolist())
-        slots: list[int] = state["running_slot"].tolist()
-        if state["newest_slot"] >= 0:
-            names, slots = [*names, None], [*slots, int(state["newest_slot"])]
-        for name, slot in zip(names, slots, strict=True):
+        for name, slot in zip(state["running_trajectory"].tolist(), state["running_slot"].tolist(), strict=True):
             self._remember(name, slot)
+        if state["newest_slot"] >= 0:
+            self._remember(None, int(state["newest_slot"]))
 
     def _write_one(self, slot: int, trajectory: int | None, done: bool) -> None:
         # In plain numbers: an extend of one row takes 59 us, and 124 by _write_many.

@@ -59,7 +59,8 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
     if not reward.is_floating_point() or reward.itemsize < torch.float32.itemsize:
         reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
     step = torch.arange(reward.shape[1], device=reward.device)
-    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=reward.device), step).to(reward.dtype)
+    powers = [discount**power for power in range(reward.shape[1])]
+    factors = torch.tensor(powers, dtype=reward.dtype, device=reward.device)
     # where, not a product: the ignored rewards may be anything, NaN included.
     return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
 
@@ -141,22 +142,16 @@ class EpisodeTracker:
         return 0 if self.links is None else self.links.nbytes
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already.
-
-        Later rows have the columns of the first.
-        """
-        if self.links is None:
+        """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already."""
+        if self.links is None:  # later rows have the columns of the first
             refuse_formed(rows, self.n_steps)
             require_columns(rows, f"returns over {self.n_steps} steps")
 
     def mark_update(self, index: Tensor, storage: Storage) -> None:
-        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order.
-
-        The first call also links rows that were stored before, in the order of their slots.
-        """
+        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order."""
         if self.links is None:
             self.links = self._new_links(storage)
-            # A buffer that was filled before its episodes were followed.
+            # A buffer that was filled before its episodes were followed: its rows are linked in the order of slots.
             index = torch.cat((stored_before(storage, index), index))
         (done,) = read_columns(storage, index, [("next", "done")])
         self.links.write(index, read_trajectory(storage, index), done.flatten())
@@ -259,24 +254,23 @@ class RunningObservations:
         self.tally: Tally = Tally()  #: Of rows that do not continue the row before.
 
     def breaks(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> Breaks | None:
-        """Returns where new rows do not continue the rows before them; ``None`` where all do.
-
-        Args:
-            pairs: the observations of the rows; without any, all rows continue.
-            episodes: the groups of the rows.
-        """
+        """Returns where new rows do not continue the rows before them; ``None`` where all do, as without ``pairs``."""
         if not pairs:
             return None
+        if len(episodes.done) == 1:  # in half the time
+            name, observation = int(episodes.trajectory[0]), b"".join([own.tobytes() for own, _ in pairs])
+            continues = self._last.get(name, observation) == observation
+            return None if continues else Breaks(episodes.done, [name], [(0, name)])
         begins: list[tuple[int, int]] = []
         # Across batches: the first row of each episode against what the episode ended with.
-        heads = episodes.order[episodes.start[:-1]]
+        named, heads = episodes.trajectory.tolist(), episodes.order[episodes.start[:-1]]
         given = _bytes_at([own for own, _ in pairs], heads)
-        for name, first, observation in zip(episodes.trajectory.tolist(), heads.tolist(), given, strict=True):
-            if self._last.get(name, observation) != observation:
-                begins.append((first, name))
+        if list(map(self._last.get, named)) != given:
+            rows = zip(heads.tolist(), named, given, strict=True)
+            begins = [(first, name) for first, name, seen in rows if self._last.get(name, seen) != seen]
         starts, done = [name for _, name in begins], episodes.done
         # Within the batch: each row against the one before it in its episode.
-        if len(done) > len(episodes.trajectory) and not _is_one_run(pairs, episodes):
+        if len(done) > len(episodes.trajectory):
             before, after = consecutive(episodes)
             broken = np.zeros(len(before), dtype=np.bool_)
             for own, following in pairs:
@@ -290,19 +284,18 @@ class RunningObservations:
         return Breaks(done, starts, sorted(begins)) if begins else None
 
     def follow(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups, num_broken: int) -> None:
-        """Keeps the observations that rows ended with, once they are stored.
-
-        Args:
-            pairs, episodes: as for :meth:`breaks`.
-            num_broken: rows that do not continue the row before.
-        """
+        """Keeps the observations that rows ended with, once they are stored; ``num_broken`` do not continue others."""
         if not pairs:
             return
         self.tally.add(len(episodes.done), num_broken)
+        if len(episodes.trajectory) == 1 and not episodes.done[-1]:  # in half the time
+            self._last[int(episodes.trajectory[0])] = b"".join([following[-1].tobytes() for _, following in pairs])
+            return
         lasts = _bytes_at([following for _, following in pairs], episodes.order[episodes.start[1:] - 1])
         self._last.update(zip(episodes.trajectory.tolist(), lasts, strict=True))
-        for name in episodes.trajectory[episodes.ended].tolist():
-            del self._last[name]
+        if episodes.ended.any():
+            for name in episodes.trajectory[episodes.ended].tolist():
+                del self._last[name]
 
     def forget(self, trajectory: int) -> None:
         self._last.pop(trajectory, None)
@@ -326,17 +319,9 @@ class RunningObservations:
 
 def _bytes_at(columns: Sequence[np.ndarray], places: np.ndarray) -> list[bytes]:
     """Returns the bytes of all columns ``[N, numbers]`` in each of the rows at ``places``."""
-    if len(places) == 1:  # in half the time
-        return [b"".join([column[places[0]].tobytes() for column in columns])]
-    rows = np.concatenate([np.ascontiguousarray(column[places]).view(np.uint8) for column in columns], 1)
-    content, width = rows.tobytes(), rows.shape[1]
-    return [content[start : start + width] for start in range(0, len(content), width)]
-
-
-def _is_one_run(pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> bool:
-    if len(episodes.trajectory) > 1 or episodes.done[:-1].any():
-        return False
-    return all(own[1:].tobytes() == following[:-1].tobytes() for own, following in pairs)
+    parts = [np.ascontiguousarray(column[places]) for column in columns]
+    rows = parts[0] if len(parts) == 1 else np.concatenate([part.view(np.uint8) for part in parts], 1)
+    return rows.view(f"V{rows.shape[1] * rows.itemsize}")[:, 0].tolist()
 
 
 def _held(storage: Storage) -> Tensor:

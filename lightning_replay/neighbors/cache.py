@@ -13,6 +13,7 @@ from lightning_replay.compiled import compiled
 from lightning_replay.neighbors.search import PointTable, blocks_of
 
 _BLOCK = 4096  # lists worked on at once
+_COLUMNS = ("slot", "distance", "radius", "choices")
 NO_LIST = -1.0  # radius of a slot whose list rows may not enter
 
 
@@ -37,7 +38,7 @@ class NeighborCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(column.nbytes for column in self._columns().values())
+        return sum(getattr(self, name).nbytes for name in _COLUMNS)
 
     def pick(self, index: Tensor, uniform: Tensor) -> Tensor:
         """Returns a nearest row of each of ``index`` ``[B]`` by numbers in [0, 1); ``capacity`` for none."""
@@ -95,15 +96,11 @@ class NeighborCache:
         return ((self.choices[:limit] < required) & (self.radius[:limit] >= 0)).nonzero().squeeze(1)
 
     def state_dict(self, limit: int) -> dict[str, Tensor]:
-        return {name: column[:limit].clone() for name, column in self._columns().items()}
+        return {name: getattr(self, name)[:limit].clone() for name in _COLUMNS}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        columns = self._columns()
         for name, saved in state.items():
-            columns[name][: len(saved)] = saved
-
-    def _columns(self) -> dict[str, Tensor]:
-        return {"slot": self.slot, "distance": self.distance, "radius": self.radius, "choices": self.choices}
+            getattr(self, name)[: len(saved)] = saved
 
 
 @compiled

@@ -122,6 +122,7 @@ class NeighborLists:
         if self._cache is None:
             return
         if len(held):
+            # Rows that waited are in no list yet, and need not be taken out of any.
             was_waiting = self._waiting.index_select(0, held)
             again = int(was_waiting.sum())
             self._left.append(old[~was_waiting] if again else old)
@@ -156,6 +157,7 @@ class NeighborLists:
             return _choose(index, self.neighbors(index), uniform)
         self._catch_up(cache, index)
         partner = cache.pick(index, uniform)
+        # An empty place was drawn, which the list of a stored row has only behind the rows to draw from.
         if int(partner.amax()) == self.capacity:
             self._rows.check_stored(index)
         if self._waiting_count:
@@ -351,7 +353,7 @@ class SameActionLists(DeclaredState):
         tensor([2, 1, 0])
     """
 
-    saved_attributes = ("_group", "_number", "_free", "_used")
+    saved_attributes: tuple[str, ...] = ("_group", "_number", "_free", "_used")
 
     def __init__(self, capacity: int, num_neighbors: int, **options: Any) -> None:
         lists = NeighborLists(capacity, num_neighbors, **options)  # refuses bad options before the first action

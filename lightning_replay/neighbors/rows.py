@@ -31,7 +31,7 @@ class Standardization(DeclaredState):
                 [ 1.,  0.]])
     """
 
-    saved_attributes = ("count", "mean", "std", "_total", "_square")
+    saved_attributes: tuple[str, ...] = ("count", "mean", "std", "_total", "_square")
 
     def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
         self.count: int = 0
@@ -101,11 +101,7 @@ class FeatureRows:
         return self.features.nbytes + self.stored.nbytes if self.width else 0
 
     def write(self, index: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores checked ``features`` ``[n, d]`` at the slots ``index`` ``[n]``; the standardisation stays as it is.
-
-        Returns:
-            The slots that held other rows, and the features of these.
-        """
+        """Stores checked ``features`` ``[n, d]`` at ``index``; returns the slots that held rows, and their features."""
         # Rows often come one by one: these calls take half the time of square brackets.
         held = index[self.stored.index_select(0, index)]
         old = self.features.index_select(0, held)

@@ -119,11 +119,7 @@ def exact_search(table: PointTable, slots: Tensor, count: int, limit: int) -> tu
 def faiss_search(
     table: PointTable, slots: Tensor, count: int, limit: int, *, inverted_file: bool
 ) -> tuple[Tensor, Tensor]:
-    """Builds a Faiss index over all rows and queries it for all of them; on the GPU where the table is on one.
-
-    With ``inverted_file`` a tenth of its cells of similar rows is searched: faster above about 100,000 rows and no
-    longer exact. Otherwise the index is flat and exact.
-    """
+    """Builds a Faiss index over all rows and queries it for all of them; on the GPU where the table is on one."""
     points = table.points(slots)
     found_distance, found = _faiss_index(points, inverted_file).search(points.cpu().numpy(), count + 1)
     distance, position = (torch.from_numpy(array).to(points.device) for array in (found_distance, found))
@@ -136,7 +132,8 @@ def faiss_search(
 def _faiss_index(points: Tensor, inverted_file: bool) -> Any:
     faiss, (number, width) = _import_faiss(), points.shape
     index = faiss.IndexFlatL2(width)
-    # Faiss needs 39 rows a cell to train on; with fewer cells than 8 the flat index is as fast.
+    # A tenth of the cells of similar rows is searched: faster above about 100,000 rows, and no longer exact. Faiss
+    # needs 39 rows a cell to train on; with fewer cells than 8 the flat index is as fast.
     cells = min(round(4 * number**0.5), number // 39)
     if inverted_file and cells >= 8:
         index = faiss.IndexIVFFlat(index, width, cells)

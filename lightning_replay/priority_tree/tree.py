@@ -39,7 +39,7 @@ class NumbaTree:
     device: torch.device = torch.device("cpu")
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        counts = [capacity]
+        counts = [capacity]  # of the nodes of each level, up to a single root
         while counts[-1] > 1 or len(counts) == 1:
             counts.append(-(-counts[-1] // FAN_OUT))
         padded = [-(-count // FAN_OUT) * FAN_OUT for count in counts]
@@ -51,7 +51,7 @@ class NumbaTree:
         self._starts = np.array(starts, np.int64)
         self._counts = np.array(counts, np.int64)
         self._arrays = (self._leaves, self._sums, self._minima, self._starts, self._counts)
-        self._one_slot = np.zeros(1, np.int64)
+        self._one_slot = np.zeros(1, np.int64)  # for rows that come one by one
         self._root = int(self._starts[-1])
         self._capacity = capacity
 
@@ -60,6 +60,7 @@ class NumbaTree:
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
         given = index.numpy(), priority.numpy(), False, _NO_GENERATIONS, _NO_GENERATIONS
+        # The kernel answers -2 where it refuses.
         largest, _ = kernels.update(*given, np.float32(offset), np.float32(exponent), limit, *self._arrays)
         return None if largest == -2.0 else largest
 
@@ -221,10 +222,9 @@ class PriorityTree:
         return self._tree.draw(uniform, over_batch, exponent)
 
     def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Returns what lies at the points of [0, 1), float64 ``[n]``, of the sum of all values.
+        """Returns the slots at the points of [0, 1), float64 ``[n]``, of the sum of all values, and their parts in it.
 
-        Returns:
-            Slots int64 ``[n]``, and the part of each in the sum, float64 ``[n]``, on the CPU.
+        Slots are int64 ``[n]``, parts float64 ``[n]`` on the CPU.
         """
         return self._tree.draw_at(points)
 

@@ -30,11 +30,7 @@ def count(frames, step, references):  # type: ignore[no-untyped-def]
 
 @compiled
 def let_go(frames, references, free, num_free, hashes, heads, following):  # type: ignore[no-untyped-def]
-    """Removes a reference to each of ``frames``, int32 ``[M]``; those without any leave the index and become free.
-
-    Returns:
-        How many frames are free now.
-    """
+    """Removes a reference to each of ``frames``, int32 ``[M]``; those without any become free. Returns ``num_free``."""
     mask = heads.size - 1
     for place in range(frames.size):
         frame = frames[place]
@@ -44,6 +40,7 @@ def let_go(frames, references, free, num_free, hashes, heads, following):  # typ
         if references[frame] > 0:
             continue
         bucket = hashes[frame] & mask
+        # Chains are linked one way, so the frame before it is looked for.
         before, at = 0, heads[bucket]
         while at != frame:
             before, at = at, following[at]
@@ -74,6 +71,7 @@ def _same(one, other):  # type: ignore[no-untyped-def]
     start = 0
     while start < words:
         stop = min(start + _BLOCK, words)
+        # No branch within a block, so that it is compared by vector instructions.
         different = one[start] ^ other[start]
         for word in range(start + 1, stop):
             different |= one[word] ^ other[word]
@@ -119,13 +117,8 @@ def hash_each(frames):  # type: ignore[no-untyped-def]
 def find(first, second, pool, hashes, heads, following):  # type: ignore[no-untyped-def]
     """Finds the equal frame in the pool for every frame of two stacks, or numbers a new one.
 
-    Args:
-        first, second: unsigned words ``[N, k, W]``.
-        pool: unsigned words ``[F, W]``.
-        hashes, heads, following: index of the pool.
-
-    Returns:
-        ``frames``, ``sources`` and ``hashes`` of :class:`~lightning_replay.storage.frame_pool.Found`.
+    Stacks are unsigned words ``[N, k, W]``, the pool is unsigned words ``[F, W]``. Returns ``frames``, ``sources`` and
+    ``hashes`` of :class:`~lightning_replay.storage.frame_pool.Found`.
     """
     rows, depth = first.shape[0], first.shape[1]
     most = rows * 2 * depth
@@ -160,6 +153,7 @@ def find(first, second, pool, hashes, heads, following):  # type: ignore[no-unty
             if found != 0:
                 frames[row, place] = found
                 continue
+            # Not in the pool, and perhaps the same as a new frame found before it.
             at = (key >> 7) & (size - 1)
             while own[at] != 0:
                 number = own[at] - 1
@@ -219,6 +213,7 @@ def gather(rows, frames, pool, stacks):  # type: ignore[no-untyped-def]
     both = stacks.reshape(2, rows.size, depth, words)
     for place in range(rows.size):
         of_row, first, second = frames[rows[place]], both[0, place], both[1, place]
+        # Reading costs more than writing: what both stacks show is read once.
         apart = _steps_apart(of_row, depth)
         for step in range(depth + apart):
             if step < apart:

@@ -35,11 +35,7 @@ FrameIndex = tuple[np.ndarray, np.ndarray, np.ndarray]  # hashes, heads and foll
 
 
 class TorchSearch:
-    """Searches on any device: hashes and comparisons by torch, chains by the CPU.
-
-    Args:
-        pool: uint8 ``[F, bytes]``.
-    """
+    """Searches a pool, uint8 ``[F, bytes]``, on any device: hashes and comparisons by torch, chains by the CPU."""
 
     def __init__(self, pool: Tensor) -> None:
         self._pool = pool
@@ -57,9 +53,7 @@ class TorchSearch:
 
     def find(self, first: Tensor, second: Tensor, index: FrameIndex) -> Found:
         """Looks up the frames of two stacks, uint8 ``[N, k, ...]``."""
-        rows, depth = first.shape[:2]
-        given = torch.cat([stack.reshape(rows, depth, -1) for stack in (first, second)], 1)
-        given = given.reshape(rows * 2 * depth, -1).to(self._pool.device)
+        given = self._flat(first, second)
         keys = self.hash_each(given).tolist()
         pairs: list[tuple[int, int]] = []
 
@@ -77,16 +71,16 @@ class TorchSearch:
                 keys, index, lambda own, at: torch.equal(given[own], self._pool[at] if at > 0 else given[-1 - at])
             )
         hashes = np.array([keys[place] for place in sources], dtype=np.int64)
-        return Found(frames.reshape(rows, 2 * depth), np.array(sources, dtype=np.int64), hashes)
+        return Found(frames.reshape(len(first), -1), np.array(sources, dtype=np.int64), hashes)
 
     def store(self, frames: np.ndarray, found: Found, first: Tensor, second: Tensor) -> None:
         """Copies the new frames of two stacks into the pool at ``frames``, int32 ``[new]``."""
-        depth = first.shape[1]
-        row, place = (torch.from_numpy(part).to(first.device) for part in np.divmod(found.sources, 2 * depth))
-        is_first = (place < depth).view(-1, *[1] * (first.ndim - 2))
-        new = torch.where(is_first, first[row, place % depth], second[row, place % depth])
-        at = torch.from_numpy(frames).to(self._pool.device, torch.int64)
-        self._pool[at] = new.reshape(len(frames), -1).to(self._pool.device)
+        at, sources = (torch.from_numpy(part).to(self._pool.device, torch.int64) for part in (frames, found.sources))
+        self._pool[at] = self._flat(first, second)[sources]
+
+    def _flat(self, first: Tensor, second: Tensor) -> Tensor:
+        given = torch.cat([stack.flatten(2) for stack in (first, second)], 1)
+        return given.flatten(0, 1).to(self._pool.device)
 
     def gather(self, frames: Tensor, rows: Tensor) -> Tensor:
         """Returns the two stacks, uint8 ``[2 * N * k * bytes]``, of ``rows``, int64 ``[N]``, of int32 ``[M, 2 k]``."""
@@ -126,11 +120,7 @@ def _matched(keys: list[int], index: FrameIndex, is_equal: Callable[[int, int], 
 
 
 class NumbaSearch:
-    """Searches on the CPU with compiled loops.
-
-    Args:
-        pool: uint8 ``[F, bytes]``.
-    """
+    """Searches a pool, uint8 ``[F, bytes]``, on the CPU with compiled loops."""
 
     def __init__(self, pool: Tensor) -> None:
         self._dtype = next((dtype for size, _, dtype in _WORDS if pool.shape[1] % size == 0), np.uint8)
@@ -138,20 +128,18 @@ class NumbaSearch:
         self._frame_bytes = pool.shape[1]
 
     def _words(self, frames: Tensor) -> np.ndarray:
-        words = np.ascontiguousarray(frames.numpy()).view(self._dtype)
+        flat = frames.cpu() if frames.ndim == 2 else frames.cpu().reshape(*frames.shape[:2], -1)
+        words = np.ascontiguousarray(flat.numpy()).view(self._dtype)
         return words if words.flags.aligned else words.copy()
-
-    def _stack_words(self, stack: Tensor) -> np.ndarray:
-        return self._words(stack.cpu().reshape(*stack.shape[:2], -1))
 
     def hash_each(self, frames: Tensor) -> np.ndarray:
         return loops.hash_each(self._words(frames))
 
     def find(self, first: Tensor, second: Tensor, index: FrameIndex) -> Found:
-        return Found(*loops.find(self._stack_words(first), self._stack_words(second), self._pool, *index))
+        return Found(*loops.find(self._words(first), self._words(second), self._pool, *index))
 
     def store(self, frames: np.ndarray, found: Found, first: Tensor, second: Tensor) -> None:
-        loops.store(frames, found.sources, self._stack_words(first), self._stack_words(second), self._pool)
+        loops.store(frames, found.sources, self._words(first), self._words(second), self._pool)
 
     def gather(self, frames: Tensor, rows: Tensor) -> Tensor:
         stacks = torch.empty(rows.shape[0] * frames.shape[1] * self._frame_bytes, dtype=torch.uint8, device="cpu")
@@ -221,13 +209,7 @@ class FramePool:
     @property
     def nbytes(self) -> int:
         """Bytes of frames, references, free list and index; of frames on the CPU those written so far."""
-        return self._bytes_of(self._written if self.frames.device.type == "cpu" else len(self.frames))
-
-    @property
-    def most_nbytes(self) -> int:
-        return self._bytes_of(len(self.frames))
-
-    def _bytes_of(self, frames: int) -> int:
+        frames = self._written if self.frames.device.type == "cpu" else len(self.frames)
         kept_beside = sum(array.nbytes for array in (self.references, self._free, *self._index))
         return -(-frames * self.frame_bytes // 8) * 8 + kept_beside
 
@@ -239,6 +221,7 @@ class FramePool:
         """Returns how many frames lack for :meth:`replace` with the same arguments; 0 if they fit."""
         lacking = len(found.sources) - self.num_free
         if lacking > 0:
+            # Counted as if the rows were replaced, and back.
             held, left = found.frames.ravel(), given_up.ravel()
             loops.count(held, 1, self.references)
             lacking -= loops.count(left, -1, self.references)
@@ -247,14 +230,13 @@ class FramePool:
         return max(lacking, 0)
 
     def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
-        """Stores two stacks ``[N, k, *shape]`` in place of rows that referred to ``given_up``.
+        """Stores two stacks ``[N, k, *shape]`` and returns their frames, int32 ``[N, 2 k]``.
+
+        Too few free ones are a ``RuntimeError``, and nothing has changed.
 
         Args:
             found: of :meth:`find`, with nothing changed since.
             given_up: int32, frames of rows that are overwritten, which lose a reference each; 0 is none.
-
-        Returns:
-            Their frames, int32 ``[N, 2 k]``; too few free ones are a ``RuntimeError``, and nothing has changed.
         """
         lacking = self.missing(found, given_up)
         if lacking:
@@ -263,6 +245,7 @@ class FramePool:
                 "written. Release rows first, or raise frame_capacity"
             )
         count = len(found.sources)
+        # Counted before others are released: a frame that new rows share with leaving ones stays.
         loops.count(found.frames.ravel(), 1, self.references)
         self.release(given_up)
         if not count:
@@ -283,11 +266,6 @@ class FramePool:
         """Removes one reference to each of ``frames``, int32 of any shape; 0 is none."""
         self.num_free = loops.let_go(frames.ravel(), self.references, self._free, self.num_free, *self._index)
 
-    def gather(self, frames: Tensor) -> Tensor:
-        """Returns the frames of int32 ``[...]``, on the device, uint8 ``[..., *shape]``; one gather."""
-        drawn = self.frames.index_select(0, frames.reshape(-1))
-        return drawn.view(*frames.shape, *self.shape)
-
     def gather_stacks(self, frames: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
         """Returns both stacks, uint8 ``[N, k, *shape]``, of ``rows``, int64 ``[N]``, of frames, int32 ``[M, 2 k]``."""
         return self._search.gather(frames, rows).view(2, rows.shape[0], frames.shape[1] // 2, *self.shape).unbind()
@@ -299,12 +277,7 @@ class FramePool:
         self.num_free = self.capacity
 
     def restore(self, frames: Tensor, referred: np.ndarray) -> None:
-        """Restores frames that were saved.
-
-        Args:
-            frames: uint8 ``[num_used, bytes]``.
-            referred: int32 ``[M]``, one for every reference; 0 is none.
-        """
+        """Restores frames, uint8 ``[num_used, bytes]``, and the references to them, int32 ``[M]``; 0 is none."""
         self.clear()
         with self.snapshots.lock:
             self.snapshots.keep(slice(0, self._written))

@@ -94,7 +94,7 @@ class FrameStorage(PackedStorage):
                 f"frame_capacity is {frame_capacity}, and a single transition has up to {2 * frame_stack} different "
                 f"frames, {frame_stack} in each of its two stacks. Raise frame_capacity to {2 * frame_stack} or more"
             )
-        self.rows_at_once = min(self.capacity, frame_capacity // (2 * frame_stack))  # if all frames are different
+        self.rows_at_once: int = min(self.capacity, frame_capacity // (2 * frame_stack))  # if all frames are different
         self.image_key: Key = checked_key("image_key", image_key)
         self.next_key: Key = ("next", *self.image_key)
 
@@ -116,8 +116,8 @@ class FrameStorage(PackedStorage):
     @property
     def occupancy(self) -> Occupancy:
         """The slots that hold a row, which are those not released, or those that a writer's tables refer to."""
-        if self._held_by is not None:
-            return self._held_by
+        if self.held_by is not None:
+            return self.held_by
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
 
     def held_slots(self) -> np.ndarray:
@@ -128,8 +128,8 @@ class FrameStorage(PackedStorage):
 
     def build_options(self) -> dict[str, Any]:
         """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``."""
-        options = {"frame_stack": self.frame_stack, "image_key": list(self.image_key)}
-        return {"frames": options | {"frame_capacity": self.frame_capacity}}
+        image_key, capacity = list(self.image_key), self.frame_capacity
+        return {"frames": {"frame_stack": self.frame_stack, "image_key": image_key, "frame_capacity": capacity}}
 
     @property
     def rows_in_memory(self) -> int:
@@ -161,16 +161,12 @@ class FrameStorage(PackedStorage):
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
         """Returns how many frames lack to write the values of :meth:`checked_values`; 0 if they fit.
 
-        Args:
-            values: columns ``[N, ...]``.
-            slots: int64 ``[N]``, where they are to be written, whose frames become free then; ``None`` for slots that
-                hold nothing.
+        ``slots``, int64 ``[N]``, are where they are to be written, whose frames become free; ``None`` for empty ones.
         """
         assert self._pool is not None
-        first, second = _stacks_of(values)
-        if len(first) * 2 * self.frame_stack <= self._pool.num_free:
+        if len(values[0]) * 2 * self.frame_stack <= self._pool.num_free:
             return 0
-        missing = self._pool.missing(self._find(first, second), self._frames_at(slots))
+        missing = self._pool.missing(self._find(values)[2], self._frames_at(slots))
         if missing and not self._was_full:
             self._was_full = True
             held, room = f"{self.num_held:,}", f"{self.frame_capacity:,}"
@@ -195,7 +191,7 @@ class FrameStorage(PackedStorage):
             return
         with self.snapshots.lock:
             self.begin_write(index)
-            if self._held_by is None:  # tables count their rows themselves
+            if self.held_by is None:  # tables count their rows themselves
                 self._next_generation(index)
                 if self._live is None:
                     self._live = SlotSet.from_state(self.capacity, torch.from_numpy(self.held_slots()))
@@ -215,23 +211,25 @@ class FrameStorage(PackedStorage):
             RuntimeError: too few frames are free; nothing is written.
         """
         assert self._pool is not None and self._frames_of is not None
-        others, (first, second) = values[:-2], _stacks_of(values)
-        if not len(first):
+        if not len(values[0]):
             return
         with self.snapshots.lock:
             self.begin_write(slice(0, 0))  # the frames are changed first
-            frames = self._pool.replace(self._find(first, second), first, second, self._frames_at(slots))
+            first, second, found = self._find(values)
+            frames = self._pool.replace(found, first, second, self._frames_at(slots))
             self._looked_up = None
-            super().write(slots, [*others, frames], grow=grow)
+            super().write(slots, [*values[:-2], frames], grow=grow)
             if self._live is not None:
                 self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy())
 
-    def _find(self, first: Tensor, second: Tensor) -> Found:
+    def _find(self, values: Sequence[Column]) -> tuple[Tensor, Tensor, Found]:
+        """Returns the stacks of new rows and which of their frames are held."""
+        first, second = values[-2:]
+        assert self._pool is not None and isinstance(first, Tensor) and isinstance(second, Tensor)
         # The check for room and the write that follows it look up the same stacks once.
-        assert self._pool is not None
         if self._looked_up is None or self._looked_up[0] is not first or self._looked_up[1] is not second:
             self._looked_up = (first, second, self._pool.find(first, second))
-        return self._looked_up[2]
+        return self._looked_up
 
     def _frames_at(self, slots: slice | Tensor | np.ndarray | None) -> np.ndarray:
         assert self._frames_of is not None
@@ -324,8 +322,8 @@ class FrameStorage(PackedStorage):
         self._expect({key: (dtype, size) for key, dtype, size in packed} | dict.fromkeys(images, stack))
         self._order = [*(leaf[0] for leaf in leaves), GENERATION]
         self._outer_layout = self.layout.replacing(FRAMES, images, self._order)
-        sizes = [f"{number:,}" for number in (self.frame_capacity, pool.frame_bytes, pool.most_nbytes)]
-        logger.info("room for %s frames of %s bytes takes at most %s bytes with its index, as frames come", *sizes)
+        sizes = f"{self.frame_capacity:,}", f"{pool.frame_bytes:,}"
+        logger.info("room for %s frames of %s bytes is taken as frames come, with about 25 bytes more for each", *sizes)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of packed rows and the frames that are used, uint8 ``[F, bytes]`` (a view, not a copy)."""
@@ -370,6 +368,7 @@ class FrameStorage(PackedStorage):
         self._looked_up = None
         if self._pool is None or self._frames_of is None:
             return
+        # Rows above those that were loaded refer to nothing any more.
         self._frames_of[self._len : max(before, self._len)] = 0
         if frames is None:
             self._pool.clear()
@@ -380,11 +379,7 @@ class FrameStorage(PackedStorage):
         self._live = None if live is None else SlotSet.from_state(self.capacity, live)
 
     def _saved_columns(self, state: Mapping[str, Any]) -> list[Leaf]:
-        """Returns the columns of a saved storage, in the order in which rows were given.
-
-        Raises:
-            ValueError: other stacks were saved, or more frames than fit.
-        """
+        """Returns the columns of a saved storage, in the order in which rows were given; refuses other stacks."""
         layout = {tuple(leaf["key"]): leaf for leaf in state["layout"]}
         stacked = layout[FRAMES]["shape"][0] // 2 if FRAMES in layout else 0
         if stacked != self.frame_stack or list(self.image_key) not in state["order"]:
@@ -418,9 +413,3 @@ class FrameStorage(PackedStorage):
             f"FrameStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes}, "
             f"frames={self.frames_held} of {self.frame_capacity})"
         )
-
-
-def _stacks_of(values: Sequence[Column]) -> tuple[Tensor, Tensor]:
-    first, second = values[-2:]
-    assert isinstance(first, Tensor) and isinstance(second, Tensor)
-    return first, second

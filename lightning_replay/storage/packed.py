@@ -136,7 +136,7 @@ class PackedStorage(LazyTensorStorage):
         self._last_cursor: int | None = None  # the slot written last
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
-        self._held_by: Occupancy | None = None
+        self.held_by: Occupancy | None = None  #: Which slots hold a row, where a writer into tables says so.
         self._reached = 0  # one more than the highest slot ever written
         self._has_views = False  # whether rows may be written without notice, through views handed out
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
@@ -224,11 +224,7 @@ class PackedStorage(LazyTensorStorage):
     @property
     def occupancy(self) -> Occupancy:
         """The slots that hold a row, which are those below the length, or those that a writer's tables refer to."""
-        return FirstSlots(self._len) if self._held_by is None else self._held_by
-
-    def hold_by(self, occupancy: Occupancy) -> None:
-        """Sets :attr:`occupancy`; a writer into tables calls it."""
-        self._held_by = occupancy
+        return FirstSlots(self._len) if self.held_by is None else self.held_by
 
     @property
     def num_held(self) -> int:
@@ -266,15 +262,13 @@ class PackedStorage(LazyTensorStorage):
         return self._generation.index_select(0, slots).view(index.shape)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
-        """Rows at ``index``.
+        """Returns rows, TensorDict of the shape of ``index``; a copy for tensors, views otherwise.
+
+        They have ``index`` in a buffer of TorchRL, and ``generation`` otherwise.
 
         Args:
             index: int64 ``[B]`` or ``[B, 2]`` (one packed gather), or anything else that indexes a TensorDict.
             extra: further entries of the TensorDict; for int64 indices.
-
-        Returns:
-            TensorDict with batch size of the shape of ``index``; a copy for tensors, views otherwise. It has
-            ``index`` in a buffer of TorchRL, and ``generation`` otherwise.
         """
         if self.layout is None or self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
@@ -375,8 +369,7 @@ class PackedStorage(LazyTensorStorage):
     def read(self, rows: TensorDictBase | Mapping[Any, Any]) -> list[Column] | None:
         """Returns :meth:`checked_values` of rows that follow others, also of columns by key; changes nothing.
 
-        ``None`` where :meth:`checked_values` must decide: rows have fixed no columns yet, or these have other columns
-        or padding.
+        ``None`` where that must decide: no columns are fixed yet, or these rows have others, or padding.
         """
         if self._reader is None or self._given_device is None:
             return None
@@ -454,7 +447,6 @@ class PackedStorage(LazyTensorStorage):
             self._own_writes += 1
 
     def slots(self, start: int, stop: int) -> Tensor:
-        """Returns the slots from ``start`` to below ``stop``, int64 on the storage's device."""
         if self.generations is None:
             return torch.arange(start, stop, device=self.device)
         return torch.from_numpy(np.arange(start, stop))  # half the time
@@ -534,11 +526,12 @@ class PackedStorage(LazyTensorStorage):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows written so far (a view, not a copy, to be read alone) and the layout of their bytes."""
-        state: dict[str, Any] = {"capacity": self.capacity, "length": 0, "layout": None, "rows": None, "emptied": None}
+        state: dict[str, Any] = {"capacity": self.capacity, "length": self._len, "layout": None}
+        state |= {"rows": None, "emptied": None}
         if self.layout is not None and self._rows is not None and self._generation is not None:
-            state |= {"length": self._len, "layout": self.layout.description(), "rows": self._rows[: self._len]}
-            # Generations of slots that held rows once: they continue from there.
-            state["emptied"] = self._generation[self._len : self._reached].clone()
+            # Generations of slots that held rows once continue from there.
+            emptied = self._generation[self._len : self._reached].clone()
+            state |= {"layout": self.layout.description(), "rows": self._rows[: self._len], "emptied": emptied}
         return state | {"least_generation": self._least_generation, "last_cursor": self._last_cursor}
 
     @contextmanager
@@ -560,11 +553,11 @@ class PackedStorage(LazyTensorStorage):
                 self.snapshots.close(rows)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
+        """Restores what :meth:`state_dict` returned; a refused state changes nothing.
 
         Raises:
-            ValueError: another capacity was saved, or rows that do not fit their layout; nothing is changed then.
-            MemoryError: the rows do not fit; nothing is changed then.
+            ValueError: another capacity was saved, or rows that do not fit their layout.
+            MemoryError: the rows do not fit.
         """
         self.check_writable()
         layout = self._saved_layout(state_dict)

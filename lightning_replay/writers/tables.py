@@ -78,7 +78,7 @@ class TableWriter(ReplayWriter):
                     "a sampler of pairs"
                 )
         super().register_storage(storage)
-        storage.hold_by(self.tables)
+        storage.held_by = self.tables
         self._frames = storage if isinstance(storage, FrameStorage) else None
         if self._frames is not None:
             # Slots become free in the compiled loops over tables, which have no frames.

@@ -109,17 +109,6 @@ def test_a_policy_gets_the_same_rows_in_each_mode() -> None:
                 assert torch.equal(ours[:length][key], others[:length][key]), key
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
-def test_returns_of_own_loops_do_not_cross_episodes(mode: AutoresetMode) -> None:
-    replay = recipes.uniform(capacity=1_000, batch_size=256, n_steps=3, discount=1.0, seed=0)
-    played(of_lengths(4, 7, 7, mode=mode), 60, replay)
-    batch = replay.sample()
-    step, used = batch["observation"][:, 2], batch["steps_to_next_obs"].flatten()
-    expected = sum(torch.where(used > ahead, step + 1 + ahead, 0.0) for ahead in range(3))
-    assert torch.equal(batch["next", "reward"].flatten(), expected)
-    assert (batch["next", "observation"][:, 1] == batch["observation"][:, 1]).all()
-
-
 def test_a_step_in_which_all_environments_are_reset_has_no_rows() -> None:
     envs = of_lengths(2, 2, mode=NEXT_STEP)
     replay = recipes.uniform(capacity=100, batch_size=8)

@@ -234,7 +234,7 @@ def test_rows_that_left_are_not_drawn() -> None:
     replay.extend(numbered_steps(0, 8))
     held = SlotSet(capacity=8, length=8)
     held.remove(np.array([0, 3, 5]))
-    replay.storage.hold_by(held)
+    replay.storage.held_by = held
     assert replay.group_totals().rows.tolist() == [5]
     batch, drawn = replay.sample_part(part_of([(place + 0.5) / 5 for place in range(5)]))
     assert sorted(batch["index"].tolist()) == [1, 2, 4, 6, 7] and drawn.probability.tolist() == [0.2] * 5

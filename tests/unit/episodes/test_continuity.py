@@ -248,21 +248,6 @@ def test_slices_of_a_column_of_numbers_that_begin_again_are_refused() -> None:
         assert (runs == runs[:, :1]).all()
 
 
-def test_environments_side_by_side_break_off_one_by_one() -> None:
-    """Steps 0 to 4 of three environments; the second is reset before its step 3, and each step 4 is an event."""
-    table = EventTable("high", condition=reward_at_least(4.0), history_length=5, capacity=30, min_size=1)
-    replay = recipes.event_tables(50, 4, tables=[table], seed=0)
-    for step in range(5):
-        rows = torch.cat([numbered_steps(step, 1, trajectory=number) for number in range(3)])
-        start = torch.tensor([step, step + (500 if step >= 3 else 0), step], dtype=torch.float32)
-        for branch, more in ((rows, 0), (rows["next"], 1)):
-            branch["observation"] = (start + more).unsqueeze(1).expand(3, 3).clone()
-        replay.extend(rows)
-    table_rows = replay.table("high")
-    found = {name: table_rows["observation"][table_rows["trajectory"] == name, 0].tolist() for name in range(3)}
-    assert found == {0: [0, 1, 2, 3, 4], 1: [503, 504], 2: [0, 1, 2, 3, 4]}
-
-
 def test_a_copy_compares_rows_of_its_own() -> None:
     replay = recipes.uniform(5_000, 4, n_steps=3, seed=0)
     replay.extend(first(0))

@@ -13,7 +13,6 @@ from numba.core.caching import CacheImpl
 
 from lightning_replay.priority_tree import PriorityTree, numba_kernels, torch_tree
 from lightning_replay.priority_tree import tree as numba_tree
-from lightning_replay.priority_tree.torch_tree import TorchTree
 
 BACKENDS = ["numba", "torch"]
 
@@ -214,12 +213,6 @@ def test_the_tree_pickles_with_its_contents(tree: PriorityTree) -> None:
     again = copy.deepcopy(tree)
     again.set(torch.tensor([10]), 3.0)
     assert again.total() == 10.0 and tree.total() == 7.0
-
-
-def test_one_row_searches_more_entries_than_one_block() -> None:
-    assert TorchTree(1_000_000, torch.device("cpu"))._nodes == [31251]
-    assert len(TorchTree(2_000_000, torch.device("cpu"))._nodes) == 2
-    assert torch_tree.LEAF_SHIFT == 5 and torch_tree.SHIFT == 6
 
 
 @pytest.mark.gpu

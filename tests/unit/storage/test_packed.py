@@ -129,14 +129,6 @@ def test_memory_mapped_rows_equal_those_in_memory_and_leave_no_file(tmp_path) ->
     assert list(tmp_path.iterdir()) == [], "the scratch file has no name, so nothing is left behind"
 
 
-def test_serves_torchrls_own_buffer() -> None:
-    replay = TensorDictReplayBuffer(storage=PackedStorage(8), batch_size=16)
-    replay.extend(numbered_steps(0, 12))
-    numbers = set(replay.sample()["observation"][:, 0].int().tolist())
-    assert numbers <= set(range(4, 12))
-    assert replay[2:4].shape == (2,)
-
-
 @pytest.mark.parametrize(
     "writer", [RoundRobinWriter, TensorDictRoundRobinWriter, partial(TensorDictMaxValueWriter, "key")]
 )
@@ -203,15 +195,10 @@ def test_rows_that_are_no_tensordict_are_refused_in_torchrls_buffers(writer, ear
     assert len(replay) == earlier
 
 
-def test_a_row_at_an_int_slot() -> None:
-    storage = PackedStorage(4)
-    storage.set(2, numbered_steps(7, 1)[0])
-    assert len(storage) == 3
-    assert storage[2]["observation"].tolist() == [7, 7, 7]
-
-
 def test_slices_of_every_kind_write_the_slots_they_name_and_ints_must_be_slots() -> None:
     storage = PackedStorage(capacity=6)
+    storage.set(2, numbered_steps(7, 1)[0])
+    assert len(storage) == 3 and storage[2]["observation"].tolist() == [7, 7, 7]
     storage.set(slice(None), numbered_steps(0, 6))
     storage.set(slice(4, None, -3), numbered_steps(10, 2))
     assert storage.get(torch.arange(6))["next", "reward"].flatten().tolist() == [0, 11, 2, 3, 10, 5]
