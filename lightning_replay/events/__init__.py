@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from lightning_replay.events.conditions import (  # noqa: F401  saves find these here, or are imported for their effect  # noqa: F401  saves find these here, or are imported for their effect
+from lightning_replay.events.conditions import (  # noqa: F401, saves find these here
     AnyOf,
     Condition,
     ConditionError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -51,6 +52,19 @@ class Condition(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027, most have nothing to restore
         """Restores what :meth:`state_dict` returned."""
+
+    def __repr__(self) -> str:
+        given = vars(self).get("init_arguments")
+        if given is None:  # a user's class that is not recorded
+            return super().__repr__()
+        values = {name: vars(self).get(name, value) for name, value in given.items()}
+        shown = [f"{name}={value!r}" if place else repr(value) for place, (name, value) in enumerate(values.items())]
+        return f"{_function_of(self)}({', '.join(shown)})"
+
+
+def _function_of(condition: Condition) -> str:
+    # RewardAtLeast is built by reward_at_least, and so on.
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(condition).__name__).lower()
 
 
 # The class first: a command line then takes a condition by class path, and a function by import path.
@@ -190,6 +204,9 @@ class Combination(Condition):
     def answers(self, steps: TensorDictBase) -> Tensor:
         return torch.stack([holds(condition, steps) for condition in self.conditions])
 
+    def __repr__(self) -> str:
+        return f"{_function_of(self)}({', '.join(map(repr, self.conditions))})"
+
     def fresh(self) -> Condition:
         return type(self)(self.conditions)
 
@@ -213,9 +230,6 @@ class EveryOf(Combination):
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return self.answers(steps).all(0)
 
-    def __repr__(self) -> str:
-        return f"every_of({', '.join(map(repr, self.conditions))})"
-
 
 @recorded
 class AnyOf(Combination):
@@ -223,9 +237,6 @@ class AnyOf(Combination):
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return self.answers(steps).any(0)
-
-    def __repr__(self) -> str:
-        return f"any_of({', '.join(map(repr, self.conditions))})"
 
 
 class EpisodeCondition(Condition):
@@ -312,9 +323,6 @@ class FirstInEpisode(EpisodeCondition):
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
         return held and remembered == 0, int(held or remembered == 1)
 
-    def __repr__(self) -> str:
-        return f"first_in_episode({self.condition!r})"
-
 
 @recorded
 class Sustained(EpisodeCondition):
@@ -341,9 +349,6 @@ class Sustained(EpisodeCondition):
         # A longer run is counted to one above steps, at which the event does not happen again.
         length = min(remembered, self.steps) + 1 if held else 0
         return length == self.steps, length
-
-    def __repr__(self) -> str:
-        return f"sustained({self.condition!r}, steps={self.steps})"
 
 
 @recorded
@@ -379,9 +384,6 @@ class Reestablished(EpisodeCondition):
         length = remembered + 1 if remembered >= 0 else -1
         return (True, -1) if length == self.steps else (False, length)
 
-    def __repr__(self) -> str:
-        return f"reestablished({self.condition!r}, steps={self.steps})"
-
 
 Bound = float | Sequence[float | None] | None
 
@@ -403,9 +405,6 @@ class RewardAtLeast(Condition):
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return one_number(steps, ("next", "reward")) >= self.threshold
 
-    def __repr__(self) -> str:
-        return f"reward_at_least({self.threshold})"
-
 
 @recorded
 class RewardBelow(Condition):
@@ -416,9 +415,6 @@ class RewardBelow(Condition):
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return one_number(steps, ("next", "reward")) < self.threshold
-
-    def __repr__(self) -> str:
-        return f"reward_below({self.threshold})"
 
 
 @recorded
@@ -431,9 +427,6 @@ class TerminalWithReward(Condition):
     def __call__(self, steps: TensorDictBase) -> Tensor:
         terminated = one_number(steps, ("next", "terminated")).bool()
         return terminated & (one_number(steps, ("next", "reward")) >= self.at_least)
-
-    def __repr__(self) -> str:
-        return f"terminal_with_reward({self.at_least})"
 
 
 @recorded
@@ -451,9 +444,6 @@ class InfoKey(Condition):
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return one_number(steps, unravel_key(("next", self.key))) >= self.at_least
-
-    def __repr__(self) -> str:
-        return f"info_key({self.key!r}, at_least={self.at_least})"
 
 
 @recorded
@@ -486,30 +476,24 @@ class KeyInRegion(Condition):
                 f"low has {len(self.low)} components and high has {len(self.high)}; give one number for all, "
                 "or one for each component in both, None where it does not matter"
             )
-        self._least = _filled(self.low, -math.inf).expand(size)
-        self._greatest = _filled(self.high, math.inf).expand(size)
-        if (self._least > self._greatest).any():
+        least, greatest = (_filled(self.low, -math.inf).expand(size), _filled(self.high, math.inf).expand(size))
+        if (least > greatest).any():
             raise ValueError(f"low {low} is above high {high}, so the region is empty; give low <= high")
-
-    @property
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """Least and greatest value of each component, or of all, float64 ``[n]``."""
-        return self._least, self._greatest
+        #: Least and greatest value of each component, or of all, float64 ``[n]``.
+        self.bounds: tuple[Tensor, Tensor] = (least, greatest)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         value = column(steps, self.key).reshape(len(steps), -1)
-        if self._least.numel() not in (1, value.shape[1]):
+        size = self.bounds[0].numel()
+        if size not in (1, value.shape[1]):
             raise ConditionError(
-                f"the region of {self.key!r} has {self._least.numel()} components; the column has {value.shape[1]}. "
-                "Give a bound for each, None where it does not matter"
+                f"the region of {self.key!r} has {size} components; the column has {value.shape[1]}. Give a bound for "
+                "each, None where it does not matter"
             )
         # In the column's own precision: 0.1 as float32 and 0.1 as float64 are different numbers.
         dtype = value.dtype if value.is_floating_point() else torch.float64
-        least, greatest = self._least.to(value.device, dtype), self._greatest.to(value.device, dtype)
+        least, greatest = (bound.to(value.device, dtype) for bound in self.bounds)
         return ((value >= least) & (value <= greatest)).all(1)
-
-    def __repr__(self) -> str:
-        return f"key_in_region({self.key!r}, low={list(self.low)}, high={list(self.high)})"
 
 
 def _key(key: str | Sequence[str]) -> NestedKey:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tensordict import TensorDictBase
 
 from lightning_replay.events.conditions import (
     AnyOf,
-    Condition,
     ConditionLike,
     EveryOf,
     FirstInEpisode,
@@ -23,10 +22,8 @@ from lightning_replay.events.conditions import (
     RewardBelow,
     Sustained,
     TerminalWithReward,
-    load_state_of,
     one_number,
     own,
-    state_of,
 )
 from lightning_replay.options import (
     BELOW_ONE,
@@ -159,19 +156,6 @@ class EventTable:
     def fresh(self) -> EventTable:
         """Returns the same table with conditions without memory, for another buffer."""
         return type(self)(**self.init_arguments)  # type: ignore[attr-defined]
-
-    def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        for event in self.events:
-            if isinstance(event.condition, Condition):
-                event.condition.end_episodes(trajectories)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the conditions; tensors and plain values."""
-        return {"conditions": [state_of(event.condition) for event in self.events]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for event, saved in zip(self.events, state["conditions"], strict=True):
-            load_state_of(event.condition, saved)
 
     def __repr__(self) -> str:
         return (

@@ -374,8 +374,9 @@ class EventTableWriter(TableWriter):
     def _end_conditions(self, names: Sequence[int | None]) -> None:
         # Conditions remember running episodes, also those of lost workers, which nothing continues.
         if names:
-            for table in self._event_tables:
-                table.end_episodes(names)
+            for event in self._events:
+                if isinstance(event.condition, Condition):
+                    event.condition.end_episodes(names)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         super()._empty(empty_write_count=empty_write_count)

@@ -176,10 +176,10 @@ def test_ended_episodes_are_forgotten() -> None:
 def test_episodes_given_up_without_an_end_are_forgotten_when_told() -> None:
     condition = every_of(PAID, first_in_episode(sustained(PAID, 2)))
     condition(steps_of([1, 1], trajectory=[3, 4]))
-    table = EventTable("paid", events=[Event(condition)], capacity=200)
-    table.load_state_dict({"conditions": [condition.state_dict()]})
-    table.end_episodes([3, None])
-    inner = table.state_dict()["conditions"][0]["conditions"][1]["condition"]
+    again = Event(condition).condition
+    again.load_state_dict(condition.state_dict())
+    again.end_episodes([3, None])
+    inner = again.state_dict()["conditions"][1]["condition"]
     assert inner["trajectory"].tolist() == [4] and inner["remembered"].tolist() == [1]
 
 
