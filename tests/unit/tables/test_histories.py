@@ -213,10 +213,3 @@ def test_histories_come_back_from_their_state() -> None:
     assert world.histories.of(7).tolist() == [1, 3, 4] and world.histories.of(1).tolist() == [2]
     world.add([1], [1])
     assert world.references == [1, 2, 1, 2, 2, 1]
-
-
-def test_the_state_without_a_running_episode_is_empty() -> None:
-    state, world = World(length=3).histories.state_dict(), World(length=3)
-    world.add([1])
-    world.histories.load_state_dict(state)
-    assert len(world.histories) == 0
