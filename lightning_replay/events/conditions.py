@@ -162,15 +162,9 @@ def load_state_of(condition: ConditionLike, state: dict[str, Any]) -> None:
 def warn_of_unmet(
     what: str, condition: ConditionLike, rows: int, stored: TensorDictBase, slots: Tensor, done_key: NestedKey = _DONE
 ) -> bool:
-    """Warns of a condition that was true of no row, once episodes have ended; returns whether they have.
+    """Warns of a condition, that of ``what``, which was true at none of so many rows; returns whether it did.
 
-    Args:
-        what: has the condition, for the message.
-        condition: that was never true.
-        rows: for which it was evaluated.
-        stored: all slots of the storage.
-        slots: int64 ``[n]``, those that hold a row.
-        done_key: the flag of rows that ended their episode.
+    It does where an episode has ended, by ``done_key``, in the slots, int64 ``[n]``, of all rows ``stored``.
     """
     done, reward = stored.get(done_key, None), stored.get(("next", "reward"), None)
     if done is None or not bool(done[slots].any()):
@@ -189,11 +183,7 @@ def _columns(steps: TensorDictBase) -> str:
 
 
 class Combination(Condition):
-    """Several conditions as one; each is evaluated at every step, because it may follow episodes.
-
-    Raises:
-        ValueError: no condition was given.
-    """
+    """Several conditions as one; each is evaluated at every step, because it may follow episodes."""
 
     def __init__(self, conditions: Sequence[ConditionLike]) -> None:
         several = checked_entries("conditions", conditions, "a sequence of conditions")
@@ -352,30 +342,20 @@ class Sustained(EpisodeCondition):
 
 
 @recorded
-class Reestablished(EpisodeCondition):
+class Reestablished(Sustained):
     """True where ``condition`` has held for ``steps`` consecutive steps after it had failed: once for each failure.
 
     A failure is a step, or several in a row, at which it is false, also the first of an episode. An episode without
-    failure has no such event. Stratified Sampling from Event Tables, history events.
+    failure has no such event. Stratified Sampling from Event Tables, history events. Arguments as of
+    :class:`~lightning_replay.events.sustained`; the step of the event counts.
 
     ::
 
         condition   T T T . T . . T T T T . T T     T = true, . = false
         steps=2     . . . . . . . . T . . . . T
-
-    Args:
-        condition: evaluated at each step.
-        steps: length of the run after the failure, the step of the event included.
-
-    Raises:
-        ValueError: ``steps`` is below 1.
     """
 
     start = -1
-
-    def __init__(self, condition: ConditionLike, steps: int) -> None:
-        super().__init__(condition)
-        self.steps: int = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
         # -1 before a failure and after the event, else the steps for which the condition has held since it failed.
@@ -497,10 +477,8 @@ class KeyInRegion(Condition):
 
 
 def _key(key: str | Sequence[str]) -> NestedKey:
-    if not isinstance(key, Sequence) or not all(isinstance(part, str) for part in key):
+    if not key or not isinstance(key, Sequence) or not all(isinstance(part, str) for part in key):
         raise TypeError(f"key is {key!r}; it must be the name of a column, a string or a tuple of strings")
-    if not key:
-        raise ValueError(f"key is {key!r}; it must be the name of a column")
     return key if isinstance(key, str) else tuple(key)
 
 

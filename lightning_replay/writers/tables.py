@@ -214,7 +214,7 @@ class EventTableWriter(TableWriter):
         # Compiled conditions have no memory; the others have followed some rows by the time at which one refuses.
         states = [state_of(self._events[number].condition) for number in called] if called else ()
         try:  # all that may refuse the rows, before any is stored
-            self._histories.check_room(episodes, self.forget_stale)
+            self._histories.check_room(episodes)
             fired = self._test(columns, rows, breaks)
             keys = None if self.tables.state_action_counts is None else state_action_keys(as_rows(rows))
         except BaseException:
@@ -284,8 +284,8 @@ class EventTableWriter(TableWriter):
                         condition.end_episodes([name if self._trajectory_at is not None else None])
                     happened[number, part] = holds(condition, rows[part]).cpu().numpy()
             except ConditionError as error:
-                name = self._table_of(number).name
-                raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
+                table = self._table_of(number).name
+                raise ConditionError(f"event table {table!r}: {error}. Nothing was stored") from error
         return happened
 
     def _write(
