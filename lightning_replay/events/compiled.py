@@ -189,11 +189,11 @@ def _compared_as(key: Key, kinds: Kinds) -> np.dtype | None:
     dtype, shape = kinds.get(key, (torch.complex64, torch.Size()))
     if shape.numel() != 1 or dtype.is_complex or dtype in _WITHOUT_COMPARISON:
         return None
-    return (
-        torch.empty(0, dtype=torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), 0.5), device="cpu")
-        .numpy()
-        .dtype
-    )
+    return _in_numpy(torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), 0.5))
+
+
+def _in_numpy(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
 
 def _rounded(number: float, dtype: np.dtype) -> float:
@@ -212,8 +212,9 @@ def _region(condition: KeyInRegion, kinds: Kinds) -> _Combined | None:
         return None
     compared_as = dtype if dtype.is_floating_point else torch.float64
     bounds = [bound.to(compared_as).double().expand(size).tolist() for bound in (least, greatest)]
-    array_dtype = torch.empty(0, dtype=compared_as, device="cpu").numpy().dtype
-    return _all_of([_Between(key, n, array_dtype, *both) for n, both in enumerate(zip(*bounds, strict=True))])
+    return _all_of(
+        [_Between(key, n, _in_numpy(compared_as), *both) for n, both in enumerate(zip(*bounds, strict=True))]
+    )
 
 
 def _parts(key: NestedKey) -> Key:

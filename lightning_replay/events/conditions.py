@@ -491,3 +491,24 @@ def _bounds(name: str, bound: Bound) -> tuple[float | None, ...]:
 
 def _filled(bounds: tuple[float | None, ...], unbounded: float) -> Tensor:
     return torch.tensor([unbounded if bound is None else bound for bound in bounds], dtype=torch.float64, device="cpu")
+
+
+# Users build conditions by these names, and saves name the classes.
+reward_at_least = RewardAtLeast
+reward_below = RewardBelow
+terminal_with_reward = TerminalWithReward
+key_in_region = KeyInRegion
+info_key = InfoKey
+first_in_episode = FirstInEpisode
+sustained = Sustained
+reestablished = Reestablished
+
+
+def every_of(*conditions: ConditionLike) -> EveryOf:
+    """Returns a condition that is true where all of ``conditions`` are; each is evaluated at every step."""
+    return EveryOf(conditions)
+
+
+def any_of(*conditions: ConditionLike) -> AnyOf:
+    """Returns a condition that is true where at least one of ``conditions`` is; each is evaluated at every step."""
+    return AnyOf(conditions)

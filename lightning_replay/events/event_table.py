@@ -10,21 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tensordict import TensorDictBase
 
-from lightning_replay.events.conditions import (
-    AnyOf,
-    ConditionLike,
-    EveryOf,
-    FirstInEpisode,
-    InfoKey,
-    KeyInRegion,
-    Reestablished,
-    RewardAtLeast,
-    RewardBelow,
-    Sustained,
-    TerminalWithReward,
-    one_number,
-    own,
-)
+from lightning_replay.events.conditions import ConditionLike, one_number, own, reward_at_least
 from lightning_replay.options import (
     BELOW_ONE,
     check_kind,
@@ -39,25 +25,6 @@ if TYPE_CHECKING:
     from torchrl.data import ReplayBuffer
 
 HISTORY_LENGTH = 200
-
-reward_at_least = RewardAtLeast
-reward_below = RewardBelow
-terminal_with_reward = TerminalWithReward
-key_in_region = KeyInRegion
-info_key = InfoKey
-first_in_episode = FirstInEpisode
-sustained = Sustained
-reestablished = Reestablished
-
-
-def every_of(*conditions: ConditionLike) -> EveryOf:
-    """Returns a condition that is true where all of ``conditions`` are; each is evaluated at every step."""
-    return EveryOf(conditions)
-
-
-def any_of(*conditions: ConditionLike) -> AnyOf:
-    """Returns a condition that is true where at least one of ``conditions`` is; each is evaluated at every step."""
-    return AnyOf(conditions)
 
 
 @recorded

@@ -27,7 +27,7 @@ class World:
     def add(self, trajectory: list[int], done: list[int] | None = None, events: list[str] = EMPTY) -> list[int]:
         """Rows in new slots; returns those that went to the event table."""
         rows = grouped(trajectory, done or [0] * len(trajectory))
-        slots = self.tables.append_new(0, len(trajectory))
+        slots = self.tables.append_new_to_each(np.zeros(len(trajectory), dtype=np.int64))
         none = ["." * len(trajectory)] * len(self.events.table)
         happened = np.array([[step == "e" for step in one] for one in events or none])
         return self.histories.follow(happened, self.events, rows, slots)[1].tolist()
