@@ -32,11 +32,7 @@ from lightning_replay.events.conditions import (  # noqa: F401, saves find these
     sustained,
     terminal_with_reward,
 )
-from lightning_replay.events.event_table import (
-    Event,
-    EventTable,
-    suggest_events,
-)
+from lightning_replay.events.event_table import Event, EventTable, suggest_events
 
 __all__ = [
     "AnyOf",

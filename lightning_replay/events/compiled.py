@@ -72,7 +72,7 @@ class ConditionBlock:
         self._results = np.array([_add(one, results) for one in expressions if one is not None], dtype=np.int64)
         tests = [one for one in results if isinstance(one, _Between)]
         self._is_plain = self._results.tolist() == list(range(len(conditions))) and len(results) == len(conditions)
-        # Which numbers are read: the components of each column in one dtype.
+        # Numbers are read once for all comparisons: the components of each column, in each dtype they are compared in.
         read: dict[tuple[Key, np.dtype], set[int]] = {}
         for test in tests:
             read.setdefault((test.key, test.dtype), set()).add(test.component)
@@ -179,7 +179,7 @@ def _below(key: Key, threshold: float, kinds: Kinds) -> _Between | None:
     if dtype is None:
         return None
     limit = _rounded(threshold, dtype)
-    if limit == -math.inf:
+    if limit == -math.inf:  # nothing lies below it
         return _Between(key, 0, dtype, math.inf, -math.inf)  # never
     return _Between(key, 0, dtype, -math.inf, float(np.nextafter(dtype.type(limit), dtype.type(-math.inf))))
 
@@ -188,7 +188,7 @@ def _compared_as(key: Key, kinds: Kinds) -> np.dtype | None:
     """Returns the dtype in which torch compares a column of one number a row with a number."""
     dtype, shape = kinds.get(key, (torch.complex64, torch.Size()))
     if shape.numel() != 1 or dtype.is_complex or dtype in _WITHOUT_COMPARISON:
-        return None
+        return None  # called by itself, the condition raises its own error
     return _in_numpy(torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), 0.5))
 
 

@@ -45,7 +45,7 @@ class Event:
     history_length: int = HISTORY_LENGTH
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "condition", own(self.condition))
+        object.__setattr__(self, "condition", own(self.condition))  # the class is frozen
         checked_count("history_length", self.history_length, of="steps, the event's own included,")
 
 
@@ -102,12 +102,13 @@ class EventTable:
         self.share = share
         self.min_size = min_size
         checked_count(f"capacity of table {name!r}", capacity, of="steps")
-        if self.history_length > capacity:
+        if self.history_length > capacity:  # a part of the history would leave before it could be drawn
             raise ValueError(
                 f"history longer than the table: {name!r} has history_length {self.history_length} and capacity "
                 f"{capacity}, so one event would evict its own history. Raise the capacity or shorten the history"
             )
         if share is not None:
+            # A share of 1 would leave nothing to the default table, which all steps enter.
             accepted = "a number in [0, 1), a part of each batch, or None"
             checked_number(f"share of table {name!r}", share, 0.0, BELOW_ONE, accepted=accepted)
         if min_size is not None and checked_count(f"min_size of table {name!r}", min_size, of="steps") > capacity:
@@ -173,6 +174,7 @@ def suggest_events(
     rewards = one_number(rows, ("next", "reward")).double().cpu().numpy()
     if not np.isfinite(rewards).all():
         raise ValueError("some stored rewards are NaN or infinite; correct the environment before choosing events")
+    # Every step reaches the least reward, which is no event.
     above = rewards[rewards > rewards.min()]
     if above.size == 0:
         raise ValueError(
@@ -203,4 +205,5 @@ def _events(
             f"table {name!r} was given history_length {history_length} beside events, which have their own; "
             "give it to each Event"
         )
+    # New ones, whose conditions remember nothing of another table's steps.
     return tuple(Event(event.condition, event.history_length) for event in events)

@@ -119,7 +119,7 @@ class _WeighingAlone(_Weighing, RetentionRule):
     learns = needs_actions = True
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        return torch.ones(rows.shape[0], device="cpu")
+        return torch.ones(rows.shape[0], device="cpu")  # the present policy chose their actions
 
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
         return on_policyness

@@ -80,6 +80,7 @@ class Histories:
     def make_room(self, rows: EpisodeGroups) -> list[int]:
         """Discards the episodes continued longest ago, as far as checked rows need their room; returns these."""
         staying, opened = _running_after(list(self._running), rows)
+        # A dictionary is in order of insertion, and follow puts an episode that goes on at its end.
         stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
         for name in stale:
             self.forget(name)

@@ -265,6 +265,6 @@ class Tables(Occupancy):
         self.references[:] = state_dict["slots"]["references"].numpy()
         if self.state_action_counts is not None:
             self.state_action_counts.load_state_dict(state_dict["counts"])
-        self.position.fill(-1)
+        self.position.fill(-1)  # not saved: it follows from the entries
         for table in range(len(self)):
             self.position[table, self.slots_of(table)] = self._places(table)
