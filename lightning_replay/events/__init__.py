@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from lightning_replay.events.conditions import (  # noqa: F401  saves find these here, or are imported for their effect  # noqa: F401  saves find these here, or are imported for their effect
+from lightning_replay.events.conditions import (  # noqa: F401, saves find these here
     AnyOf,
     Condition,
     ConditionError,
@@ -18,25 +18,21 @@ from lightning_replay.events.conditions import (  # noqa: F401  saves find these
     RewardBelow,
     Sustained,
     TerminalWithReward,
-    holds,
-    load_state_of,
-    state_of,
-)
-from lightning_replay.events.event_table import (
-    Event,
-    EventTable,
     any_of,
     every_of,
     first_in_episode,
+    holds,
     info_key,
     key_in_region,
+    load_state_of,
     reestablished,
     reward_at_least,
     reward_below,
-    suggest_events,
+    state_of,
     sustained,
     terminal_with_reward,
 )
+from lightning_replay.events.event_table import Event, EventTable, suggest_events
 
 __all__ = [
     "AnyOf",

@@ -33,24 +33,8 @@ _WITHOUT_COMPARISON = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 Kinds = Mapping[Key, tuple[torch.dtype, torch.Size]]
 
 
-class Comparisons(NamedTuple):
-    """``low <= numbers[column] <= high`` of each comparison, arrays ``[C]``; false for NaN."""
-
-    column: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
-class Combinations(NamedTuple):
-    """Whether every, or any, of several earlier results holds, for K combinations."""
-
-    is_every: np.ndarray  #: bool ``[K]``.
-    start: np.ndarray  #: int64 ``[K + 1]``, where the results of each begin in ``parts``.
-    parts: np.ndarray  #: int64, results: comparisons first, combinations after them.
-
-
 class _Between(NamedTuple):
-    """A comparison of one component of a column, converted to ``dtype`` first."""
+    """``low <= component <= high`` for one component of a column, converted to ``dtype`` first; false for NaN."""
 
     key: Key
     component: int
@@ -60,8 +44,10 @@ class _Between(NamedTuple):
 
 
 class _Combined(NamedTuple):
+    """Whether every, or any, of several parts holds."""
+
     is_every: bool
-    parts: list[Any]
+    parts: tuple[Any, ...]
 
 
 class ConditionBlock:
@@ -77,27 +63,33 @@ class ConditionBlock:
 
     def __init__(self, conditions: Sequence[ConditionLike], kinds: Kinds) -> None:
         expressions = [_expression(condition, kinds) for condition in conditions]
-        given = [one for one in expressions if one is not None]
         #: Places of the conditions that must be called.
         self.others: list[int] = [place for place, one in enumerate(expressions) if one is None]
         self._places = np.array([place for place, one in enumerate(expressions) if one is not None], dtype=np.int64)
         self._num_conditions = len(expressions)
-        tests = list(dict.fromkeys(test for one in given for test in _comparisons_of(one)))
-        self._comparisons = self._read(tests, list(kinds))
-        self._results, self._combinations = _combined(given, tests)
-        self._is_plain = self._results.tolist() == list(range(len(conditions))) and not len(self._combinations.is_every)
-
-    def _read(self, tests: list[_Between], keys: list[Key]) -> Comparisons:
+        # Equal expressions are evaluated once, and parts before what is combined of them.
+        results: dict[_Between | _Combined, int] = {}
+        self._results = np.array([_add(one, results) for one in expressions if one is not None], dtype=np.int64)
+        tests = [one for one in results if isinstance(one, _Between)]
+        self._is_plain = self._results.tolist() == list(range(len(conditions))) and len(results) == len(conditions)
+        # Numbers are read once for all comparisons: the components of each column, in each dtype they are compared in.
         read: dict[tuple[Key, np.dtype], set[int]] = {}
         for test in tests:
             read.setdefault((test.key, test.dtype), set()).add(test.component)
+        keys = list(kinds)
         self._columns = [(keys.index(key), dtype, sorted(components)) for (key, dtype), components in read.items()]
         numbers = [(key, dtype, one) for (key, dtype), components in read.items() for one in sorted(components)]
-        self._num_numbers = len(numbers)
-        return Comparisons(
-            np.array([numbers.index((test.key, test.dtype, test.component)) for test in tests], dtype=np.int64),
-            np.array([test.low for test in tests], dtype=np.float64),
-            np.array([test.high for test in tests], dtype=np.float64),
+        self._num_numbers, self._num_results = len(numbers), len(results)
+        columns = [
+            numbers.index((one.key, one.dtype, one.component)) if isinstance(one, _Between) else -1 for one in results
+        ]
+        parts = [[results[part] for part in one.parts] if isinstance(one, _Combined) else [] for one in results]
+        self._program = (
+            np.array(columns, dtype=np.int64),
+            *(np.array([getattr(one, name, 0.0) for one in results], dtype=np.float64) for name in ("low", "high")),
+            np.array([getattr(one, "is_every", False) for one in results], dtype=np.bool_),
+            np.cumsum([0, *map(len, parts)], dtype=np.int64),
+            np.array([one for each in parts for one in each], dtype=np.int64),
         )
 
     def __call__(self, values: Sequence[Tensor | np.ndarray]) -> np.ndarray:
@@ -116,10 +108,9 @@ class ConditionBlock:
                 value = value.reshape(count, -1)
                 numbers[first:last] = (value if len(components) == value.shape[1] else value[:, components]).T
             first = last
-        held = np.empty((len(self._comparisons.column) + len(self._combinations.is_every), count), dtype=np.bool_)
+        held = np.empty((self._num_results, count), dtype=np.bool_)
         if len(held):
-            # named tuples would take as long as all comparisons
-            _evaluate(numbers, *self._comparisons, *self._combinations, held)
+            _evaluate(numbers, *self._program, held)
         if self._is_plain:
             return held
         happened = np.zeros((self._num_conditions, count), dtype=np.bool_)
@@ -129,48 +120,30 @@ class ConditionBlock:
 
 @compiled
 def _evaluate(numbers, columns, lows, highs, are_every, start, parts, held):  # type: ignore[no-untyped-def]
-    """Fills bool ``[C + K, N]``: which of C comparisons hold for float64 ``[columns, N]``, then which combinations."""
-    number_of_comparisons, count = columns.size, numbers.shape[1]
-    for test in range(number_of_comparisons):
-        column, low, high = columns[test], lows[test], highs[test]
-        for row in range(count):
-            held[test, row] = (numbers[column, row] >= low) & (numbers[column, row] <= high)
-    for combination in range(are_every.size):
-        result, is_every = number_of_comparisons + combination, are_every[combination]
+    """Fills in the results ``[R, N]``: comparisons of float64 ``[columns, N]``, or where the column is -1 combinations.
+
+    Result r combines the earlier results ``parts[start[r] : start[r + 1]]``.
+    """
+    for result in range(columns.size):
+        column, low, high, is_every = columns[result], lows[result], highs[result], are_every[result]
+        if column >= 0:
+            for row in range(numbers.shape[1]):
+                held[result, row] = (numbers[column, row] >= low) & (numbers[column, row] <= high)
+            continue
         held[result] = is_every
-        for place in range(start[combination], start[combination + 1]):
-            part = parts[place]
-            for row in range(count):
+        for place in range(start[result], start[result + 1]):
+            for row in range(numbers.shape[1]):
                 if is_every:
-                    held[result, row] &= held[part, row]
+                    held[result, row] &= held[parts[place], row]
                 else:
-                    held[result, row] |= held[part, row]
+                    held[result, row] |= held[parts[place], row]
 
 
-def _combined(expressions: Sequence[_Between | _Combined], tests: list[_Between]) -> tuple[np.ndarray, Combinations]:
-    """Returns the place of the result of each expression, and the combinations that lead to these."""
-    is_every: list[bool] = []
-    parts: list[list[int]] = []
-
-    def result_of(expression: _Between | _Combined) -> int:
-        if isinstance(expression, _Between):
-            return tests.index(expression)
-        results = [result_of(part) for part in expression.parts]
-        parts.append(results)
-        is_every.append(expression.is_every)
-        return len(tests) + len(parts) - 1
-
-    results = np.array([result_of(one) for one in expressions], dtype=np.int64)
-    start = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return results, Combinations(
-        np.array(is_every, dtype=np.bool_), start, np.array([one for each in parts for one in each], dtype=np.int64)
-    )
-
-
-def _comparisons_of(expression: _Between | _Combined) -> list[_Between]:
-    if isinstance(expression, _Between):
-        return [expression]
-    return [test for part in expression.parts for test in _comparisons_of(part)]
+def _add(expression: _Between | _Combined, results: dict[_Between | _Combined, int]) -> int:
+    if isinstance(expression, _Combined):
+        for part in expression.parts:
+            _add(part, results)
+    return results.setdefault(expression, len(results))
 
 
 def _expression(condition: ConditionLike, kinds: Kinds) -> _Between | _Combined | None:
@@ -193,7 +166,7 @@ def _expression(condition: ConditionLike, kinds: Kinds) -> _Between | _Combined 
 
 
 def _all_of(parts: list[Any], is_every: bool = True) -> _Combined | None:
-    return None if None in parts else _Combined(is_every, parts)
+    return None if None in parts else _Combined(is_every, tuple(parts))
 
 
 def _at_least(key: Key, threshold: float, kinds: Kinds) -> _Between | None:
@@ -206,7 +179,7 @@ def _below(key: Key, threshold: float, kinds: Kinds) -> _Between | None:
     if dtype is None:
         return None
     limit = _rounded(threshold, dtype)
-    if limit == -math.inf:
+    if limit == -math.inf:  # nothing lies below it
         return _Between(key, 0, dtype, math.inf, -math.inf)  # never
     return _Between(key, 0, dtype, -math.inf, float(np.nextafter(dtype.type(limit), dtype.type(-math.inf))))
 
@@ -215,12 +188,12 @@ def _compared_as(key: Key, kinds: Kinds) -> np.dtype | None:
     """Returns the dtype in which torch compares a column of one number a row with a number."""
     dtype, shape = kinds.get(key, (torch.complex64, torch.Size()))
     if shape.numel() != 1 or dtype.is_complex or dtype in _WITHOUT_COMPARISON:
-        return None
-    return (
-        torch.empty(0, dtype=torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), 0.5), device="cpu")
-        .numpy()
-        .dtype
-    )
+        return None  # called by itself, the condition raises its own error
+    return _in_numpy(torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), 0.5))
+
+
+def _in_numpy(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
 
 def _rounded(number: float, dtype: np.dtype) -> float:
@@ -239,8 +212,9 @@ def _region(condition: KeyInRegion, kinds: Kinds) -> _Combined | None:
         return None
     compared_as = dtype if dtype.is_floating_point else torch.float64
     bounds = [bound.to(compared_as).double().expand(size).tolist() for bound in (least, greatest)]
-    array_dtype = torch.empty(0, dtype=compared_as, device="cpu").numpy().dtype
-    return _Combined(True, [_Between(key, n, array_dtype, *both) for n, both in enumerate(zip(*bounds, strict=True))])
+    return _all_of(
+        [_Between(key, n, _in_numpy(compared_as), *both) for n, both in enumerate(zip(*bounds, strict=True))]
+    )
 
 
 def _parts(key: NestedKey) -> Key:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -51,6 +52,19 @@ class Condition(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027, most have nothing to restore
         """Restores what :meth:`state_dict` returned."""
+
+    def __repr__(self) -> str:
+        given = vars(self).get("init_arguments")
+        if given is None:  # a user's class that is not recorded
+            return super().__repr__()
+        values = {name: vars(self).get(name, value) for name, value in given.items()}
+        shown = [f"{name}={value!r}" if place else repr(value) for place, (name, value) in enumerate(values.items())]
+        return f"{_function_of(self)}({', '.join(shown)})"
+
+
+def _function_of(condition: Condition) -> str:
+    # RewardAtLeast is built by reward_at_least, and so on.
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(condition).__name__).lower()
 
 
 # The class first: a command line then takes a condition by class path, and a function by import path.
@@ -148,15 +162,9 @@ def load_state_of(condition: ConditionLike, state: dict[str, Any]) -> None:
 def warn_of_unmet(
     what: str, condition: ConditionLike, rows: int, stored: TensorDictBase, slots: Tensor, done_key: NestedKey = _DONE
 ) -> bool:
-    """Warns of a condition that was true of no row, once episodes have ended; returns whether they have.
+    """Warns of a condition, that of ``what``, which was true at none of so many rows; returns whether it did.
 
-    Args:
-        what: has the condition, for the message.
-        condition: that was never true.
-        rows: for which it was evaluated.
-        stored: all slots of the storage.
-        slots: int64 ``[n]``, those that hold a row.
-        done_key: the flag of rows that ended their episode.
+    It does where an episode has ended, by ``done_key``, in the slots, int64 ``[n]``, of all rows ``stored``.
     """
     done, reward = stored.get(done_key, None), stored.get(("next", "reward"), None)
     if done is None or not bool(done[slots].any()):
@@ -175,11 +183,7 @@ def _columns(steps: TensorDictBase) -> str:
 
 
 class Combination(Condition):
-    """Several conditions as one; each is evaluated at every step, because it may follow episodes.
-
-    Raises:
-        ValueError: no condition was given.
-    """
+    """Several conditions as one; each is evaluated at every step, because it may follow episodes."""
 
     def __init__(self, conditions: Sequence[ConditionLike]) -> None:
         several = checked_entries("conditions", conditions, "a sequence of conditions")
@@ -189,6 +193,9 @@ class Combination(Condition):
 
     def answers(self, steps: TensorDictBase) -> Tensor:
         return torch.stack([holds(condition, steps) for condition in self.conditions])
+
+    def __repr__(self) -> str:
+        return f"{_function_of(self)}({', '.join(map(repr, self.conditions))})"
 
     def fresh(self) -> Condition:
         return type(self)(self.conditions)
@@ -213,9 +220,6 @@ class EveryOf(Combination):
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return self.answers(steps).all(0)
 
-    def __repr__(self) -> str:
-        return f"every_of({', '.join(map(repr, self.conditions))})"
-
 
 @recorded
 class AnyOf(Combination):
@@ -223,9 +227,6 @@ class AnyOf(Combination):
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return self.answers(steps).any(0)
-
-    def __repr__(self) -> str:
-        return f"any_of({', '.join(map(repr, self.conditions))})"
 
 
 class EpisodeCondition(Condition):
@@ -312,9 +313,6 @@ class FirstInEpisode(EpisodeCondition):
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
         return held and remembered == 0, int(held or remembered == 1)
 
-    def __repr__(self) -> str:
-        return f"first_in_episode({self.condition!r})"
-
 
 @recorded
 class Sustained(EpisodeCondition):
@@ -342,35 +340,22 @@ class Sustained(EpisodeCondition):
         length = min(remembered, self.steps) + 1 if held else 0
         return length == self.steps, length
 
-    def __repr__(self) -> str:
-        return f"sustained({self.condition!r}, steps={self.steps})"
-
 
 @recorded
-class Reestablished(EpisodeCondition):
+class Reestablished(Sustained):
     """True where ``condition`` has held for ``steps`` consecutive steps after it had failed: once for each failure.
 
     A failure is a step, or several in a row, at which it is false, also the first of an episode. An episode without
-    failure has no such event. Stratified Sampling from Event Tables, history events.
+    failure has no such event. Stratified Sampling from Event Tables, history events. Arguments as of
+    :class:`~lightning_replay.events.sustained`; the step of the event counts.
 
     ::
 
         condition   T T T . T . . T T T T . T T     T = true, . = false
         steps=2     . . . . . . . . T . . . . T
-
-    Args:
-        condition: evaluated at each step.
-        steps: length of the run after the failure, the step of the event included.
-
-    Raises:
-        ValueError: ``steps`` is below 1.
     """
 
     start = -1
-
-    def __init__(self, condition: ConditionLike, steps: int) -> None:
-        super().__init__(condition)
-        self.steps: int = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
         # -1 before a failure and after the event, else the steps for which the condition has held since it failed.
@@ -378,9 +363,6 @@ class Reestablished(EpisodeCondition):
             return False, 0
         length = remembered + 1 if remembered >= 0 else -1
         return (True, -1) if length == self.steps else (False, length)
-
-    def __repr__(self) -> str:
-        return f"reestablished({self.condition!r}, steps={self.steps})"
 
 
 Bound = float | Sequence[float | None] | None
@@ -403,9 +385,6 @@ class RewardAtLeast(Condition):
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return one_number(steps, ("next", "reward")) >= self.threshold
 
-    def __repr__(self) -> str:
-        return f"reward_at_least({self.threshold})"
-
 
 @recorded
 class RewardBelow(Condition):
@@ -416,9 +395,6 @@ class RewardBelow(Condition):
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return one_number(steps, ("next", "reward")) < self.threshold
-
-    def __repr__(self) -> str:
-        return f"reward_below({self.threshold})"
 
 
 @recorded
@@ -431,9 +407,6 @@ class TerminalWithReward(Condition):
     def __call__(self, steps: TensorDictBase) -> Tensor:
         terminated = one_number(steps, ("next", "terminated")).bool()
         return terminated & (one_number(steps, ("next", "reward")) >= self.at_least)
-
-    def __repr__(self) -> str:
-        return f"terminal_with_reward({self.at_least})"
 
 
 @recorded
@@ -451,9 +424,6 @@ class InfoKey(Condition):
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return one_number(steps, unravel_key(("next", self.key))) >= self.at_least
-
-    def __repr__(self) -> str:
-        return f"info_key({self.key!r}, at_least={self.at_least})"
 
 
 @recorded
@@ -486,37 +456,29 @@ class KeyInRegion(Condition):
                 f"low has {len(self.low)} components and high has {len(self.high)}; give one number for all, "
                 "or one for each component in both, None where it does not matter"
             )
-        self._least = _filled(self.low, -math.inf).expand(size)
-        self._greatest = _filled(self.high, math.inf).expand(size)
-        if (self._least > self._greatest).any():
+        least, greatest = (_filled(self.low, -math.inf).expand(size), _filled(self.high, math.inf).expand(size))
+        if (least > greatest).any():
             raise ValueError(f"low {low} is above high {high}, so the region is empty; give low <= high")
-
-    @property
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """Least and greatest value of each component, or of all, float64 ``[n]``."""
-        return self._least, self._greatest
+        #: Least and greatest value of each component, or of all, float64 ``[n]``.
+        self.bounds: tuple[Tensor, Tensor] = (least, greatest)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         value = column(steps, self.key).reshape(len(steps), -1)
-        if self._least.numel() not in (1, value.shape[1]):
+        size = self.bounds[0].numel()
+        if size not in (1, value.shape[1]):
             raise ConditionError(
-                f"the region of {self.key!r} has {self._least.numel()} components; the column has {value.shape[1]}. "
-                "Give a bound for each, None where it does not matter"
+                f"the region of {self.key!r} has {size} components; the column has {value.shape[1]}. Give a bound for "
+                "each, None where it does not matter"
             )
         # In the column's own precision: 0.1 as float32 and 0.1 as float64 are different numbers.
         dtype = value.dtype if value.is_floating_point() else torch.float64
-        least, greatest = self._least.to(value.device, dtype), self._greatest.to(value.device, dtype)
+        least, greatest = (bound.to(value.device, dtype) for bound in self.bounds)
         return ((value >= least) & (value <= greatest)).all(1)
-
-    def __repr__(self) -> str:
-        return f"key_in_region({self.key!r}, low={list(self.low)}, high={list(self.high)})"
 
 
 def _key(key: str | Sequence[str]) -> NestedKey:
-    if not isinstance(key, Sequence) or not all(isinstance(part, str) for part in key):
+    if not key or not isinstance(key, Sequence) or not all(isinstance(part, str) for part in key):
         raise TypeError(f"key is {key!r}; it must be the name of a column, a string or a tuple of strings")
-    if not key:
-        raise ValueError(f"key is {key!r}; it must be the name of a column")
     return key if isinstance(key, str) else tuple(key)
 
 
@@ -529,3 +491,24 @@ def _bounds(name: str, bound: Bound) -> tuple[float | None, ...]:
 
 def _filled(bounds: tuple[float | None, ...], unbounded: float) -> Tensor:
     return torch.tensor([unbounded if bound is None else bound for bound in bounds], dtype=torch.float64, device="cpu")
+
+
+# Users build conditions by these names, and saves name the classes.
+reward_at_least = RewardAtLeast
+reward_below = RewardBelow
+terminal_with_reward = TerminalWithReward
+key_in_region = KeyInRegion
+info_key = InfoKey
+first_in_episode = FirstInEpisode
+sustained = Sustained
+reestablished = Reestablished
+
+
+def every_of(*conditions: ConditionLike) -> EveryOf:
+    """Returns a condition that is true where all of ``conditions`` are; each is evaluated at every step."""
+    return EveryOf(conditions)
+
+
+def any_of(*conditions: ConditionLike) -> AnyOf:
+    """Returns a condition that is true where at least one of ``conditions`` is; each is evaluated at every step."""
+    return AnyOf(conditions)

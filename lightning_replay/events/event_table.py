@@ -5,29 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tensordict import TensorDictBase
 
-from lightning_replay.events.conditions import (
-    AnyOf,
-    Condition,
-    ConditionLike,
-    EveryOf,
-    FirstInEpisode,
-    InfoKey,
-    KeyInRegion,
-    Reestablished,
-    RewardAtLeast,
-    RewardBelow,
-    Sustained,
-    TerminalWithReward,
-    load_state_of,
-    one_number,
-    own,
-    state_of,
-)
+from lightning_replay.events.conditions import ConditionLike, one_number, own, reward_at_least
 from lightning_replay.options import (
     BELOW_ONE,
     check_kind,
@@ -42,25 +25,6 @@ if TYPE_CHECKING:
     from torchrl.data import ReplayBuffer
 
 HISTORY_LENGTH = 200
-
-reward_at_least = RewardAtLeast
-reward_below = RewardBelow
-terminal_with_reward = TerminalWithReward
-key_in_region = KeyInRegion
-info_key = InfoKey
-first_in_episode = FirstInEpisode
-sustained = Sustained
-reestablished = Reestablished
-
-
-def every_of(*conditions: ConditionLike) -> EveryOf:
-    """Returns a condition that is true where all of ``conditions`` are; each is evaluated at every step."""
-    return EveryOf(conditions)
-
-
-def any_of(*conditions: ConditionLike) -> AnyOf:
-    """Returns a condition that is true where at least one of ``conditions`` is; each is evaluated at every step."""
-    return AnyOf(conditions)
 
 
 @recorded
@@ -81,7 +45,7 @@ class Event:
     history_length: int = HISTORY_LENGTH
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "condition", own(self.condition))
+        object.__setattr__(self, "condition", own(self.condition))  # the class is frozen
         checked_count("history_length", self.history_length, of="steps, the event's own included,")
 
 
@@ -138,12 +102,13 @@ class EventTable:
         self.share = share
         self.min_size = min_size
         checked_count(f"capacity of table {name!r}", capacity, of="steps")
-        if self.history_length > capacity:
+        if self.history_length > capacity:  # a part of the history would leave before it could be drawn
             raise ValueError(
                 f"history longer than the table: {name!r} has history_length {self.history_length} and capacity "
                 f"{capacity}, so one event would evict its own history. Raise the capacity or shorten the history"
             )
         if share is not None:
+            # A share of 1 would leave nothing to the default table, which all steps enter.
             accepted = "a number in [0, 1), a part of each batch, or None"
             checked_number(f"share of table {name!r}", share, 0.0, BELOW_ONE, accepted=accepted)
         if min_size is not None and checked_count(f"min_size of table {name!r}", min_size, of="steps") > capacity:
@@ -159,19 +124,6 @@ class EventTable:
     def fresh(self) -> EventTable:
         """Returns the same table with conditions without memory, for another buffer."""
         return type(self)(**self.init_arguments)  # type: ignore[attr-defined]
-
-    def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        for event in self.events:
-            if isinstance(event.condition, Condition):
-                event.condition.end_episodes(trajectories)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the conditions; tensors and plain values."""
-        return {"conditions": [state_of(event.condition) for event in self.events]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for event, saved in zip(self.events, state["conditions"], strict=True):
-            load_state_of(event.condition, saved)
 
     def __repr__(self) -> str:
         return (
@@ -222,6 +174,7 @@ def suggest_events(
     rewards = one_number(rows, ("next", "reward")).double().cpu().numpy()
     if not np.isfinite(rewards).all():
         raise ValueError("some stored rewards are NaN or infinite; correct the environment before choosing events")
+    # Every step reaches the least reward, which is no event.
     above = rewards[rewards > rewards.min()]
     if above.size == 0:
         raise ValueError(
@@ -252,4 +205,5 @@ def _events(
             f"table {name!r} was given history_length {history_length} beside events, which have their own; "
             "give it to each Event"
         )
+    # New ones, whose conditions remember nothing of another table's steps.
     return tuple(Event(event.condition, event.history_length) for event in events)

@@ -27,12 +27,7 @@ class RetentionRule:
         draw_discount: factor of the priority for each feedback received for the row; 1 changes nothing.
     """
 
-    always_admits = False
-    takes_surprise = False
-    learns = False
-    needs_actions = False
-    weighs_actions = False
-    is_stochastic = False
+    always_admits = takes_surprise = learns = needs_actions = weighs_actions = is_stochastic = False
     surprise_exponent: float | None = None
     draw_discount: float = 1.0
 
@@ -57,7 +52,7 @@ class RetentionRule:
 
     @property
     def schedule(self) -> Schedule | None:
-        """Returns the schedule that changes the priorities of stored rows; ``None`` where there is none."""
+        """The schedule that changes the priorities of stored rows; ``None`` where there is none."""
         return None
 
     def follow(self, value: float) -> bool:
@@ -124,7 +119,7 @@ class _WeighingAlone(_Weighing, RetentionRule):
     learns = needs_actions = True
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        return torch.ones(rows.shape[0], device="cpu")
+        return torch.ones(rows.shape[0], device="cpu")  # the present policy chose their actions
 
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
         return on_policyness
@@ -199,19 +194,13 @@ class SmallestReturnLeaves(RetentionRule):
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
         """Returns the rewards; raises ValueError for rows without one number each, or with NaN."""
         reward = rows.get(("next", "reward"), None)
-        if reward is None or reward.numel() != rows.shape[0]:
-            given = "none" if reward is None else f"shape {list(reward.shape)}"
+        if reward is None or reward.numel() != rows.shape[0] or bool(reward.isnan().any()):
+            given = "none" if reward is None else f"shape {list(reward.shape)}, {int(reward.isnan().sum())} of them NaN"
             raise ValueError(
                 f"rows leave by their reward, one for each of {rows.shape[0]} rows in ('next', 'reward'); got {given}. "
                 "Nothing was stored"
             )
-        reward = reward.detach().reshape(-1).to(torch.float32)
-        if bool(reward.isnan().any()):
-            positions = reward.isnan().nonzero().flatten().tolist()
-            raise ValueError(
-                f"rows {positions[:10]} have reward NaN, and rows leave by their reward. Nothing was stored"
-            )
-        return reward
+        return reward.detach().reshape(-1).to(torch.float32)
 
 
 @recorded

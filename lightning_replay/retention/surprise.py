@@ -147,16 +147,11 @@ def surprise(
         >>> surprise(torch.tensor([-2.0]))
         tensor([4.])
     """
-    distributions = (target is not None) + (log_probability is not None)
-    if (td_error is None) != (distributions == 2) or distributions == 1:
-        raise ValueError(
-            f"surprise got {'no ' if td_error is None else ''}td_error and {distributions} of target and "
-            "log_probability; give td_error alone, or target and log_probability"
-        )
-    if td_error is not None:
+    if td_error is not None and target is None and log_probability is None:
         return squared_td_error(td_error)
-    assert target is not None and log_probability is not None
-    return measure(target, log_probability)
+    if td_error is None and target is not None and log_probability is not None:
+        return measure(target, log_probability)
+    raise ValueError("surprise is of one kind of prediction; give td_error alone, or target and log_probability")
 
 
 def on_policyness(action_values: Tensor, action: Tensor, *, q_inverse_temperature: float = 1.0) -> Tensor:

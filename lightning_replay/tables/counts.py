@@ -28,13 +28,14 @@ class StateActionCounts:
     def store(self, slots: np.ndarray, keys: list[bytes]) -> None:
         """Counts new rows ``[N]`` in ``slots`` by their :func:`state_action_keys`."""
         for slot, key in zip(slots.tolist(), keys, strict=True):
+            # Pairs are numbered in the order in which they come, and counted in lists that grow with them.
             number = self._numbers.setdefault(key, len(self._stored))
             if number == len(self._stored):
                 self._stored.append(0)
                 self._in_events.append(0)
             self._stored[number] += 1
             self._of_slot[slot] = number
-        self._is_counted[slots] = False
+        self._is_counted[slots] = False  # a slot may have held a row that was counted
 
     def send(self, slots: np.ndarray) -> None:
         """Counts rows that became part of an event's history; once each, also for several events."""
@@ -77,5 +78,6 @@ def state_action_keys(rows: TensorDictBase) -> list[bytes]:
         value = rows.get(name)
         columns += value.values(True, True) if isinstance(value, TensorDictBase) else [value]
     flat = [column.reshape(len(column), -1).contiguous().cpu().numpy() for column in columns]
+    # By their bytes: floats that compare equal but differ, as -0.0 and 0.0, count as two states.
     parts = [column.view(np.uint8).reshape(len(column), -1) for column in flat]
     return [row.tobytes() for row in np.concatenate(parts, axis=1)]

@@ -19,14 +19,15 @@ _NONE = np.zeros(0, dtype=np.int64)
 class Histories:
     """The last ``length`` steps of up to ``max_trajectories`` running episodes, each held by a reference to its slot.
 
-    With ``forgets_stale``, needed for :meth:`make_room`, episodes are counted also where no step is remembered.
+    With ``forget_stale`` the episodes continued longest ago make room for others, and episodes are counted also where
+    no step is remembered; otherwise more episodes are refused.
     """
 
-    def __init__(self, tables: Tables, length: int, max_trajectories: int, forgets_stale: bool = False) -> None:
+    def __init__(self, tables: Tables, length: int, max_trajectories: int, forget_stale: bool = False) -> None:
         self._tables = tables
         self._length = length
         self._max_trajectories = max_trajectories
-        self._counts_all = length > 0 or forgets_stale
+        self._forget_stale = forget_stale
         self._clear()
 
     def _clear(self) -> None:
@@ -49,27 +50,18 @@ class Histories:
         return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
 
     def _rows_of(self, trajectories: Sequence[int]) -> list[int]:
-        self._grow(len(self._running) + len(trajectories))
+        before, needed = len(self.arrays.added), len(self._running) + len(trajectories)
+        if needed > before:
+            grown = np.zeros((max(needed, 2 * before), self._length), dtype=np.int64)
+            added = np.zeros(len(grown), dtype=np.int64)
+            grown[:before], added[:before] = self.arrays
+            self.arrays = HistoryArrays(grown, added)
+            self._unused.extend(range(before, len(grown)))
         running, unused = self._running, self._unused
         return [running[name] if name in running else unused.pop() for name in trajectories]
 
-    def _grow(self, rows: int) -> None:
-        before = len(self.arrays.added)
-        if rows <= before:
-            return
-        after = max(rows, 2 * before)
-        steps, count = np.zeros((after, self._length), dtype=np.int64), np.zeros(after, dtype=np.int64)
-        steps[:before], count[:before] = self.arrays
-        self.arrays = HistoryArrays(steps, count)
-        self._unused.extend(range(before, after))
-
-    def check_room(self, parts: Sequence[EpisodeGroups], forget_stale: bool) -> None:
-        """Raises ValueError for rows with which more than ``max_trajectories`` episodes would run at once.
-
-        Args:
-            parts: batches to be written in turn.
-            forget_stale: whether :meth:`make_room` will forget the episodes that were continued longest ago.
-        """
+    def check_room(self, parts: Sequence[EpisodeGroups]) -> None:
+        """Raises ValueError for batches, written in turn, with which too many episodes would run at once."""
         named = sum([len(part.trajectory) for part in parts])
         if not self._length or len(self._running) + named <= self._max_trajectories:
             return
@@ -77,7 +69,7 @@ class Histories:
         for part in parts:
             staying, opened = _running_after(running, part)
             excess = len(staying) + len(opened) - self._max_trajectories
-            if excess > (len(staying) if forget_stale else 0):
+            if excess > (len(staying) if self._forget_stale else 0):
                 raise ValueError(
                     f"{len(staying) + len(opened)} episodes would run at once, and histories of max_trajectories="
                     f"{self._max_trajectories} are held. Nothing was stored. Raise max_trajectories; or if these "
@@ -88,6 +80,7 @@ class Histories:
     def make_room(self, rows: EpisodeGroups) -> list[int]:
         """Discards the episodes continued longest ago, as far as checked rows need their room; returns these."""
         staying, opened = _running_after(list(self._running), rows)
+        # A dictionary is in order of insertion, and follow puts an episode that goes on at its end.
         stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
         for name in stale:
             self.forget(name)
@@ -129,7 +122,7 @@ class Histories:
         for name, row, ended in zip(names, rows, episodes.ended.tolist(), strict=True):
             # Out and in again: a dictionary keeps the episode that was continued last at its end.
             self._running.pop(name, None)
-            if ended or not self._counts_all:
+            if ended or not (self._length or self._forget_stale):
                 self._unused.append(row)
             else:
                 self._running[name] = row

@@ -42,8 +42,8 @@ class Tables(Occupancy):
 
     Example:
         >>> tables = Tables({"default": 2, "goal": 1}, extra_slots=0)
-        >>> slots = tables.append_new(0, 2); tables.append(np.array([1]), slots[:1])
-        >>> slots = tables.append_new(0, 1)
+        >>> slots = tables.append_new_to_each(np.array([0, 0])); tables.append(np.array([1]), slots[:1])
+        >>> slots = tables.append_new_to_each(np.array([0]))
         >>> tables.slots_of(0), tables.slots_of(1)
         (array([1, 2]), array([0]))
     """
@@ -190,12 +190,11 @@ class Tables(Occupancy):
         self.arrays.free[:] = np.arange(self.num_slots)
         self.arrays.counters[[TAKEN, FREED]] = 0, self.num_slots
 
-    def append_new(self, table: int, count: int) -> np.ndarray:
-        """Appends new rows, at most the capacity, to a table, whose oldest entries leave first; returns their slots."""
-        return self.append_new_to_each(np.full(count, table))
-
     def append_new_to_each(self, table: np.ndarray) -> np.ndarray:
-        """:meth:`append_new` of row k to table ``table[k]``, int64 ``[N]``, none more often than its capacity."""
+        """Appends new row k to table ``table[k]``, int64 ``[N]``, none more often than its capacity; returns the slots.
+
+        The oldest entries leave first.
+        """
         slots = self.try_append_new(table)
         if slots is None:
             raise ValueError(
@@ -266,6 +265,6 @@ class Tables(Occupancy):
         self.references[:] = state_dict["slots"]["references"].numpy()
         if self.state_action_counts is not None:
             self.state_action_counts.load_state_dict(state_dict["counts"])
-        self.position.fill(-1)
+        self.position.fill(-1)  # not saved: it follows from the entries
         for table in range(len(self)):
             self.position[table, self.slots_of(table)] = self._places(table)

@@ -82,23 +82,16 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             storage.release(torch.arange(capacity, device="cpu"))  # all of them leave
             start = self._cursor  # which leaves no slot before it unwritten
         self._cursor = start
-        at_once = storage.rows_at_once
-        for first in range(0, kept, at_once):
-            self._put(storage, [value[first : first + at_once] for value in values])
-        index = torch.arange(start, start + kept, device=storage.device)
-        if start + kept > capacity:
-            index %= capacity
-        if storage.num_held < kept:  # the first of them left for the last
-            index = index[-storage.num_held :]
-        return index
-
-    def _put(self, storage: PackedStorage, values: Sequence[Column]) -> None:
-        capacity, start, stop = storage.capacity, self._cursor, self._cursor + len(values[0])
-        slots = torch.arange(start, stop, device="cpu") % capacity
-        if isinstance(storage, FrameStorage):
-            self._release_oldest(storage, values, slots)
-        storage.write(slice(start, stop) if stop <= capacity else slots, values)
-        self._cursor = stop % capacity
+        for first in range(0, kept, storage.rows_at_once):
+            part = [value[first : first + storage.rows_at_once] for value in values]
+            stop = self._cursor + len(part[0])
+            slots = torch.arange(self._cursor, stop, device="cpu") % capacity
+            if isinstance(storage, FrameStorage):
+                self._release_oldest(storage, part, slots)
+            storage.write(slice(self._cursor, stop) if stop <= capacity else slots, part)
+            self._cursor = stop % capacity
+        index = torch.arange(start, start + kept, device=storage.device) % capacity
+        return index[-storage.num_held :]  # the first of more than the frames allow left for the last
 
     def _release_oldest(self, storage: FrameStorage, values: Sequence[Column], slots: Tensor) -> None:
         while lacking := storage.frames_missing(values, slots):

@@ -51,7 +51,7 @@ class NewestRows(DeclaredState):
     surprise training does not remove. Row k is at place ``k % capacity``.
     """
 
-    saved_attributes = ("_is_terminal", "_surprise", "_next")
+    saved_attributes: tuple[str, ...] = ("_is_terminal", "_surprise", "_next")
 
     def __init__(self, capacity: int) -> None:
         self._is_terminal = np.empty(capacity, dtype=np.int8)
@@ -155,8 +155,8 @@ class RetentionWriter(ReplayWriter):
     """
 
     may_refuse = True
-    saved_attributes = ("_offered", "_refused", "_evicted", "_write_count")
-    saved_parts = ("_rows",)
+    saved_attributes: tuple[str, ...] = ("_offered", "_refused", "_evicted", "_write_count")
+    saved_parts: tuple[str, ...] = ("_rows",)
 
     def __init__(
         self,

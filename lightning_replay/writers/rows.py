@@ -30,7 +30,7 @@ def packed_storage(storage: Storage, writer: Writer, capacity: int) -> PackedSto
 
 def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
     """Returns the values ``[n, ...]`` of the chosen rows, int64 ``[n]``, of columns ``[N, ...]``."""
-    if len(rows) == len(values[0]):
+    if len(rows) == len(values[0]):  # usually all, which are not copied
         return values
     index = torch.from_numpy(rows)
     return [value[index.to(value.device) if isinstance(value, Tensor) else rows] for value in values]
@@ -61,6 +61,7 @@ def announce(storage: Storage, index: Tensor, entered: np.ndarray, rows: Any, co
     missing = missing_steps(trajectory_of(as_rows(rows)), entered, count) if len(entered) < count else None
     for buffer in storage._attached_entities:
         hooks = buffer if isinstance(buffer, BufferHooks) else None  # TorchRL's buffers follow no episodes
+        # Before the new rows are linked, so that none follows a row across a missing step.
         if missing is not None and hooks is not None:
             hooks.break_episodes(missing.trajectories)
         if len(index):

@@ -214,7 +214,7 @@ class EventTableWriter(TableWriter):
         # Compiled conditions have no memory; the others have followed some rows by the time at which one refuses.
         states = [state_of(self._events[number].condition) for number in called] if called else ()
         try:  # all that may refuse the rows, before any is stored
-            self._histories.check_room(episodes, self.forget_stale)
+            self._histories.check_room(episodes)
             fired = self._test(columns, rows, breaks)
             keys = None if self.tables.state_action_counts is None else state_action_keys(as_rows(rows))
         except BaseException:
@@ -374,8 +374,9 @@ class EventTableWriter(TableWriter):
     def _end_conditions(self, names: Sequence[int | None]) -> None:
         # Conditions remember running episodes, also those of lost workers, which nothing continues.
         if names:
-            for table in self._event_tables:
-                table.end_episodes(names)
+            for event in self._events:
+                if isinstance(event.condition, Condition):
+                    event.condition.end_episodes(names)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         super()._empty(empty_write_count=empty_write_count)
@@ -473,31 +474,23 @@ class TaskTableWriter(TableWriter):
             for buffer in storage._attached_entities:
                 buffer.mark_update(index)
         else:  # more rows than fit a table, or more frames than are free
-            kept = self._kept(table)
+            lasts = [np.flatnonzero(table == one)[-int(most) :] for one, most in enumerate(self.tables.capacity)]
+            kept = np.sort(np.concatenate(lasts))
             table, columns = table[kept], chosen(columns, kept)
-            slots = np.empty(len(table), dtype=np.int64)
+            slots, written = np.empty(len(table), dtype=np.int64), self.tables.rows_written
             for start in range(0, len(table), at_once):
                 part = slice(start, start + at_once)
                 slots[part] = self.tables.append_new_to_each(table[part])
                 self.write(slots[part], [column[part] for column in columns])
             # Of rows written part by part, those that did not leave to make room for later ones.
-            is_last = np.zeros(len(table), dtype=np.bool_)
-            is_last[len(table) - 1 - np.unique(slots[::-1], return_index=True)[1]] = True
-            stayed = is_last & (self.tables.references[slots] > 0)
+            is_newest = self.tables.arrays.written_at[slots] == written + np.arange(len(slots))
+            stayed = is_newest & (self.tables.references[slots] > 0)
             slots, kept = slots[stayed], kept[stayed]
             index = torch.from_numpy(slots).to(storage.device)
             inserted = Insertion(index, torch.from_numpy(kept))
             announce(storage, index, kept, rows, count)
         self._write_count += count
         return inserted
-
-    def _kept(self, table: np.ndarray) -> np.ndarray:
-        # Of more rows than a table holds, the last ones.
-        capacities = self.tables.capacity
-        if (np.bincount(table, minlength=len(capacities)) <= capacities).all():
-            return np.arange(len(table))
-        kept = [np.flatnonzero(table == number)[-int(most) :] for number, most in enumerate(capacities)]
-        return np.sort(np.concatenate(kept))
 
     def _tasks_of(self, columns: Sequence[Column]) -> np.ndarray:
         stored = self._storage.row_columns

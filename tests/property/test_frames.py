@@ -254,7 +254,7 @@ def test_tables_keep_the_frames_of_their_rows_alone(batches, room, at_once, kind
 
 def check_tables(replay, given_rows: list[Stacks]) -> None:
     tables, storage = replay.tables, replay.storage
-    held = torch.from_numpy(np.flatnonzero(tables.pool.references))
+    held = torch.from_numpy(np.flatnonzero(tables.references))
     rows = storage.get(held)
     numbers = rows["action"].tolist()
     assert stacks_in(rows) == [given_rows[number] for number in numbers]

@@ -16,16 +16,18 @@ EMPTY: list[int] = []
 class World:
     """A default table of 20 and one event table, whose events have the given history lengths."""
 
-    def __init__(self, length: int, max_trajectories: int = 3, events: tuple[int, ...] = (1,)) -> None:
+    def __init__(
+        self, length: int, max_trajectories: int = 3, events: tuple[int, ...] = (1,), forget_stale: bool = False
+    ) -> None:
         self.tables = Tables({"default": 20, "events": 20})
-        self.histories = Histories(self.tables, length, max_trajectories)
+        self.histories = Histories(self.tables, length, max_trajectories, forget_stale)
         sent = np.zeros((self.tables.num_slots, 1), dtype=bool)
         self.events = EventArrays(np.zeros(len(events), dtype=np.int64), np.array(events), sent)
 
     def add(self, trajectory: list[int], done: list[int] | None = None, events: list[str] = EMPTY) -> list[int]:
         """Rows in new slots; returns those that went to the event table."""
         rows = grouped(trajectory, done or [0] * len(trajectory))
-        slots = self.tables.append_new(0, len(trajectory))
+        slots = self.tables.append_new_to_each(np.zeros(len(trajectory), dtype=np.int64))
         none = ["." * len(trajectory)] * len(self.events.table)
         happened = np.array([[step == "e" for step in one] for one in events or none])
         return self.histories.follow(happened, self.events, rows, slots)[1].tolist()
@@ -140,7 +142,7 @@ def test_an_episode_may_end_and_begin_again_in_one_batch() -> None:
 
 def test_events_of_one_step_need_no_histories() -> None:
     world = World(length=0, max_trajectories=1)
-    world.histories.check_room([grouped(list(range(9)), [0] * 9)], forget_stale=False)
+    world.histories.check_room([grouped(list(range(9)), [0] * 9)])
     assert world.add([4, 4], events=[".e"]) == [1]
     assert len(world.histories) == 0 and world.references == [1, 2]
 
@@ -157,7 +159,7 @@ def test_more_episodes_than_there_is_room_for_are_refused(trajectory, done, runn
     world = World(length=3, max_trajectories=2)
     world.add([1, 2])
     with pytest.raises(ValueError, match=f"{running} episodes would run at once.*max_trajectories=2.*Nothing was"):
-        world.histories.check_room([grouped(trajectory, done)], forget_stale=False)
+        world.histories.check_room([grouped(trajectory, done)])
     assert len(world.histories) == 2
 
 
@@ -172,34 +174,34 @@ def test_more_episodes_than_there_is_room_for_are_refused(trajectory, done, runn
 def test_as_many_as_there_is_room_for_may_run(trajectory, done) -> None:
     world = World(length=3, max_trajectories=2)
     world.add([1, 2])
-    world.histories.check_room([grouped(trajectory, done)], forget_stale=False)
+    world.histories.check_room([grouped(trajectory, done)])
     assert len(world.histories) == 2 and world.histories.forgotten == 0
 
 
 def test_stale_episodes_are_forgotten_those_continued_longest_ago_first() -> None:
     """1 and 2 run, and 1 is continued after 2: for episode 3 it is 2 that goes."""
-    world = World(length=3, max_trajectories=2)
+    world = World(length=3, max_trajectories=2, forget_stale=True)
     for name in (1, 2, 1):
         world.add([name])
     histories, third = world.histories, grouped([3], [0])
-    histories.check_room([third], forget_stale=True)
+    histories.check_room([third])
     assert histories.forgotten == 0, "a check changes nothing"
     assert histories.make_room(third) == [2]
     world.add([3])
     assert histories.forgotten == 1 and len(histories) == 2
     assert histories.of(1).tolist() == [0, 2] and histories.of(2).tolist() == []
     with pytest.raises(ValueError, match="5 episodes would run"):
-        World(length=3, max_trajectories=2).histories.check_room([grouped([4, 5, 6, 7, 8], [0] * 5)], True)
+        World(length=3, max_trajectories=2, forget_stale=True).histories.check_room([grouped(list(range(5)), [0] * 5)])
     assert histories.forget_oldest() == 1 and histories.forgotten == 2
 
 
 def test_room_is_looked_for_at_the_end_of_every_part() -> None:
     """Two episodes run at the end of the first part, though none does at the end of the second."""
     parts = [grouped([1, 2], [0, 0]), grouped([1, 2], [1, 1])]
-    World(length=3, max_trajectories=2).histories.check_room(parts, forget_stale=False)
+    World(length=3, max_trajectories=2).histories.check_room(parts)
     for forget_stale in (False, True):
         with pytest.raises(ValueError, match="2 episodes would run at once"):
-            World(length=3, max_trajectories=1).histories.check_room(parts, forget_stale)
+            World(length=3, max_trajectories=1, forget_stale=forget_stale).histories.check_room(parts)
 
 
 def test_histories_come_back_from_their_state() -> None:
@@ -213,10 +215,3 @@ def test_histories_come_back_from_their_state() -> None:
     assert world.histories.of(7).tolist() == [1, 3, 4] and world.histories.of(1).tolist() == [2]
     world.add([1], [1])
     assert world.references == [1, 2, 1, 2, 2, 1]
-
-
-def test_the_state_without_a_running_episode_is_empty() -> None:
-    state, world = World(length=3).histories.state_dict(), World(length=3)
-    world.add([1])
-    world.histories.load_state_dict(state)
-    assert len(world.histories) == 0

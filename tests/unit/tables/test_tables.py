@@ -15,7 +15,7 @@ def numbers(*slots: int) -> np.ndarray:
 
 
 def new(tables: Tables, table: int, count: int) -> list[int]:
-    return tables.append_new(table, count).tolist()
+    return tables.append_new_to_each(np.full(count, table)).tolist()
 
 
 def send(tables: Tables, table: int, *slots: int) -> None:

@@ -59,12 +59,6 @@ def eight_rows(at_once: int, **options: Any) -> Replay:
     return replay
 
 
-def test_a_buffer_that_holds_the_newest_rows_has_ratios_of_one() -> None:
-    replay = buffer(4)
-    replay.extend(steps([4.0, 2.0, 1.0, 3.0], ends=(1,)))
-    assert figures(replay) == pytest.approx(dict(zip(FIGURES, (1.5 / 4, 0.25, 1.0, 1.0), strict=True)))
-
-
 @pytest.mark.parametrize("at_once", [1, 3, 8])
 def test_kept_rows_beside_the_newest(at_once: int) -> None:
     replay = eight_rows(at_once)
@@ -107,13 +101,6 @@ def test_rules_without_surprise_have_no_errors_of_new_rows(rule: Any) -> None:
     if rule.learns:
         replay.update_priority(torch.tensor([0]), torch.tensor([1.0]), **feedback)
         assert figures(replay) == known | {"td_error_over_newest": 1.0}
-
-
-def test_an_end_among_the_kept_rows_alone_counts_beside_one() -> None:
-    replay = buffer(4)
-    replay.extend(steps([4.0, 4.0, 4.0, 4.0], ends=(0, 1)))
-    replay.extend(steps([1.0] * 4))
-    assert figures(replay)["terminal_over_newest"] == 0.5 / 0.25
 
 
 @pytest.mark.parametrize("change", ["none", "several"])
