@@ -25,7 +25,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.divided_draws import Divider
-from lightning_replay.feedback import index_of, real_numbers, row_generations, row_numbers, td_error_of
+from lightning_replay.feedback import given_feedback, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_number
 from lightning_replay.parts import WriterHooks, declared_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
@@ -536,18 +536,14 @@ def checked_feedback(
     """Returns the arguments of :meth:`ShardedReplay.update_priority
     <lightning_replay.sharded.replay.ShardedReplay.update_priority>`: rows, TD errors ``[B]``, and signals by name."""
     # Everything is refused here that can be: an error in a shard comes with a later call.
-    if isinstance(index, TensorDictBase):
-        generation = index.get("generation", generation)
-        index = index_of(index)
-    index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
+    index, td_error, generation = given_feedback(index, td_error_of(td_error, signals), generation)
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
-    td_error = td_error_of(td_error, signals)
     for name in set(signals) - set(SIGNALS):
         raise TypeError(f"update_priority got the signal {name!r}; the signals are {', '.join(SIGNALS)}")
     if td_error is None:
         raise TypeError("update_priority got no td_error; give one for each row of the batch")
-    errors = real_numbers("td_error", td_error, "No priority was changed").detach().cpu().float().reshape(-1).numpy()
+    errors = td_error.cpu().float().reshape(-1).numpy()
     check_td_errors(errors, len(index))
     given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
     for name, value in given.items():
@@ -555,7 +551,7 @@ def checked_feedback(
             raise ValueError(f"{name} has {len(value)} rows and the batch {len(index)}. No priority was changed")
     if writer.needs_feedback:
         writer.read_feedback(len(index), torch.from_numpy(errors), signals)
-    numbers = row_generations(generation).cpu().numpy()
+    numbers = generation.cpu().numpy()
     if len(numbers) != len(index):
         raise ValueError(f"generation has {len(numbers)} rows and index {len(index)}; give those of one batch")
     ids, is_own = row_ids_of(index.cpu().numpy(), numbers, key)
