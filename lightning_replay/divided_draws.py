@@ -68,7 +68,7 @@ class Divider(DeclaredState):
         {'priority_weight': array([1., 1., 1., 1.], dtype=float32)}
     """
 
-    saved_parts = ("sampler",)
+    saved_parts: tuple[str, ...] = ("sampler",)
 
     def __init__(self, sampler: Sampler, seed: int | None = None) -> None:
         check_kind("sampler", sampler, Sampler, "a sampler, such as PrioritizedSampler(capacity=1)")

@@ -104,7 +104,8 @@ class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
             return self.default_priority, None
         return (self._largest if self._largest >= 0 else None), None
 
-    add = extend = Sampler.extend  # nothing: mark_update was called before
+    add: Any = Sampler.add  # which do nothing: mark_update was called before
+    extend: Any = Sampler.extend
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:

@@ -257,22 +257,18 @@ class WithinTables(TorchRLNames):
         return table, slots, probability
 
     def _check_mass(self, totals: GroupTotals, rows: np.ndarray) -> None:
-        empty = np.flatnonzero((rows > 0) & ~(totals.mass > 0))
-        if not len(empty):
-            return
-        table = totals.names[empty[0]]
-        if not totals.rows[empty[0]]:
-            raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
-        raise RuntimeError(
-            f"every row of table {table!r} has priority 0 and priority_offset is {self.priority_offset}, so none can "
-            "be drawn; use a positive priority_offset"
-        )
+        for number in np.flatnonzero((rows > 0) & ~(totals.mass > 0)).tolist():
+            table = totals.names[number]
+            if not totals.rows[number]:
+                raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
+            raise RuntimeError(
+                f"every row of table {table!r} has priority 0 and priority_offset is {self.priority_offset}, so none "
+                "can be drawn; use a positive priority_offset"
+            )
 
     def _uniform(self, count: int) -> np.ndarray:
-        generator = self._generator
-        device = generator.device
-        uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
-        return (uniform if device.type == "cpu" else uniform.cpu()).numpy()
+        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device=self._generator.device)
+        return uniform.cpu().numpy()
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Sets priorities, in every table that refers to a row; -1 is skipped, refused ones change nothing."""

@@ -261,7 +261,7 @@ class MixPairs(ReplayTransform):
         True
     """
 
-    saved_attributes = ("_ahead",)
+    saved_attributes: tuple[str, ...] = ("_ahead",)
 
     def __init__(
         self,
