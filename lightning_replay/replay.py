@@ -995,8 +995,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def seed(self, seed: int) -> None:
         """Restarts the draws of sampler, transforms and writer from ``seed``."""
-        if checked_seed(seed) is None:
-            raise TypeError("seed is None; it must be a whole number that fits into 64 bits")
+        checked_seed(seed)
         with self._changing():
             for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
                 if isinstance(part, Seeded):

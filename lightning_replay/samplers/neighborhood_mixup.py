@@ -86,6 +86,7 @@ class NeighborhoodMixupSampler(PairSampler):
                 )
             columns.append(column)
         features, _ = self._features(columns, rows.batch_size[0])
+        # One NaN in the lists would be the distance of its row to every other.
         finite = features.isfinite().all(1)
         if not bool(finite.all()):
             raise ValueError(

@@ -97,13 +97,6 @@ class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
         # Without a bound, as in TorchRL: its schedulers step to 1.0000000015.
         self._importance_exponent = checked_schedule("importance_exponent", value)
 
-    @property
-    def _max_priority(self) -> tuple[float | Tensor | None, None]:
-        # TorchRL's form: None before any was given. The slot of the largest is not kept.
-        if isinstance(self._largest, Tensor):
-            return self.default_priority, None
-        return (self._largest if self._largest >= 0 else None), None
-
     add: Any = Sampler.add  # which do nothing: mark_update was called before
     extend: Any = Sampler.extend
 

@@ -134,10 +134,6 @@ class WithinTables(TorchRLNames):
         return self._largest if self._largest > 0 else 1.0
 
     @property
-    def max_size(self) -> int:
-        return len(self._priority)
-
-    @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
