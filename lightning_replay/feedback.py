@@ -101,8 +101,14 @@ def judged(
             f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
             f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
         )
-    # All rows are checked, late ones too: a diverging loss shows at once.
-    _check_finite(errors)
+    # All rows are checked, late ones too: a diverging loss shows at once. A sum is NaN or infinite when any term is:
+    # one reduction instead of an elementwise test and a reduction.
+    if not bool(errors.sum(dtype=torch.float64).isfinite()):
+        rows = (~errors.isfinite()).nonzero().flatten().tolist()
+        raise ValueError(
+            f"td_error must be finite; rows {rows[:10]} of the batch are NaN or infinite. No priority was changed. "
+            "Look for a diverging loss before this update"
+        )
     # Without generations an index is trusted; only slots without a row are dropped.
     if packed is None or generation is None:
         _check_slots(index, len(storage))
@@ -193,16 +199,6 @@ def given_priority(td_error: Tensor, count: int) -> Tensor:
             "out, or pass update_priority=False"
         )
     return magnitude
-
-
-def _check_finite(magnitude: Tensor) -> None:
-    # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
-    if not bool(magnitude.sum(dtype=torch.float64).isfinite()):
-        rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
-        raise ValueError(
-            f"td_error must be finite; rows {rows[:10]} of the batch are NaN or infinite. No priority was changed. "
-            "Look for a diverging loss before this update"
-        )
 
 
 def _check_slots(index: Tensor, length: int) -> int:
