@@ -68,7 +68,7 @@ class Divider(DeclaredState):
         {'priority_weight': array([1., 1., 1., 1.], dtype=float32)}
     """
 
-    saved_parts = ("sampler",)
+    saved_parts: tuple[str, ...] = ("sampler",)
 
     def __init__(self, sampler: Sampler, seed: int | None = None) -> None:
         check_kind("sampler", sampler, Sampler, "a sampler, such as PrioritizedSampler(capacity=1)")
@@ -140,6 +140,7 @@ class Divider(DeclaredState):
                 raise ValueError(f"a reply has {len(one.probability)} rows and its part {len(part)}; mind the order")
         if not answered:
             raise ValueError("weigh got no reply; no row was drawn")
+        # A shard that did not answer counts as it was when the draw was divided.
         now = [before if one is None else one.totals for before, one in zip(division.totals, replies, strict=True)]
         latest = [(part.fractions, one) for part, one in zip(division.parts, now, strict=True) if one is not None]
         total = GroupTotals.summed([one for _, one in latest])

@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.state import DeclaredState
 from lightning_replay.storage.occupancy import FirstSlots
 from lightning_replay.storage.packed import PackedStorage, occupancy_of
 
@@ -23,31 +24,33 @@ Judged = tuple[Tensor, Tensor, int]
 
 
 def given_feedback(index: Any, td_error: Any, generation: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Returns index, TD errors and generation as tensors, of a batch or of what was given beside it.
-
-    Raises:
-        TypeError: a batch without ``index``; a value of another kind.
-    """
-    if isinstance(index, TensorDictBase):
-        if generation is None:
-            generation = index.get("generation", None)
-        index = index_of(index)
+    """Returns index, TD errors and generation as tensors, of a batch or of what was given beside it."""
+    index, generation = of_batch(index, generation)
     index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
     if generation is not None:
-        generation = row_generations(generation)
+        generation = row_numbers("generation", generation, "the batch's 'generation', of an integer dtype")
+        dtype = generation.dtype
+        if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+            raise TypeError(
+                f"generation is {dtype}; it must be the batch's 'generation', of an integer dtype. No priority was "
+                "changed"
+            )
     if td_error is not None:
         td_error = real_numbers("td_error", td_error, "No priority was changed")
     return index, td_error, generation
 
 
-def index_of(batch: TensorDictBase) -> Tensor:
-    index = batch.get("index", None)
+def of_batch(index: Any, generation: Any) -> tuple[Any, Any]:
+    """Returns the entries ``index`` and ``generation`` of a batch; others are returned as they were given."""
+    if not isinstance(index, TensorDictBase):
+        return index, generation
+    batch, index = index, index.get("index", None)
     if index is None:
         raise TypeError(
             f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the "
             "batch that sample() returned"
         )
-    return index
+    return index, batch.get("generation", None) if generation is None else generation
 
 
 def judged(
@@ -64,21 +67,12 @@ def judged(
         td_error: signed, ``[B]`` or ``[B, 1]``, or ``None``.
         generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` for that of the batch, or to trust the index.
         storage: of the rows.
-        set_held: of a sampler that compares generations while it sets priorities, see
-            :attr:`~lightning_replay.parts.SamplerHooks.set_held`.
+        set_held: ``_set_held`` of a sampler that compares generations while it sets priorities.
 
     Returns:
         Slots, magnitudes and the number of late rows; that number alone where ``set_held`` has set the priorities.
-
-    Raises:
-        TypeError: as :func:`given_feedback`.
-        ValueError: NaN or infinite TD errors, another number of them or of generations than of rows.
-        IndexError: a slot that is not stored.
     """
-    if isinstance(index, TensorDictBase):
-        if generation is None:
-            generation = index.get("generation", None)
-        index = index_of(index)
+    index, generation = of_batch(index, generation)
     packed = storage if isinstance(storage, PackedStorage) else None
     # A batch as it was drawn, on the CPU, in one pass: a quarter of the time of what follows.
     if (
@@ -107,8 +101,14 @@ def judged(
             f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
             f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
         )
-    # All rows are checked, late ones too: a diverging loss shows at once.
-    _check_finite(errors)
+    # All rows are checked, late ones too: a diverging loss shows at once. A sum is NaN or infinite when any term is:
+    # one reduction instead of an elementwise test and a reduction.
+    if not bool(errors.sum(dtype=torch.float64).isfinite()):
+        rows = (~errors.isfinite()).nonzero().flatten().tolist()
+        raise ValueError(
+            f"td_error must be finite; rows {rows[:10]} of the batch are NaN or infinite. No priority was changed. "
+            "Look for a diverging loss before this update"
+        )
     # Without generations an index is trusted; only slots without a row are dropped.
     if packed is None or generation is None:
         _check_slots(index, len(storage))
@@ -144,8 +144,10 @@ def _without(index: Tensor, magnitude: Tensor, late: Tensor) -> Judged:
     return torch.where(late, -1, index), magnitude, int(rows.sum())
 
 
-class Feedback:
+class Feedback(DeclaredState):
     """Counts of a buffer: draws since the last feedback, TD errors received, and those that came late."""
+
+    saved_attributes: tuple[str, ...] = ("received", "_late", "draws_since_update")
 
     def __init__(self) -> None:
         self.draws_since_update: int = 0
@@ -172,13 +174,9 @@ class Feedback:
             stats["drawn_age_max"] = float(ages.max())
         return stats
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"received": self.received, "late": self._late, "draws_since_update": self.draws_since_update}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.received, self._late = state_dict["received"], state_dict["late"]
-        self.draws_since_update = state_dict["draws_since_update"]
-        self.last_index = None
+        self.forget()
+        super().load_state_dict(state_dict)
 
 
 def magnitudes(td_error: Tensor) -> Tensor:
@@ -201,16 +199,6 @@ def given_priority(td_error: Tensor, count: int) -> Tensor:
             "out, or pass update_priority=False"
         )
     return magnitude
-
-
-def _check_finite(magnitude: Tensor) -> None:
-    # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
-    if not bool(magnitude.sum(dtype=torch.float64).isfinite()):
-        rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
-        raise ValueError(
-            f"td_error must be finite; rows {rows[:10]} of the batch are NaN or infinite. No priority was changed. "
-            "Look for a diverging loss before this update"
-        )
 
 
 def _check_slots(index: Tensor, length: int) -> int:
@@ -247,18 +235,6 @@ def td_error_of(td_error: Any, signals: dict[str, Any]) -> Any:
     return signals.pop("priority")
 
 
-def row_generations(value: Any) -> Tensor:
-    generation = row_numbers("generation", value, "the batch's 'generation', of an integer dtype")
-    dtype = generation.dtype
-    if dtype is torch.int64:
-        return generation
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        raise TypeError(
-            f"generation is {dtype}; it must be the batch's 'generation', of an integer dtype. No priority was changed"
-        )
-    return generation
-
-
 def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
     """Returns a value as a tensor without gradient; raises ``TypeError`` for text, flags and complex numbers."""
     tensor = row_numbers(name, value, "a tensor of real numbers", outcome)
@@ -270,12 +246,9 @@ def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
 
 
 def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Tensor:
-    """Returns slots as contiguous int64 ``[n]`` on ``device``.
+    """Returns slots as contiguous int64 ``[n]`` on ``device``; of a storage of d dimensions, ``[n, d]`` or d tensors.
 
-    Args:
-        index: int, ``[n]``, or for a storage of d dimensions ``[n, d]`` or a tuple of d tensors ``[n]``.
-        device: of the result.
-        storage: whose shape flattens an index of several dimensions; a row with a negative entry becomes -1.
+    A row with a negative entry becomes -1.
     """
     if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.device == device:
         return index.contiguous()

@@ -320,12 +320,13 @@ class WriterHooks(Seeded):
 class ReplayTransform(Seeded, Transform):
     """Changes batches, by TorchRL's ``forward``, and rows before they are stored, by TorchRL's ``_inv_call``."""
 
-    state_dict, load_state_dict = Module.state_dict, Module.load_state_dict  # which hold the extra state
+    state_dict: Any = Module.state_dict  # which holds the extra state
+    load_state_dict: Any = Module.load_state_dict
+    get_extra_state: Any = Seeded._read_attributes
+    set_extra_state: Any = Seeded._restore_attributes
     # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
     # transform's own class defines it.
     _mix_stored: Any = None
-
-    get_extra_state, set_extra_state = Seeded._read_attributes, Seeded._restore_attributes
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -374,7 +375,8 @@ class ReplayWriter(WriterHooks, Writer):
     def extend(self, data: TensorDictBase) -> Tensor:
         return self.insert(data).slots
 
-    dumps, loads = ReplaySampler.dumps, ReplaySampler.loads
+    dumps: Any = ReplaySampler.dumps
+    loads: Any = ReplaySampler.loads
 
     def add(self, data: TensorDictBase) -> Any:
         """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""

@@ -213,8 +213,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         Args:
             tensordicts: TensorDict ``[N]``, rows of one trajectory in time order. ``("next", "done")`` is derived from
                 ``terminated`` and ``truncated`` where it is absent; rewards and flags ``[N]`` are stored as ``[N, 1]``.
-                Rows for which a bool column ``("collector", "mask")`` or ``mask`` of one entry each is false are
-                padding and left out; with it, trajectories ``[N, T]`` are taken as well.
+                Rows whose bool column ``("collector", "mask")`` or ``mask`` is false are padding and left out; with it,
+                trajectories ``[N, T]`` are taken as well.
             update_priority: whether a column ``priority_key`` among them sets their priorities; yes by default.
 
         Returns:
@@ -280,8 +280,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             with self._replay_lock, self._write_lock:
                 if self._refusal is not None:
                     self._check_usable()
+                # The environments that played the episodes of a save are gone. Until the first new rows, contents and
+                # draws are those that were saved.
                 if self.awaits_new_episodes:
-                    self._end_saved_episodes()
+                    self.awaits_new_episodes = False
+                    self.end_episodes()
                 # The usual way: the storage reads rows that have the columns of those stored, and no TensorDict is
                 # built or copied.
                 if self._packed is not None and not (self._has_transforms and self._changes_rows):
@@ -368,13 +371,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return index
 
     def _store(self, rows: Any, columns: Sequence[Column] | None, takes_priorities: bool) -> Tensor:
-        """Stores checked rows; whatever may refuse them comes before the writer writes.
-
-        Args:
-            rows: TensorDict ``[N]``, or columns by key where the storage has read these.
-            columns: what the storage read; ``None`` for TorchRL's storages and writers.
-            takes_priorities: whether a column ``priority_key`` sets priorities.
-        """
+        # Rows are a TensorDict [N], or columns by key where the storage has read these; it reads none for TorchRL's
+        # storages and writers. Whatever may refuse rows comes before the writer writes.
         sampler, priority = self._sampler_hooks, None
         if sampler.uses_priorities and takes_priorities:
             if columns is None or self._storage.has_column(self.priority_key):
@@ -406,14 +404,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return index
 
     def add(self, data: TensorDictBase) -> Tensor:
-        """Stores one transition of batch size ``[]``; see :meth:`extend`."""
-        if not isinstance(data, TensorDictBase):
-            raise TypeError(f"add takes one transition, a TensorDict of batch size []; got {type(data).__name__}")
-        if data.batch_dims:
-            raise ValueError(
-                f"add takes one transition, of batch size []; got {list(data.shape)}. Call extend for several"
-            )
-        return self.extend(data.unsqueeze(0))
+        """Stores one transition, of batch size ``[]``; see :meth:`extend`."""
+        return self.extend(data.unsqueeze(0) if isinstance(data, TensorDictBase) else data)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
         """Draws a batch.
@@ -476,28 +468,28 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if self._prefetch_queue:
             self._wait_for_draws()
         replies: list[PartDraw] = []
-
-        def draw(storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-            index, info, reply = self._sampler_hooks.sample_part(storage, part)
-            replies.append(reply)
-            return index, info
-
-        data, info = self._sample(len(part), draw)
+        data, info = self._sample(len(part), part, replies)
         self._feedback.last_index = info["index"]
         self._feedback.draws_since_update += 1
         return data, replies[0]
 
-    def _sample(self, batch_size: int, draw: Any = None) -> tuple[TensorDictBase, dict[str, Any]]:
+    def _sample(
+        self, batch_size: int, part: DrawPart | None = None, replies: Any = None
+    ) -> tuple[TensorDictBase, dict[str, Any]]:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
-                return self._sample(batch_size, draw)
+                return self._sample(batch_size, part, replies)
         with self._replay_lock, self._write_lock:
             storage, packed, episodes = self._storage, self._packed, self._episodes
             # Interleaved episodes in a ring are refused here, because TorchRL's slices would join them.
             if self._cuts_ring:
                 self._check_slices(self._sampler, storage, self._writer, batch_size)
             # The sampler chooses the slots and gives their weights; it reads no row unless its method needs it.
-            index, info = self._sampler.sample(storage, batch_size) if draw is None else draw(storage, batch_size)
+            if part is None:
+                index, info = self._sampler.sample(storage, batch_size)
+            else:
+                index, info, reply = self._sampler_hooks.sample_part(storage, part)
+                replies.append(reply)
             if isinstance(index, tuple):  # TorchRL's slices
                 index = index[0]
             else:
@@ -520,7 +512,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             return data, info
 
     def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
-        """Returns the rows that were drawn, their generations, and the transforms that are still to be applied."""
+        # The rows that were drawn, their generations, and the transforms that are still to be applied.
         packed, episodes, transforms = self._packed, self._episodes, [*self._transforms]
         first: Any = transforms[0] if transforms and index.ndim == 2 else None
         # A subclass may mix in another way than its base.
@@ -607,7 +599,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if td_error is None and is_prioritized:
                 raise ValueError(
                     f"td_error is None, and {type(self._sampler).__name__} draws by TD errors; give one for each row "
-                    "of the batch. No priority was changed"
+                    f"of the batch, or write them to its {self.priority_key!r} for update_tensordict_priority. No "
+                    "priority was changed"
                 )
             # The writer's feedback and the TD errors are both checked before anything is changed: a refusal of either
             # leaves all priorities as they are.
@@ -628,14 +621,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
         if self.takes_feedback:
-            td_error = data.get(self.priority_key, None)
-            if td_error is None and self.is_prioritized:
-                raise ValueError(
-                    f"the batch has no {self.priority_key!r}, from which priorities are updated; it has "
-                    f"{sorted(map(str, data.keys()))}. Write the TD errors there, or call "
-                    "update_priority(batch, td_error). No priority was changed"
-                )
-            self.update_priority(data, td_error)
+            self.update_priority(data, data.get(self.priority_key, None))
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Removes every transition, the prefetched ones too; the slots' generations continue."""
@@ -656,10 +642,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def stats(self) -> dict[str, Any]:
         """Returns TorchRL's counters, bytes, ages of the last batch (in transitions), and counts of updates.
 
-        Where frames are stored once also ``frames_held``, ``frame_capacity``, ``frame_bytes`` and
-        ``frames_per_transition``, and ``bytes_per_transition`` is by the transitions held, else by the capacity; of a
-        :class:`~lightning_replay.samplers.PrioritizedSampler` and of a
-        :class:`~lightning_replay.writers.RetentionWriter` their own ``stats``.
+        Those of storage, sampler and writer, too; where frames are stored once ``bytes_per_transition`` is by the
+        transitions held, else by the capacity.
         """
         rows = self.capacity if self._packed is None else self._packed.rows_in_memory
         stats = super().stats() | self._feedback.stats(self._writer_hooks.age_of) | self._writer_hooks.stats()
@@ -667,11 +651,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return stats if self._packed is None else stats | self._packed.stats()
 
     def oldest_first(self) -> Tensor:
-        """Returns the slots of the stored rows, int64 ``[N]``, in the order in which they were given.
-
-        Raises:
-            ValueError: the writer keeps no order of rows.
-        """
+        """Returns the slots of the stored rows, int64 ``[N]``, in the order in which they were given."""
         in_order = slots_by_age(self._storage, self._writer_hooks)
         if in_order is None:
             raise ValueError(
@@ -684,9 +664,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Forms n-step rows along ``episodes`` from the next draw on, after linking the stored rows, oldest first.
 
         For a caller that gets the length of its returns only when it draws; otherwise give ``n_steps`` when building.
-
-        Raises:
-            ValueError: rows are stored, and the writer keeps no order of them, or their rewards are returns already.
         """
         with self._replay_lock, self._write_lock:
             episodes.check_continuity = self._checks_continuity
@@ -699,11 +676,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
         """Ends running episodes whose environments were closed, reset or lost: nothing follows their stored rows.
 
-        Steps that a transform keeps back are stored first, as returns over the steps there are. Then the newest row of
-        each episode is marked truncated and done, so that returns, pairs and histories end there. Where that may not be
-        the last step of its episode (a writer that refuses rows or keeps no order, returns formed before they are
-        stored), and in a storage of TorchRL's, it is not marked, and only later rows are kept apart from it. Reads all
-        rows once, O(N).
+        Steps that a transform keeps back are stored first. Then the newest row of each episode is marked truncated and
+        done. Where that may not be the last step of its episode (a writer that refuses rows or keeps no order, returns
+        formed before they are stored), and in a storage of TorchRL's, it is not marked, and only later rows are kept
+        apart from it. Reads all rows once, O(N).
 
         Args:
             trajectories: ids of the episodes, where rows have them; ``None`` for all that run.
@@ -728,20 +704,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             writer.cut(index)
         return stored
 
-    def _end_saved_episodes(self) -> None:
-        # The environments that played these episodes are gone. Until the first new rows, contents and draws are those
-        # that were saved.
-        self.awaits_new_episodes = False
-        self.end_episodes()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned, from a buffer of the same capacity, parts, tables and tasks.
 
-        Other options stay those of this buffer; the log names exponents, offsets and schedules that differ.
-
-        Raises:
-            TypeError: no dictionary.
-            ValueError: the state of another buffer, or of something else; nothing is changed.
+        Other options stay those of this buffer; the log names exponents, offsets and schedules that differ. The state
+        of another buffer is a ``ValueError``, and nothing is changed.
         """
         restore_state(self, state_dict)
         self._check_slices, self.last_insertion = SliceCheck(), Insertion()
@@ -766,12 +733,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self.awaits_new_episodes = ends
 
     def truncate(self, index: Tensor, generation: Tensor) -> None:
-        """Marks the newest rows of interrupted episodes truncated and done, where the slots still hold them.
-
-        Args:
-            index: int64 ``[N]``, the newest row of each interrupted episode.
-            generation: int64 ``[N]``, of these rows.
-        """
+        """Marks the newest rows of interrupted episodes, slots ``[N]``, truncated and done if they are still held."""
         assert self._packed is not None, "truncate needs a PackedStorage"
         with self._changing():
             index = index[self._packed.generation_of(index) == generation]
@@ -927,11 +889,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return held if isinstance(held, Tables) else None
 
     @property
-    def tasks(self) -> list[str]:
-        """Names of the tasks of a curriculum, in the order of the column ``task``; none for other buffers."""
-        return []
-
-    @property
     def returns(self) -> list[tuple[int, float]]:
         """Length above 1 and discount of the returns that are formed, at the draw or before rows are stored."""
         formed: list[Any] = [] if self._episodes is None else [self._episodes]
@@ -1014,22 +971,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._sampler_hooks.cut(torch.zeros(0, dtype=torch.int64, device=self._storage.device), trajectories)
 
     def successors(self, index: Tensor) -> Tensor | None:
-        """Returns the slot of the next step of each row's episode, int64 ``[n]``, -1 where none is stored.
-
-        ``None`` where no returns over several steps are drawn, for which rows are linked.
-
-        Args:
-            index: slots, int64 ``[n]``.
-        """
+        """Returns the slots of the next steps of rows ``[n]``, -1 where none is stored; ``None`` with ``n_steps=1``."""
         links = None if self._episodes is None else self._episodes.links
         return None if links is None else links.successor[index]
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of schedules: environment steps collected and updates made, since the start of training.
-
-        Raises:
-            TypeError, ValueError: readings that are no whole numbers from 0 on; nothing is changed.
-        """
+        """Sets the clocks of schedules: environment steps collected and updates made, since the start of training."""
         for name, reading in (("env_steps", env_steps), ("updates", updates)):
             if reading is not None and (type(reading) is not int or reading < 0):
                 checked_count(name, reading, 0)
@@ -1042,32 +989,20 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             self._writer_hooks.advance(env_steps=env_steps, updates=updates)
 
     def group_totals(self) -> GroupTotals:
-        """Returns what the stored rows add up to, for a :class:`~lightning_replay.divided_draws.Divider`.
-
-        Raises:
-            TypeError: draws of the sampler cannot be divided over several replays.
-        """
+        """Returns what the stored rows add up to, for a :class:`~lightning_replay.divided_draws.Divider`."""
         with self._changing():  # a sampler may read rows that were stored before it was attached
             check_divisible(self._sampler)
             return self._sampler_hooks.group_totals(self._storage)
 
     def raise_largest_priority(self, priority: float) -> None:
-        """Raises the largest priority so far, which new rows get, to that of other replays; ignored without priorities.
-
-        Args:
-            priority: before any exponent.
-
-        Raises:
-            TypeError, ValueError: no finite number from 0 on; nothing is changed.
-        """
+        """Raises the largest priority so far, before any exponent, which new rows get, to that of other replays."""
         priority = checked_number("priority", priority, 0.0)
         with self._changing():
             self._sampler_hooks.raise_largest_priority(priority)
 
     def seed(self, seed: int) -> None:
         """Restarts the draws of sampler, transforms and writer from ``seed``."""
-        if checked_seed(seed) is None:
-            raise TypeError("seed is None; it must be a whole number that fits into 64 bits")
+        checked_seed(seed)
         with self._changing():
             for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
                 if isinstance(part, Seeded):
@@ -1078,10 +1013,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return read_state(self)
 
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
-        """Saves the buffer into the directory ``path``, sharing what has not changed with the save in ``previous``.
-
-        See :func:`lightning_replay.save_replay`.
-        """
+        """Saves the buffer into a directory; see :func:`lightning_replay.save_replay`."""
         save_replay(self, path, previous=previous)
 
     def dumps(self, path: str | Path, *, previous: str | Path | None = None) -> None:

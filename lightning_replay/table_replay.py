@@ -42,7 +42,7 @@ class TableReplay(Replay):
             RuntimeError: nothing was stored yet.
         """
         number = self.tables.number(name)
-        with self._replay_lock:
+        with self._replay_lock:  # the table may change between its slots and their rows
             slots = self.tables.slots_of(number)
             return self._storage.get(torch.from_numpy(slots).to(self._storage.device))
 
@@ -60,7 +60,7 @@ class TableReplay(Replay):
         drawn: Any = getattr(first_of(self._sampler), "rows_drawn", ())
         if len(drawn) != len(tables):  # before the first draw
             drawn = np.zeros(len(tables))
-        events = stats.pop("event_shares", {})
+        events = stats.pop("event_shares", {})  # which the writer counts over all steps
         stats["tables"] = {}
         for number, name in enumerate(tables.names):
             size, capacity = int(tables.length[number]), int(tables.capacity[number])

@@ -132,8 +132,8 @@ class ContinuousCorrectionSampler(UniformSampler):
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         """Draws the first event table of each row, from the sums over all replays."""
         self._check_held(totals.names[0], int(totals.rows[0]))
-        ends, generator = np.cumsum(totals.mass), self._generator
-        uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
+        ends, device = np.cumsum(totals.mass), self._generator.device
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=device)
         chosen = np.searchsorted(ends, uniform.cpu().numpy() * ends[-1], side="right")
         # A product may be rounded to the sum itself.
         last = int(np.flatnonzero(totals.mass)[-1])

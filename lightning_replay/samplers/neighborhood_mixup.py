@@ -86,6 +86,7 @@ class NeighborhoodMixupSampler(PairSampler):
                 )
             columns.append(column)
         features, _ = self._features(columns, rows.batch_size[0])
+        # One NaN in the lists would be the distance of its row to every other.
         finite = features.isfinite().all(1)
         if not bool(finite.all()):
             raise ValueError(
@@ -117,24 +118,25 @@ class NeighborhoodMixupSampler(PairSampler):
         generator = torch.Generator().manual_seed(0)
         return self._lists.recall_at(self.num_neighbors if k is None else k, sample=sample, generator=generator)
 
-    def forget(self) -> None:
-        self._lists = None
-
     @property
-    def learned_nbytes(self) -> int:
-        return 0 if self._lists is None else self._lists.nbytes
+    def nbytes(self) -> int:
+        return super().nbytes + (0 if self._lists is None else self._lists.nbytes)
 
-    def learned_state(self) -> dict[str, Any]:
-        if self._lists is None:
-            return {"capacity": 0, "lists": {}}
-        return {"capacity": self._lists.capacity, "lists": self._lists.state_dict()}
+    def state_dict(self) -> dict[str, Any]:
+        lists = self._lists
+        capacity, state = (0, {}) if lists is None else (lists.capacity, lists.state_dict())
+        return super().state_dict() | {"learned": {"capacity": capacity, "lists": state}}
 
-    def load_learned_state(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`learned_state` returned."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._lists, learned = None, state_dict["learned"]
+        if learned["capacity"]:
+            self._lists = self._new_lists(learned["capacity"])
+            self._lists.load_state_dict(learned["lists"])
+
+    def _empty(self) -> None:
+        super()._empty()
         self._lists = None
-        if state["capacity"]:
-            self._lists = self._new_lists(state["capacity"])
-            self._lists.load_state_dict(state["lists"])
 
     def _new_lists(self, capacity: int) -> NeighborLists | SameActionLists:
         lists = NeighborLists if self.discrete is None else SameActionLists

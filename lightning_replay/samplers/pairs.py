@@ -71,9 +71,6 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
     def on_insert(self, index: Tensor, storage: Storage) -> None:
         """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
 
-    def forget(self) -> None:
-        """Removes every row; called when the buffer is emptied, does nothing by default."""
-
     def extend(self, index: Any) -> None:
         self.first.extend(index)
 
@@ -154,12 +151,7 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def nbytes(self) -> int:
-        return declared_sampler(self.first).nbytes + self.learned_nbytes
-
-    @property
-    def learned_nbytes(self) -> int:
-        """Bytes that :meth:`on_insert` keeps."""
-        return 0
+        return declared_sampler(self.first).nbytes
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -167,7 +159,7 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
             "shares_generator": self.first._rng is self._rng,
             "met_storage": self._is_attached,
             "first": self.first.state_dict(),
-            "learned": self.learned_state(),
+            "learned": {},  # of what a subclass keeps of rows
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -177,14 +169,6 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
             # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
             self.first._rng = self._rng
         self._is_attached = state_dict["met_storage"]
-        self.load_learned_state(state_dict["learned"])
-
-    def learned_state(self) -> dict[str, Any]:
-        """Returns what :meth:`on_insert` keeps, as tensors and plain values."""
-        return {}
-
-    def load_learned_state(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`learned_state` returned."""
 
     @property
     def _rng(self) -> torch.Generator:
@@ -211,7 +195,6 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
     def _empty(self) -> None:
         self.first._empty()
         self._is_attached = False
-        self.forget()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(first={self.first!r}, update_partners={self.update_partners})"
@@ -241,11 +224,7 @@ class RandomPairSampler(PairSampler):
 
 
 class FollowedEpisodes:
-    """The links between stored rows, for a sampler that follows episodes.
-
-    Args:
-        done_key, check_continuity: of the sampler.
-    """
+    """The links between stored rows, for a sampler that follows episodes."""
 
     def __init__(self, done_key: NestedKey, check_continuity: bool) -> None:
         checked_key("done_key", done_key)
@@ -355,16 +334,17 @@ class ContinuousTransitionSampler(PairSampler):
         super().cut(index, trajectories)
         self._episodes.cut(index, trajectories)
 
-    def forget(self) -> None:
-        self._episodes.links = None
-
     @property
-    def learned_nbytes(self) -> int:
-        return self._episodes.nbytes
+    def nbytes(self) -> int:
+        return super().nbytes + self._episodes.nbytes
 
-    def learned_state(self) -> dict[str, Any]:
-        return self._episodes.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"learned": self._episodes.state_dict()}
 
-    def load_learned_state(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`learned_state` returned."""
-        self._episodes.load_state_dict(state)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._episodes.load_state_dict(state_dict["learned"])
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._episodes.links = None

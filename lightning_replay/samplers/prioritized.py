@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
-from torchrl.data.replay_buffers import Storage
+from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.feedback import flat_index, matching_priority, refusal
 from lightning_replay.options import checked_flag, checked_number
@@ -98,18 +97,8 @@ class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
         # Without a bound, as in TorchRL: its schedulers step to 1.0000000015.
         self._importance_exponent = checked_schedule("importance_exponent", value)
 
-    @property
-    def _max_priority(self) -> tuple[float | Tensor | None, None]:
-        # TorchRL's form: None before any was given. The slot of the largest is not kept.
-        if isinstance(self._largest, Tensor):
-            return self.default_priority, None
-        return (self._largest if self._largest >= 0 else None), None
-
-    def add(self, index: int | Tensor) -> None:
-        """Does nothing: :meth:`mark_update` was called before."""
-
-    def extend(self, index: Tensor | tuple[Tensor, ...]) -> None:
-        """Does nothing: :meth:`mark_update` was called before."""
+    add: Any = Sampler.add  # which do nothing: mark_update was called before
+    extend: Any = Sampler.extend
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
@@ -127,16 +116,8 @@ class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
         slots = flat_index(index, self.device, storage)
         self.set_priorities(slots, matching_priority(priority, slots), storage)
 
-    @abstractmethod
-    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Sets priorities ``[n]``; see :class:`~lightning_replay.parts.SamplerHooks`."""
-
     def check_priority(self, priority: Tensor) -> None:
-        """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse.
-
-        Raises:
-            ValueError: one is negative or not finite, or does not fit float32 once it is raised to the exponent.
-        """
+        """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse."""
         if not bool(self._exponentiated(priority.to(self.device)).isfinite().all()):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64, device="cpu"), priority, len(priority), None)
 
@@ -338,12 +319,7 @@ class PrioritizedSampler(TorchRLNames):
         return {"priority_weight": weight.astype(np.float32)}
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Sets priorities; of several for one slot the last counts, index -1 is skipped.
-
-        Raises:
-            ValueError: a priority is negative, infinite or NaN, or does not fit float32 once it is raised to α.
-            IndexError: a slot does not exist. In every case nothing has changed.
-        """
+        """Sets priorities; of several for one slot the last counts, -1 is skipped, refused ones change nothing."""
         # A buffer that was filled before it got this sampler.
         if not self._has_rows:
             self._attach_storage(storage)
@@ -391,12 +367,8 @@ class PrioritizedSampler(TorchRLNames):
         if storage is None:
             return
         device = device_of(storage)
-        if (
-            device is not None
-            and device.type == "cuda"
-            and self._tree.device.type == "cpu"
-            and self._backend != "numba"
-        ):
+        moves = self._tree.device.type == "cpu" and self._backend != "numba"
+        if moves and device is not None and device.type == "cuda":
             # A tree on the CPU would make every draw wait for a copy of the slots.
             leaves = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")

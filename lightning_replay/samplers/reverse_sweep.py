@@ -147,10 +147,9 @@ class ReverseSweepSampler(UniformSampler):
         return torch.cat(parts), {}
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws as many rows as the part has, int64 ``[n]``, in a sweep of this replay or uniformly; reads no points.
+        """Draws as many rows as the part has, in a sweep of this replay or uniformly; reads no points.
 
-        Of a draw that is divided over several replays each one gets rows in proportion to those it holds, and sweeps
-        along its own episodes with its own chance.
+        Each replay gets rows in proportion to those it holds, and sweeps along its own episodes with its own chance.
         """
         totals = self.group_totals(storage)
         index, info = self.sample(storage, len(part))
@@ -241,13 +240,10 @@ class ReverseSweepSampler(UniformSampler):
             self._goals.put(episode[reached], index[reached])
             self._unmet_after = _NEVER
         elif self._next_episode >= max(self._unmet_after, storage.max_size):
-            self._check_unmet(storage)
-
-    def _check_unmet(self, storage: Storage) -> None:
-        rows, slots = self._next_episode, occupancy_of(storage).slots()
-        self._unmet_after = _NEVER  # before a warning that may be made an error
-        if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self._followed.done_key):
-            self._unmet_after = 2 * rows
+            rows, slots = self._next_episode, occupancy_of(storage).slots()
+            self._unmet_after = _NEVER  # before a warning that may be made an error
+            if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self._followed.done_key):
+                self._unmet_after = 2 * rows
 
     def _number(self, index: Tensor) -> Tensor:
         assert self._followed.links is not None

@@ -53,17 +53,11 @@ class SummedTables(NamedTuple):
     """The tables of several replays that a draw is divided over."""
 
     names: list[str]
-    length: np.ndarray  #: int64 ``[L]``, entries of each in all replays together.
+    length: np.ndarray  # int64 [L], entries of each in all replays together
 
 
 class PartOfTables(Tables):
-    """Tables of one of several replays, whose lengths are those of all of them; all else is shared with ``tables``.
-
-    Args:
-        tables: of one replay.
-        length: int64 ``[L]``, entries of each table in all replays.
-        drawn_among: ``[L]``, see :attr:`Tables.drawn_among <lightning_replay.tables.tables.Tables.drawn_among>`.
-    """
+    """Tables of one of several replays, whose lengths are those of all of them; all else is shared with ``tables``."""
 
     length: Any = None
     drawn_among: Any = None
@@ -140,10 +134,6 @@ class WithinTables(TorchRLNames):
         return self._largest if self._largest > 0 else 1.0
 
     @property
-    def max_size(self) -> int:
-        return len(self._priority)
-
-    @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
@@ -168,7 +158,7 @@ class WithinTables(TorchRLNames):
         # priorities.
         totals = None  # where no table is empty and its rows are equally likely
         if self.uses_priorities:
-            totals = self._totals(tables)
+            totals = self.group_totals(storage)
             self._check_mass(totals, rows)
         table, slots, probability = self._draw(tables, totals, rows, self._uniform(batch_size))
         ratios = None if totals is None else self._ratios(totals, table, probability)
@@ -177,10 +167,8 @@ class WithinTables(TorchRLNames):
         columns.update(self.weights(table, shares, ratios, correction))
         return _on_device(storage, slots, columns)
 
-    def group_totals(self, storage: Storage) -> GroupTotals:
-        return self._totals(tables_of(storage, self))
-
-    def _totals(self, tables: Tables) -> GroupTotals:
+    def group_totals(self, storage: Any) -> GroupTotals:
+        tables = tables_of(storage, self)
         if not self.uses_priorities:
             return GroupTotals.alike(tables.length, tables.names)
         self._attach_tables(tables)
@@ -189,13 +177,8 @@ class WithinTables(TorchRLNames):
         return GroupTotals([*tables.names], mass, tables.length, smallest, float(self._largest))
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the rows at the points, int64 ``[n]`` on the storage's device.
-
-        Raises:
-            RuntimeError: a table of which rows are asked holds none, or none of positive priority.
-        """
         tables = tables_of(storage, self)
-        totals, rows = self._totals(tables), np.bincount(part.groups, minlength=len(tables))
+        totals, rows = self.group_totals(storage), np.bincount(part.groups, minlength=len(tables))
         self._check_mass(totals, rows)
         table, slots, probability = self._draw(tables, totals, rows, part.points)
         drawn_among = part.rows  # where priorities make an entry more or less likely, their weights correct for it
@@ -214,12 +197,7 @@ class WithinTables(TorchRLNames):
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns how many rows of a batch come from each table, and how likely a row is of each.
 
-        Args:
-            tables: the names of the tables and their lengths; summed over all replays where a draw is divided.
-            batch_size: rows.
-
-        Raises:
-            RuntimeError: no table can be drawn from.
+        Lengths of the tables are summed over all replays where a draw is divided.
         """
 
     def describe(
@@ -227,11 +205,8 @@ class WithinTables(TorchRLNames):
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
         """Returns further columns ``[B]`` of drawn rows, and what their weights are multiplied by, if anything.
 
-        Args:
-            tables: of this replay; with the lengths of all replays where a draw is divided.
-            table: of each row, int64 ``[B]``.
-            slots: of the rows, int64 ``[B]``.
-            shares: how likely a row of the batch is of each table, float64 ``[L]``.
+        Arguments are the tables of this replay, with the lengths of all replays where a draw is divided; tables and
+        slots of the rows, int64 ``[B]``; and how likely a row of the batch is of each table, float64 ``[L]``.
         """
         return {}, None
 
@@ -260,10 +235,7 @@ class WithinTables(TorchRLNames):
     def _draw(
         self, tables: Tables, totals: GroupTotals | None, rows: np.ndarray, points: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns tables and slots of ``rows`` entries of each table, one at each point, and the probability of each.
-
-        Without ``totals`` there are no probabilities.
-        """
+        # Tables and slots of some entries of each table, one at each point, and probabilities where totals are given.
         if not self.uses_priorities:
             table, slots = tables.draw(rows, points)
             probability = points if totals is None else 1.0 / totals.mass[table]
@@ -281,30 +253,21 @@ class WithinTables(TorchRLNames):
         return table, slots, probability
 
     def _check_mass(self, totals: GroupTotals, rows: np.ndarray) -> None:
-        empty = np.flatnonzero((rows > 0) & ~(totals.mass > 0))
-        if not len(empty):
-            return
-        table = totals.names[empty[0]]
-        if not totals.rows[empty[0]]:
-            raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
-        raise RuntimeError(
-            f"every row of table {table!r} has priority 0 and priority_offset is {self.priority_offset}, so none can "
-            "be drawn; use a positive priority_offset"
-        )
+        for number in np.flatnonzero((rows > 0) & ~(totals.mass > 0)).tolist():
+            table = totals.names[number]
+            if not totals.rows[number]:
+                raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
+            raise RuntimeError(
+                f"every row of table {table!r} has priority 0 and priority_offset is {self.priority_offset}, so none "
+                "can be drawn; use a positive priority_offset"
+            )
 
     def _uniform(self, count: int) -> np.ndarray:
-        generator = self._generator
-        device = generator.device
-        uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
-        return (uniform if device.type == "cpu" else uniform.cpu()).numpy()
+        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device=self._generator.device)
+        return uniform.cpu().numpy()
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Sets priorities, in every table that refers to a row; -1 is skipped.
-
-        Raises:
-            ValueError: a priority is negative, infinite or NaN, or does not fit float32 once it is raised to α.
-            IndexError: a slot does not exist. In every case nothing has changed.
-        """
+        """Sets priorities, in every table that refers to a row; -1 is skipped, refused ones change nothing."""
         if not self.uses_priorities or storage is None:
             return
         tables = tables_of(storage, self)
@@ -447,11 +410,6 @@ class ScheduledSampler(WithinTables):
         return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: the state of another scheduler.
-        """
         saved, kind = state_dict["scheduler_class"], type(self.scheduler).__name__
         if saved != kind:
             raise ValueError(f"the saved scheduler is {saved}, here it is {kind}; build it with {saved}")
@@ -509,7 +467,7 @@ def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[flo
 
 
 def _weights(tables: Tables, shares: np.ndarray, slots: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Returns the weights ``inside`` ``[B]`` of rows in an event table with a share, ``1 / (1 - η)`` for others."""
+    # Those inside for rows in an event table with a share, 1 / (1 - η) for others.
     drawn, share = np.flatnonzero(shares[1:] > 0) + 1, float(shares[1:].sum())
     is_in_events = np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
     return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn
@@ -593,11 +551,7 @@ class TableShares(WithinTables):
         self._names = []  # read again at the next draw
 
     def ready_shares(self, tables: Tables | SummedTables) -> np.ndarray:
-        """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
-
-        Raises:
-            RuntimeError: no table that has a share holds enough.
-        """
+        """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little."""
         if self._names != tables.names:
             self._read_names(tables.names)
         shares = self._share * (tables.length >= self._least)
@@ -653,7 +607,6 @@ class TableShares(WithinTables):
     def weights(
         self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
     ) -> dict[str, np.ndarray]:
-        """Returns the weights if any, and the columns of ``return_probabilities``, float32 ``[B]``."""
         beta = 0.0 if ratios is None else self.beta
         weight = correction
         columns = {}

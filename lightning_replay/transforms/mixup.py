@@ -118,9 +118,7 @@ class Mixing:
         return mixed if untouched is None else torch.where(untouched, first, mixed)
 
 
-class _Place(NamedTuple):
-    """Elements of one dtype in a row."""
-
+class _Place(NamedTuple):  # elements of one dtype in a row
     dtype: torch.dtype
     start: int
     length: int
@@ -159,19 +157,7 @@ class PackedMixing:
         self._bounds = np.array([[place.start, place.start + place.length] for place in self._blocks], dtype=np.int64)
 
     def gather_mixed(self, rows: Tensor, index: Tensor, coefficient: Tensor) -> tuple[Tensor, Tensor]:
-        """Gathers and mixes pairs in one compiled loop, on a CPU.
-
-        Args:
-            rows: int64 ``[N, words]``.
-            index: int64 ``[B, 2]``.
-            coefficient: float32 ``[B]``.
-
-        Returns:
-            Rows ``[B, words]``, and the coefficients, 1 for pairs left as their first row.
-
-        Raises:
-            IndexError: an index that is no slot, of a user's sampler.
-        """
+        """Returns pairs ``[B, 2]`` of rows, int64 ``[N, words]``, mixed, and the coefficients, 1 for pairs left so."""
         mixed, coefficient = rows.new_empty(len(index), rows.shape[1]), coefficient.clone()
         stored, (_, start, length) = rows.numpy(), self._places[_TERMINATED]
         is_mixed = mix_pairs(
@@ -202,7 +188,7 @@ def can_be_mixed(column: Key, dtype: torch.dtype, keys: set[Key]) -> bool:
 
 
 def tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
-    """Returns the names of all paths as nested dictionaries, ``None`` at the end of each path."""
+    # Names as nested dictionaries, None at the end of each path.
     tree: dict[str, Any] = {}
     for path in paths:
         node = tree
@@ -224,14 +210,6 @@ def listed(paths: Iterable[tuple[str, ...]]) -> str:
     return ", ".join(repr(path if len(path) > 1 else path[0]) for path in sorted(paths))
 
 
-class RandomTransform(ReplayTransform):
-    """Draws from a generator of its own, whose state TorchRL saves with the buffer."""
-
-    def __init__(self, seed: int | None) -> None:
-        super().__init__()
-        self._seed_generator(seed)
-
-
 def mixup_coefficients(concentration: float, count: int, generator: torch.Generator) -> Tensor:
     """Draws ``count`` coefficients λ ~ Beta(concentration, concentration), float32, from ``generator``.
 
@@ -249,7 +227,7 @@ def mixup_coefficients(concentration: float, count: int, generator: torch.Genera
 
 
 @recorded
-class MixPairs(RandomTransform):
+class MixPairs(ReplayTransform):
     """Mixes each pair of transitions into one: ``λ * first + (1 - λ) * second`` with λ ~ Beta(α, α), one λ per pair.
 
     Put it behind a sampler that draws pairs (an index ``[B, 2]``); the batch goes in as ``[B, 2]`` and comes out as
@@ -283,6 +261,8 @@ class MixPairs(RandomTransform):
         True
     """
 
+    saved_attributes: tuple[str, ...] = ("_ahead",)
+
     def __init__(
         self,
         mixup_concentration: float = 0.75,
@@ -290,12 +270,13 @@ class MixPairs(RandomTransform):
         keys: Sequence[NestedKey] = MIXED_KEYS,
         seed: int | None = None,
     ) -> None:
-        super().__init__(seed)
+        super().__init__()
+        self._seed_generator(seed)
         self.mixup_concentration: float = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
         self.fraction: float = checked_share("fraction", fraction)
         self._mixed_keys = set(checked_keys("keys", keys))
         self._mixed_tree = tree_of(self._mixed_keys)
-        self._coefficients = _CoefficientStream(self.mixup_concentration)
+        self._ahead = torch.empty(0, device="cpu")  # coefficients that were drawn and are not used yet
         self._packed: PackedMixing | None = None  # of the rows that were mixed last
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -314,7 +295,11 @@ class MixPairs(RandomTransform):
         mixing = Mixing(coefficient, untouched)
         mixed = mixing.mix(tensordict, self._mixed_tree, {"mixup_coefficient": coefficient})
         if mixing.found != len(self._mixed_keys):
-            raise self._lacking({path for path in self._mixed_keys if tensordict.get(path, None) is None})
+            missing = {path for path in self._mixed_keys if tensordict.get(path, None) is None}
+            raise ValueError(
+                f"the batch has no {listed(missing)}; MixPairs mixes {listed(self._mixed_keys)}. Name the keys of your "
+                "transitions with keys=."
+            )
         if mixing.has_others:
             columns = {leaf: value for path in self._mixed_keys for leaf, value in columns_under(tensordict, path)}
             dtypes = {leaf: value.dtype for leaf, value in columns.items()}
@@ -324,10 +309,8 @@ class MixPairs(RandomTransform):
         return mixed
 
     def _mix_stored(self, storage: PackedStorage, index: Tensor) -> TensorDictBase:
-        """Returns what :meth:`forward` makes of the pairs of rows at ``index``, int64 ``[B, 2]``.
-
-        Float32 columns on a CPU are mixed as they are packed, in 40 % of the time; the columns of the batch are views.
-        """
+        # What forward makes of the pairs of rows. Float32 columns on a CPU are mixed as they are packed, in 40 % of the
+        # time; the columns of the batch are views.
         layout = storage.layout
         if layout is None:
             raise RuntimeError("the storage is empty; call extend first")
@@ -337,45 +320,38 @@ class MixPairs(RandomTransform):
         if not packed.is_covered or self.fraction < 1.0 or storage.all_packed.device.type != "cpu":
             return self.forward(storage.get(index, {"index": index}))
         # A batch of 256 in 73 us, beside 186 from columns and 173 from packed rows by torch.
-        drawn = self._coefficients.draw(len(index), self._rng)
-        rows, coefficient = packed.gather_mixed(storage.all_packed, index, drawn)
+        rows, coefficient = packed.gather_mixed(storage.all_packed, index, self._draw(len(index), None, None))
         storage.check_read()
         return layout.unpack(rows, index.shape[:1], {"index": index, "mixup_coefficient": coefficient})
 
     def _draw(self, count: int, untouched: Tensor | None, index: Tensor | None) -> Tensor:
-        coefficient = self._coefficients.draw(count, self._rng)
+        if self._ahead.numel() < count:  # in blocks, at a quarter of the cost of single batches
+            block = mixup_coefficients(self.mixup_concentration, max(count, _BLOCK), self._rng).cpu()
+            self._ahead = torch.cat((self._ahead, block))
+        # Into __dict__, past the __setattr__ of a torch.nn.Module, which takes as long as the draw.
+        coefficient, self.__dict__["_ahead"] = self._ahead.split_with_sizes((count, self._ahead.numel() - count))
         if untouched is not None:
             coefficient = coefficient.to(untouched.device).masked_fill(untouched, 1.0)
         if index is not None:
             coefficient = coefficient.to(index.device).masked_fill(torch.eq(*index.unbind(1)), 1.0)
         return coefficient
 
-    def _lacking(self, missing: set[tuple[str, ...]]) -> ValueError:
-        return ValueError(
-            f"the batch has no {listed(missing)}; MixPairs mixes {listed(self._mixed_keys)}. "
-            "Name the keys of your transitions with keys=."
-        )
-
     def reseed(self, seed: int) -> None:
         super().reseed(seed)
-        self._coefficients.ahead = torch.empty(0, device="cpu")
+        self._ahead = self._ahead[:0]
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the generator's state and the coefficients drawn ahead."""
-        ahead = {"ahead": self._coefficients.ahead.clone(), "concentration": self.mixup_concentration}
-        return super().get_extra_state() | ahead
+        return super().get_extra_state() | {"concentration": self.mixup_concentration}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`get_extra_state` returned."""
         super().set_extra_state(state)
-        is_own = state.get("concentration", self.mixup_concentration) == self.mixup_concentration
-        self._coefficients.ahead = state["ahead"].clone() if is_own else torch.empty(0, device="cpu")
+        if state.get("concentration", self.mixup_concentration) != self.mixup_concentration:
+            self._ahead = self._ahead[:0]  # of another distribution
 
     def _untouched(self, terminated: Tensor | None, discount: Tensor | None) -> Tensor | None:
-        """Returns which pairs are left as their first transition, bool ``[B]``; ``None`` where it is known of none.
-
-        ``terminated`` and ``discount`` are columns ``[B, 2, ...]`` of the pairs.
-        """
+        # Which pairs [B] are left as their first transition; None where it is known of none.
         if terminated is None:
             raise ValueError(
                 'the batch has no ("next", "terminated"); MixPairs never mixes across a terminal step. '
@@ -394,7 +370,7 @@ class MixPairs(RandomTransform):
 
 
 @recorded
-class MixStates(RandomTransform):
+class MixStates(ReplayTransform):
     """Moves each state towards its next state: ``observation <- λ * observation + (1 - λ) * next observation``.
 
     Nothing else changes, and terminal steps are no exception. λ ~ Beta(α, α), one per transition.
@@ -422,7 +398,8 @@ class MixStates(RandomTransform):
     def __init__(
         self, mixup_concentration: float = 0.75, keys: Sequence[NestedKey] = ("observation",), seed: int | None = None
     ) -> None:
-        super().__init__(seed)
+        super().__init__()
+        self._seed_generator(seed)
         self.mixup_concentration: float = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
         self._paths = checked_keys("keys", keys)
 
@@ -462,18 +439,3 @@ def _not_floating(dtypes: dict[tuple[str, ...], torch.dtype]) -> ValueError:
         "environment. Convert them before they are stored, or name the columns that are mixed with keys=. For discrete "
         "actions use neighborhood_mixup with discrete='same_action', or another recipe."
     )
-
-
-class _CoefficientStream:
-    """Draws coefficients in blocks, at a quarter of the cost of single batches; ``ahead`` are the unused ones."""
-
-    def __init__(self, concentration: float) -> None:
-        self.ahead = torch.empty(0, device="cpu")
-        self._concentration = concentration
-
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        if self.ahead.numel() < count:
-            block = mixup_coefficients(self._concentration, max(count, _BLOCK), generator).cpu()
-            self.ahead = torch.cat((self.ahead, block))
-        drawn, self.ahead = self.ahead.split_with_sizes((count, self.ahead.numel() - count))
-        return drawn

@@ -11,15 +11,16 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.options import checked_choice, checked_keys, checked_number
+from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
-from lightning_replay.transforms.mixup import RandomTransform, columns_under, listed
+from lightning_replay.transforms.mixup import columns_under, listed
 
 NOISY_KEYS: tuple[str | tuple[str, ...], ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
 NOISE_KINDS = ("additive", "multiplicative")
 
 
 @recorded
-class GaussianNoise(RandomTransform):
+class GaussianNoise(ReplayTransform):
     """Disturbs every component of a batch by an independent draw from ``N(0, sigma**2)``: ``value + noise``.
 
     State, action, reward and next state of every row get noise of their own, terminal rows included; flags, other
@@ -51,7 +52,8 @@ class GaussianNoise(RandomTransform):
         kind: str = "additive",
         seed: int | None = None,
     ) -> None:
-        super().__init__(seed)
+        super().__init__()
+        self._seed_generator(seed)
         self.sigma: float = checked_number("sigma", sigma, 0.0)
         self.kind: str = checked_choice("kind", kind, NOISE_KINDS)
         self._noisy_paths = checked_keys("keys", keys)

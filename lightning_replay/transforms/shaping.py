@@ -142,7 +142,7 @@ class PotentialShaping(ReplayTransform):
                 "Store terminated, truncated and done with every transition."
             )
         here, there = self._potentials(tensordict, terminated.reshape(-1)).unbind(0)
-        factor = tensordict.get("discount", None)
+        factor = tensordict.get("discount", None)  # of rows of several steps, between which the terms cancel
         added = (self.discount if factor is None else factor.reshape(-1)) * there - here
         reward = tensordict.get(("next", "reward"))
         added = added.reshape(shape + (1,) * (reward.ndim - len(shape)))  # to all components of a reward alike
@@ -159,7 +159,7 @@ class PotentialShaping(ReplayTransform):
                     "observation_key=."
                 )
             columns.append(column.reshape(count, *column.shape[dimensions:]))
-        states = torch.cat(columns)
+        states = torch.cat(columns)  # one call of the potential, which may be a network, for both
         potential = self.potential(states)
         if not isinstance(potential, Tensor) or potential.shape != (2 * count,):
             given = f"shape {list(potential.shape)}" if isinstance(potential, Tensor) else type(potential).__name__
@@ -168,6 +168,7 @@ class PotentialShaping(ReplayTransform):
                 f"{given}. Return one number per observation, for example with .flatten() or .squeeze(1)."
             )
         ends = torch.stack((torch.zeros_like(terminated), terminated))
+        # Before the check: a potential may be undefined in terminal states, where it counts as 0.
         potential = potential.detach().to(_dtype_of(potential)).reshape(2, count).masked_fill(ends, 0.0)
         if not bool(torch.isfinite(potential).all()):
             state = states[int((~torch.isfinite(potential.flatten())).nonzero()[0])]

@@ -31,10 +31,6 @@ def rows_of(tasks: list[int], first: int = 0) -> TensorDict:
     return rows
 
 
-def same_draws(one: CurriculumReplay, other: CurriculumReplay, batches: int = 5) -> bool:
-    return all(torch.equal(one.sample()["observation"], other.sample()["observation"]) for _ in range(batches))
-
-
 class Answers(UniformTasks):
     """A user's scheduler that answers with whatever it is told to."""
 
@@ -179,15 +175,6 @@ def test_returns_of_episodes_side_by_side_never_cross_a_row_that_was_dropped() -
     assert returns(replay) == {1: (1.0, 1), 4: (7.0, 2), 5: (5.0, 1), 6: (6.0, 1)}
     replay.extend(rows[7:])
     assert returns(replay) == {4: (7.0, 2), 5: (8.5, 2), 6: (6.0, 1), 7: (7.0, 1)}
-
-
-def test_the_same_seed_gives_the_same_draws() -> None:
-    buffers = [curriculum(seed=seed) for seed in (5, 5, 6)]
-    for replay in buffers:
-        replay.extend(rows_of([0, 1, 2] * 4))
-    assert not same_draws(buffers[0], buffers[2])
-    buffers[0].seed(5)
-    assert same_draws(buffers[0], buffers[1])
 
 
 def test_stats_of_empty_tables() -> None:

@@ -62,9 +62,13 @@ def test_feedback_for_rows_that_are_held_is_not_dropped(replay, tmp_path) -> Non
     assert dropped(replay, batch) == 0
 
 
-def test_late_feedback_is_dropped_after_emptying(replay) -> None:
+@pytest.mark.parametrize("saves", [False, True])
+def test_late_feedback_is_dropped_after_emptying(replay, saves: bool, tmp_path) -> None:
     batch = store(replay, 0)
     replay.empty()
+    if saves:
+        replay.save(tmp_path)
+        replay = load_replay(tmp_path)
     assert dropped(replay, batch) == 8
     store(replay, 8)
     assert dropped(replay, batch) == 8
@@ -78,45 +82,17 @@ def test_late_feedback_is_dropped_after_saving_and_loading(replay, tmp_path) -> 
     assert dropped(again, batch) == 8 and dropped(again, newer) == 0
 
 
-def test_late_feedback_is_dropped_after_emptying_saving_and_loading(replay, tmp_path) -> None:
-    batch = store(replay, 0)
-    replay.empty()
+@pytest.mark.parametrize(("before", "after"), [(8, 8), (4, 4), (0, 8)], ids=["all", "some", "to nothing"])
+def test_feedback_for_rows_that_a_rollback_took_away_is_dropped(replay, before: int, after: int, tmp_path) -> None:
+    """Rows that came after a save leave by its load, and others take their places again."""
+    saved = store(replay, 0, before) if before else None
     replay.save(tmp_path)
-    again = load_replay(tmp_path)
-    assert dropped(again, batch) == 8
-    store(again, 8)
-    assert dropped(again, batch) == 8
-
-
-def test_feedback_for_rows_that_a_rollback_took_away_is_dropped(replay, tmp_path) -> None:
-    """Rows 0 to 7 are saved, 8 to 15 take their places and leave by the load, 16 to 23 take these places again."""
-    saved = store(replay, 0)
-    replay.save(tmp_path)
-    gone = store(replay, 8)
+    gone = store(replay, before, after)
     replay.load(tmp_path)
-    assert dropped(replay, gone) == 8 and dropped(replay, saved) == 0
-    newest = store(replay, 16)
-    assert dropped(replay, gone) == 8 and dropped(replay, saved) == 8 and dropped(replay, newest) == 0
-
-
-def test_feedback_for_some_rows_that_a_rollback_took_away_is_dropped(replay, tmp_path) -> None:
-    saved = store(replay, 0, 4)
-    replay.save(tmp_path)
-    gone = store(replay, 4, 4)
-    replay.load(tmp_path)
-    assert dropped(replay, gone) == 4
-    store(replay, 8, 4)
-    assert dropped(replay, gone) == 4 and dropped(replay, saved) == 0
-
-
-def test_a_rollback_to_nothing_takes_every_row_away(replay, tmp_path) -> None:
-    replay.save(tmp_path)
-    gone = store(replay, 0)
-    replay.load(tmp_path)
-    assert len(replay) == 0
-    assert dropped(replay, gone) == 8
-    store(replay, 8)
-    assert dropped(replay, gone) == 8
+    assert dropped(replay, gone) == after and (saved is None or dropped(replay, saved) == 0)
+    newest = store(replay, 16, after)
+    assert dropped(replay, gone) == after and dropped(replay, newest) == 0
+    assert saved is None or dropped(replay, saved) == (8 if before == 8 else 0)
 
 
 def test_a_save_after_a_rollback_remembers_what_was_handed_out_before(replay, tmp_path) -> None:

@@ -35,10 +35,6 @@ def fill(replay: TableReplay, episodes: int = 3, first: int = 0) -> None:
         replay.extend(event_steps(start, 5, {3: {"goal"}}, ["goal"]))
 
 
-def same_draws(one: TableReplay, other: TableReplay, batches: int = 5) -> bool:
-    return all(torch.equal(one.sample()["observation"], other.sample()["observation"]) for _ in range(batches))
-
-
 def test_the_length_counts_rows_once_however_many_tables_hold_them() -> None:
     """Capacity 6; after 15 steps 9 .. 14 are in the default table, and 7 8 12 13 in goal: 8 rows."""
     replay = events()
@@ -154,15 +150,6 @@ def test_a_buffer_with_other_tables_refuses_the_state_and_keeps_its_rows(tmp_pat
         with pytest.raises(ValueError, match=r"the saved buffer has tables \[\['default', 6\].*Nothing was loaded"):
             replay.load(tmp_path / str(number))
         assert replay.table("default")["action"].tolist() == before
-
-
-def test_the_same_seed_gives_the_same_draws() -> None:
-    buffers = [events(seed=seed) for seed in (5, 5, 6)]
-    for replay in buffers:
-        fill(replay)
-    assert not same_draws(buffers[0], buffers[2])
-    buffers[0].seed(5)
-    assert same_draws(buffers[0], buffers[1])
 
 
 def test_a_batch_of_another_size_is_dealt_out_anew() -> None:

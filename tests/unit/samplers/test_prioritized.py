@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torchrl.data import LazyTensorStorage, TensorDictMaxValueWriter, TensorDict
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.scheduler import LinearScheduler, StepScheduler
 
-from lightning_replay.samplers.prioritized import PrioritizedSampler
+from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler, TableShares
 from lightning_replay.saving.spec import build, describe
 from lightning_replay.schedules import Linear
 from tests.oracles import probabilities
@@ -69,7 +70,7 @@ def test_the_worked_example(case: int, backend: str, fixtures: Path) -> None:
 def test_new_rows_get_the_largest_priority_given_so_far() -> None:
     sampler = PrioritizedSampler(10, priority_exponent=1.0, priority_offset=0.0)
     buffer = _buffer(sampler, 2)
-    assert sampler.default_priority == 1.0 and sampler._max_priority == (None, None)
+    assert sampler.default_priority == 1.0
     buffer.update_priority(torch.tensor([0, 1]), torch.tensor([0.25, 0.5]))
     buffer.extend(_rows(1))
     assert sampler.default_priority == 0.5
@@ -203,8 +204,6 @@ def test_importance_exponent_follows_its_clock() -> None:
     assert sampler.beta == 0.5
     sampler.beta = 0.9
     assert sampler.beta == 0.9
-    with pytest.raises(ValueError, match="importance_exponent is -1"):
-        sampler.importance_exponent = -1.0
 
 
 @pytest.mark.parametrize("number", [torch.tensor, np.array, np.float32])
@@ -301,3 +300,36 @@ def test_a_storage_of_two_dimensions() -> None:
     buffer.update_priority(torch.cartesian_prod(torch.arange(3), torch.arange(4)), 0.0)
     buffer.update_priority(torch.tensor([[1, 2]]), torch.tensor([5.0]))
     assert buffer.sample()["observation"].unique().tolist() == [6.0]
+
+
+@pytest.mark.parametrize("sampler", [PrioritizedSampler(4, seed=0), TableShares({"default": 1.0}, seed=0)])
+@pytest.mark.parametrize(
+    ("name", "shown", "value", "error"),
+    [
+        ("beta", "importance_exponent", -1, ValueError),
+        ("beta", "importance_exponent", "0.4", TypeError),
+        ("importance_exponent", "importance_exponent", True, TypeError),
+        ("importance_exponent", "importance_exponent at reading 9 of Linear.*", Linear(0.4, 7.0, 9), ValueError),
+        ("alpha", "priority_exponent", -0.1, ValueError),
+        ("alpha", "priority_exponent", None, TypeError),
+        ("priority_exponent", "priority_exponent", "0.6", TypeError),
+    ],
+)
+def test_what_is_set_later_is_checked_alike(sampler, name: str, shown: str, value: Any, error) -> None:
+    before = sampler.beta, sampler.alpha
+    with pytest.raises(error, match=f"^{shown} is .*; it must be a"):
+        setattr(sampler, name, value)
+    assert (sampler.beta, sampler.alpha) == before
+
+
+@pytest.mark.parametrize("priority", [torch.tensor([1.0 + 1j]), 1j, torch.zeros(1, dtype=torch.complex128)])
+def test_complex_priorities_are_refused_and_nothing_is_changed(priority: Any) -> None:
+    storage, sampler = LazyTensorStorage(4), PrioritizedSampler(4, seed=0)
+    storage.set(torch.arange(4), torch.zeros(4, 1))
+    sampler.mark_update(torch.arange(4), storage=storage)
+    pairs = RandomPairSampler(first=sampler, seed=0)
+    before = sampler.state_dict()["tree"]["leaves"]
+    for update in (sampler.update_priority, pairs.update_priority):
+        with pytest.raises(TypeError, match=r"priority is torch.complex\d+; it must be real"):
+            update(torch.tensor([0]), priority, storage=storage)
+    assert torch.equal(sampler.state_dict()["tree"]["leaves"], before)

@@ -254,7 +254,7 @@ def test_every_parts_save_is_replaced_as_a_whole_and_refused_if_it_is_anothers(
         (["writer", "$dict"], {}, "KeyError"),
         (["sampler", "$dict"], {}, "KeyError"),
         (["sampler", "$dict", "rows_drawn"], 10**30, "OverflowError"),
-        (["feedback", "$dict"], {}, "KeyError"),
+        (["feedback"], 3, "TypeError"),
         (["storage", "$dict"], {}, "KeyError"),
         (["storage", "$dict", "layout"], 3, "TypeError"),
         (["prefetched"], [3], "TypeError"),
