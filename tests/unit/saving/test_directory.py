@@ -201,25 +201,6 @@ def test_the_lock_of_a_killed_process_is_free(forked, tmp_path) -> None:
     subprocess.run(["pkill", "-g", str(other.pid)], check=False)
 
 
-def test_a_reader_beside_a_writer_gets_a_whole_save(tmp_path) -> None:
-    saved(tmp_path, 0)
-    stop, seen = threading.Event(), []
-
-    def read() -> None:
-        while not stop.is_set():
-            seen.append(value_in(tmp_path))
-
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for value in range(150):
-        saved(tmp_path, value)
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert len(seen) > 100 and len(set(seen)) > 5
-
-
 def test_a_reader_that_is_always_late_takes_its_turn_among_the_writers(tmp_path) -> None:
     saved(tmp_path, 0)
     tries = []
