@@ -37,7 +37,7 @@ from lightning_replay.samplers import (
 )
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.neighborhood_mixup import FEATURE_KEYS
-from lightning_replay.samplers.tables import CORRECTIONS, NEEDS_COUNTS, ROUNDING, ScheduledSampler, TableShares
+from lightning_replay.samplers.tables import CORRECTIONS, NEEDS_COUNTS, ScheduledSampler, TableShares
 from lightning_replay.schedulers import Scheduler, UniformTasks
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.storage.frames import FrameStorage
@@ -627,24 +627,15 @@ def parallel_curriculum(
 
 
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
-    checked_share("default_share", default_share)
-    given = {table.name: table.share for table in tables}
-    without = [name for name, share in given.items() if share is None]
-    left = 1.0 - default_share - sum(share for share in given.values() if share is not None)
+    left = 1.0 - checked_share("default_share", default_share) - sum(table.share or 0.0 for table in tables)
+    without = [table.name for table in tables if table.share is None]
     if without and left <= 0:
         raise ValueError(
             f"default_share ({default_share}) and the shares of the other tables leave {left:g} of a batch for "
             f"{without}; lower default_share or the share of a table"
         )
-    if not without and abs(left) > ROUNDING:
-        raise ValueError(
-            f"default_share is {default_share} and the tables have the shares {given}, together {1.0 - left:g}; the "
-            "shares of a batch must sum to 1. Change default_share or the share of a table, or leave one share out "
-            "(share=None), which then gets the rest"
-        )
-    return {DEFAULT_TABLE: default_share} | {
-        name: left / len(without) if share is None else share for name, share in given.items()
-    }
+    shares = {table.name: left / len(without) if table.share is None else table.share for table in tables}
+    return {DEFAULT_TABLE: default_share} | shares
 
 
 def known() -> dict[str, Callable[..., Replay]]:
