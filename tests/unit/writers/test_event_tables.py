@@ -263,7 +263,7 @@ def test_rows_that_a_condition_refuses_fix_no_columns() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "'goal': 0.6}, together 1.1"),
+        ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "table_shares sums to 1.1"),
         ({"default_share": 0.5, "tables": [goal_table(share=0.5), EventTable("gap", bool, 3, capacity=9)]}, "leave 0"),
         ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),
         ({"tables": [EventTable("default", bool, 3, capacity=9)]}, "'default'.*taken twice"),
