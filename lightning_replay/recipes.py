@@ -151,6 +151,7 @@ def storage_for(
                 f"their number in a stack. Pass frame_stack=4, for example, or leave {name} out"
             )
         return PackedStorage(capacity, device=device, memmap=memmap)
+    # Before they are compared and multiplied: that accepts flags, and fails without the name of the option.
     checked_count("capacity", capacity, of="transitions")
     if capacity < checked_count("frame_stack", frame_stack, of="frames") + checked_count("n_steps", n_steps):
         raise ValueError(
@@ -159,7 +160,7 @@ def storage_for(
         )
     if frame_capacity is None:
         default = default_frame_capacity or functools.partial(frames_in_order, capacity)
-        frame_capacity = max(default(frame_stack), 2 * frame_stack)
+        frame_capacity = max(default(frame_stack), 2 * frame_stack)  # one row whose two stacks share nothing
     return FrameStorage(capacity, frame_stack, image_key, frame_capacity=frame_capacity, device=device, memmap=memmap)
 
 
@@ -186,6 +187,7 @@ def assemble(
     of_storage = taken(options, "device", "memmap", "frame_stack", "image_key", "frame_capacity")
     of_storage |= {"n_steps": options.get("n_steps", 1), "default_frame_capacity": default_frame_capacity}
     storage = storage_for(slots, **of_storage)
+    # n_steps is of the storage, which is checked against it, and of the buffer, which forms the returns.
     return kind(storage=storage, sampler=sampler, batch_size=batch_size, **{**options, **parts})
 
 
@@ -342,6 +344,7 @@ def prioritized(
         priority_offset: ε, added to every priority.
         normalize_over_batch: divide weights by the batch's largest instead of the memory's.
     """
+    # Also where priority_exponent is 0: it may be set later, and TD errors are kept until then.
     sampler = PrioritizedSampler(
         capacity, priority_exponent, importance_exponent, priority_offset, normalize_over_batch
     )
@@ -429,7 +432,7 @@ def surprise_retention(
         "draw_discount": draw_discount,
     }
     ignored = ", ".join(f"{name}={value}" for name, value in of_rule.items() if value != 1.0)
-    if rule is not None and ignored:
+    if rule is not None and ignored:  # 1 is the default of all three, and what the user left out is not compared
         raise ValueError(
             f"rule is {type(rule).__name__}, so {ignored} would be ignored; leave it out, or give it to the rule if "
             "that has such an option"
@@ -521,7 +524,7 @@ def event_tables(
             other options, or a ``min_size`` that the default table cannot reach.
         TypeError: a ``min_size`` that is no whole number.
     """
-    check_tables(tables)
+    check_tables(tables)  # the writer does too, and names its own argument
     checked_choice("correction", correction, (*CORRECTIONS, "continuous"))
     if correction == "continuous":
         if multinomial or at_least_one or priority_exponent:
@@ -566,6 +569,7 @@ def event_tables(
             1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
         )
     lengths = [max(event.history_length for event in table.events) for table in tables]
+    # Rows lie in runs of an event's history; those of the running episodes may enter any table.
     rows = [capacity, *(table.capacity for table in tables), max_trajectories * max(lengths)]
 
     def frames(frame_stack: int) -> int:
@@ -610,6 +614,7 @@ def parallel_curriculum(
     """
     scheduler = UniformTasks() if scheduler is None else scheduler
     check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
+    # Baselines draw from one table of all tasks, as large as the tables together.
     writer = TaskTableWriter(tasks, capacity_per_task, shares_one_table=scheduler.shares_one_table)
     batch_size = given_batch_size(batch_size, writer.num_slots)
     reachable = int(writer.tables.capacity[0])

@@ -39,17 +39,12 @@ def value_in(folder: Path) -> int:
 
 
 def test_a_save_replaces_the_one_before(tmp_path) -> None:
+    ids = set()
     for value in range(3):
         saved(tmp_path / "here", value)
         assert value_in(tmp_path / "here") == value
         assert names_in(tmp_path / "here") == ["data", "it.json"]
-
-
-def test_ids_differ_between_saves(tmp_path) -> None:
-    ids = set()
-    for value in range(3):
-        saved(tmp_path, value)
-        ids.add(manifest_in(tmp_path)["id"])
+        ids.add(manifest_in(tmp_path / "here")["id"])
     assert len(ids) == 3
 
 
@@ -89,14 +84,6 @@ def test_what_killed_saves_left_is_removed_by_the_next_one(tmp_path) -> None:
     (tmp_path / "other.89ab.tmp").write_text("of another manifest")
     saved(tmp_path, 2)
     assert names_in(tmp_path) == ["data", "it.json", "other.89ab.tmp"]
-
-
-def test_saves_of_two_kinds_live_side_by_side(tmp_path) -> None:
-    saved(tmp_path, 1)
-    with replaced_save(tmp_path, "rows.json", folder="rows") as save:
-        save.manifest["version"] = 1
-    saved(tmp_path, 2)
-    assert names_in(tmp_path) == ["data", "it.json", "rows", "rows.json"]
 
 
 def test_data_is_on_the_disk_before_the_manifest_is_swapped_and_the_directory_after(tmp_path, monkeypatch) -> None:

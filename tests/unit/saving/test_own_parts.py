@@ -137,29 +137,23 @@ def test_a_part_of_ones_own_is_saved_and_the_error_leads_to_a_load(name, module,
     assert torch.equal(again.sample()["observation"], replay.sample()["observation"])
 
 
-def test_a_module_that_cannot_be_imported_is_no_option_that_cannot_be_rebuilt(module, tmp_path: Path) -> None:
-    parts = module(RECORDED, "moved_parts")
-    save_replay(filled(**options_of(parts, "Newest")), tmp_path / "buffer")
-    del sys.modules["moved_parts"]
-    (tmp_path / "moved_parts.py").unlink()
-    importlib.invalidate_caches()
-    with pytest.raises(
-        NotRebuildableError, match="moved_parts:Newest, which cannot be imported here: No module named"
-    ) as error:
-        load_replay(tmp_path / "buffer", trust=["moved_parts"])
-    assert "PYTHONPATH" in str(error.value) and "rebuilt neither" not in str(error.value)
-
-
-def test_a_class_that_lost_its_decorator_is_told_to_get_it_back(module, tmp_path: Path) -> None:
-    parts = module(RECORDED, "changing_parts")
-    save_replay(filled(**options_of(parts, "Newest")), tmp_path / "buffer")
-    (tmp_path / "changing_parts.py").write_text(PARTS)
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (None, "changing_parts:Newest, which cannot be imported here: No module named .*PYTHONPATH"),
+        (PARTS, "decorator lightning_replay.saving.spec.recorded over the class Newest"),
+    ],
+    ids=["gone", "lost its decorator"],
+)
+def test_a_module_that_changed_since_the_save(later, message: str, module, tmp_path: Path) -> None:
+    save_replay(filled(**options_of(module(RECORDED, "changing_parts"), "Newest")), tmp_path / "buffer")
+    source = tmp_path / "changing_parts.py"
+    source.unlink() if later is None else source.write_text(later)
     importlib.invalidate_caches()
     del sys.modules["changing_parts"]
-    with pytest.raises(
-        NotRebuildableError, match="decorator lightning_replay.saving.spec.recorded over the class Newest"
-    ):
+    with pytest.raises(NotRebuildableError, match=message) as error:
         load_replay(tmp_path / "buffer", trust=["changing_parts"])
+    assert ("rebuilt neither" in str(error.value)) == (later is not None)
 
 
 @pytest.mark.parametrize(
