@@ -160,31 +160,15 @@ def _is_rebuildable(cls: type) -> bool:
 
 
 def _not_rebuildable(name: str, what: str, defined: Any = None) -> NotRebuildableError:
-    # what: repr of a function or a class, or "a NAME" of an instance; defined: module:qualname of function or class.
-    message = (
+    package = str(defined or "").partition(":")[0].partition(".")[0]
+    if package in ("", "__main__", "builtins", "functools", *TRUSTED):  # of which no other is to be trusted
+        package = "my_package"
+    return NotRebuildableError(
         f"the option {name} was {what}, which can be rebuilt neither from plain values nor from an import path. "
-        "Build the replay buffer yourself with the same options and call replay.load(path)."
+        "Build the replay buffer yourself with the same options and call replay.load(path). load_replay rebuilds this "
+        "library's parts, classes with the decorator lightning_replay.saving.spec.recorded, and functions, defined "
+        f"at the top level of a module that can be imported: save one of these, and load with trust=[{package!r}]."
     )
-    module, _, qualname = defined.partition(":") if isinstance(defined, str) else ("", "", "")
-    package, own = module.partition(".")[0], qualname.rpartition(".")[2]
-    if package in ("", "builtins", "functools", "torch"):  # not instances of a class that the user can change
-        return NotRebuildableError(message)
-    if package in TRUSTED[1:]:
-        return NotRebuildableError(
-            f"{message} Where load_replay is to rebuild it, use a part of lightning_replay in place of {package}'s "
-            f"{own}, or a subclass of it with the decorator lightning_replay.saving.spec.recorded."
-        )
-    moved, changes = "it", []
-    if what.startswith("<"):  # saved as its import path
-        kind = "class" if what.startswith("<class") else "function"
-        moved = "a function with a name" if own == "<lambda>" else f"the {kind} {own}"
-    else:
-        changes.append(f"put the decorator lightning_replay.saving.spec.recorded over the class {own}")
-    if not changes or module == "__main__" or "<locals>" in qualname:
-        changes.append(f"define {moved} at the top level of a module that can be imported")
-    package = "that_module" if module == "__main__" else package
-    changes.append(f"save again, and load with trust=[{package!r}]")
-    return NotRebuildableError(f"{message} Where load_replay is to rebuild it, {', '.join(changes)}.")
 
 
 def is_public(value: Any) -> bool:
