@@ -116,8 +116,9 @@ class MixingOptions(ReplayOptions, total=False):
     Args:
         mixup_concentration: both parameters of the Beta distribution of the mixing coefficient; 0.75 by default.
         fraction: share of rows that are mixed; by default all.
-        keys: floating columns that are mixed; a key includes every entry nested under it. Integers, such as discrete
-            actions, are refused; columns that are not named stay those of the first transition.
+        keys: floating columns that are mixed, by default observation, action, reward and next observation; a key
+            includes every entry nested under it. Integers, such as discrete actions, are refused; columns that are not
+            named stay those of the first transition.
     """
 
     mixup_concentration: float

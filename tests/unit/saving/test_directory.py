@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_replay.saving import DamagedFileError, directory, read_state, write_state
+from lightning_replay.saving import DamagedFileError, directory, write_state
 from lightning_replay.saving.directory import exclusive, read_manifest, read_save, replaced_save
 from tests.saves import files_of, names_in
 
@@ -253,26 +253,3 @@ def test_every_changed_value_of_a_manifest_is_found(tmp_path) -> None:
     file.write_text(json.dumps(content | {"version": 3}))  # a digit changed, not a later version
     with pytest.raises(DamagedFileError, match="checksum differs"):
         manifest_in(tmp_path)
-
-
-def test_a_state_read_while_it_is_written_again_and_again(tmp_path) -> None:
-    """Values and counts of a state belong together."""
-    write_state(tmp_path, {"a": [0] * 50, "b": 0})
-    stop = threading.Event()
-    failed: list[object] = []
-
-    def read() -> None:
-        while not stop.is_set():
-            state = read_state(tmp_path)
-            if set(state["a"]) != {state["b"]}:
-                failed.append(state)
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for value in range(60):
-        write_state(tmp_path, {"a": [value] * 50, "b": value})
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert not failed
