@@ -74,13 +74,9 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
             original(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]
-    inherited = _record_of(cls) or Record((), ())
+    inherited: Record = getattr(cls, "_record", Record((), ()))
     cls._record = Record(inherited.set_again + set_again, inherited.chosen_when_loaded + chosen_when_loaded)  # type: ignore[attr-defined]
     return cls
-
-
-def _record_of(cls: type) -> Record | None:
-    return next((vars(base)["_record"] for base in cls.__mro__ if "_record" in vars(base)), None)
 
 
 def describe(value: Any) -> Any:
@@ -99,7 +95,7 @@ def describe(value: Any) -> Any:
         return str(value)
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    record = _record_of(type(value))
+    record: Record | None = getattr(type(value), "_record", None)
     if record is not None and "init_arguments" in vars(value) and _is_rebuildable(type(value)):
         arguments = {key: describe(item) for key, item in value.init_arguments.items()}
         for name in record.set_again:
@@ -145,7 +141,7 @@ def build(
     if kind == "import":
         return _resolve(content, name, trust)
     cls = _resolve(content, name, trust) if kind == "class" else None
-    record = _record_of(cls) if isinstance(cls, type) else None
+    record: Record | None = getattr(cls, "_record", None) if isinstance(cls, type) else None
     if cls is None or record is None:  # an unrecorded class must not be called because a file names it
         raise _not_rebuildable(name, content, content if kind == "class" else description.get("defined"))
     given = dict(description["arguments"])
