@@ -61,7 +61,7 @@ class Scheduler(DeclaredState, ABC):
         self.tasks: tuple[str, ...] = ()
 
     def start(self, tasks: Sequence[str]) -> None:
-        """Sets the tasks, once; raises ``ValueError`` for names that are not names, or not those in the options."""
+        """Sets the tasks, once; raises ``ValueError`` for empty or repeated names, or if an option names another."""
         names = (tasks,) if isinstance(tasks, str) else tuple(tasks)  # one name is one task, not its letters
         if self.tasks:
             name = type(self).__name__
