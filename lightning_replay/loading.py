@@ -41,6 +41,7 @@ def load_replay(
         MemoryError: the rows do not fit; give ``memmap``.
     """
     if isinstance(trust, str):
+        # As a sequence of letters it would trust packages of one letter.
         raise TypeError(f"trust is {trust!r}; it must be a list of packages, as trust=[{trust!r}]")
     checked_flag("end_episodes", end_episodes)
     directory = Path(path)
@@ -54,7 +55,7 @@ def load_replay(
         replay.awaits_new_episodes = end_episodes
     except (NotRebuildableError, MissingDeviceError):
         raise
-    except MALFORMED as error:
+    except MALFORMED as error:  # of constructors, which a changed file may call with anything
         raise DamagedFileError(
             f"{directory / MANIFEST} does not describe the buffer whose state is saved there ({error}); load an "
             "earlier save"

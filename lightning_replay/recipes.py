@@ -37,7 +37,7 @@ from lightning_replay.samplers import (
 )
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.neighborhood_mixup import FEATURE_KEYS
-from lightning_replay.samplers.tables import CORRECTIONS, NEEDS_COUNTS, ROUNDING, ScheduledSampler, TableShares
+from lightning_replay.samplers.tables import CORRECTIONS, NEEDS_COUNTS, ScheduledSampler, TableShares
 from lightning_replay.schedulers import Scheduler, UniformTasks
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.storage.frames import FrameStorage
@@ -116,8 +116,9 @@ class MixingOptions(ReplayOptions, total=False):
     Args:
         mixup_concentration: both parameters of the Beta distribution of the mixing coefficient; 0.75 by default.
         fraction: share of rows that are mixed; by default all.
-        keys: floating columns that are mixed; a key includes every entry nested under it. Integers, such as discrete
-            actions, are refused; columns that are not named stay those of the first transition.
+        keys: floating columns that are mixed, by default observation, action, reward and next observation; a key
+            includes every entry nested under it. Integers, such as discrete actions, are refused; columns that are not
+            named stay those of the first transition.
     """
 
     mixup_concentration: float
@@ -151,6 +152,7 @@ def storage_for(
                 f"their number in a stack. Pass frame_stack=4, for example, or leave {name} out"
             )
         return PackedStorage(capacity, device=device, memmap=memmap)
+    # Before they are compared and multiplied: that accepts flags, and fails without the name of the option.
     checked_count("capacity", capacity, of="transitions")
     if capacity < checked_count("frame_stack", frame_stack, of="frames") + checked_count("n_steps", n_steps):
         raise ValueError(
@@ -159,7 +161,7 @@ def storage_for(
         )
     if frame_capacity is None:
         default = default_frame_capacity or functools.partial(frames_in_order, capacity)
-        frame_capacity = max(default(frame_stack), 2 * frame_stack)
+        frame_capacity = max(default(frame_stack), 2 * frame_stack)  # one row whose two stacks share nothing
     return FrameStorage(capacity, frame_stack, image_key, frame_capacity=frame_capacity, device=device, memmap=memmap)
 
 
@@ -186,6 +188,7 @@ def assemble(
     of_storage = taken(options, "device", "memmap", "frame_stack", "image_key", "frame_capacity")
     of_storage |= {"n_steps": options.get("n_steps", 1), "default_frame_capacity": default_frame_capacity}
     storage = storage_for(slots, **of_storage)
+    # n_steps is of the storage, which is checked against it, and of the buffer, which forms the returns.
     return kind(storage=storage, sampler=sampler, batch_size=batch_size, **{**options, **parts})
 
 
@@ -342,6 +345,7 @@ def prioritized(
         priority_offset: ε, added to every priority.
         normalize_over_batch: divide weights by the batch's largest instead of the memory's.
     """
+    # Also where priority_exponent is 0: it may be set later, and TD errors are kept until then.
     sampler = PrioritizedSampler(
         capacity, priority_exponent, importance_exponent, priority_offset, normalize_over_batch
     )
@@ -429,7 +433,7 @@ def surprise_retention(
         "draw_discount": draw_discount,
     }
     ignored = ", ".join(f"{name}={value}" for name, value in of_rule.items() if value != 1.0)
-    if rule is not None and ignored:
+    if rule is not None and ignored:  # 1 is the default of all three, and what the user left out is not compared
         raise ValueError(
             f"rule is {type(rule).__name__}, so {ignored} would be ignored; leave it out, or give it to the rule if "
             "that has such an option"
@@ -521,7 +525,7 @@ def event_tables(
             other options, or a ``min_size`` that the default table cannot reach.
         TypeError: a ``min_size`` that is no whole number.
     """
-    check_tables(tables)
+    check_tables(tables)  # the writer does too, and names its own argument
     checked_choice("correction", correction, (*CORRECTIONS, "continuous"))
     if correction == "continuous":
         if multinomial or at_least_one or priority_exponent:
@@ -566,6 +570,7 @@ def event_tables(
             1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
         )
     lengths = [max(event.history_length for event in table.events) for table in tables]
+    # Rows lie in runs of an event's history; those of the running episodes may enter any table.
     rows = [capacity, *(table.capacity for table in tables), max_trajectories * max(lengths)]
 
     def frames(frame_stack: int) -> int:
@@ -610,6 +615,7 @@ def parallel_curriculum(
     """
     scheduler = UniformTasks() if scheduler is None else scheduler
     check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
+    # Baselines draw from one table of all tasks, as large as the tables together.
     writer = TaskTableWriter(tasks, capacity_per_task, shares_one_table=scheduler.shares_one_table)
     batch_size = given_batch_size(batch_size, writer.num_slots)
     reachable = int(writer.tables.capacity[0])
@@ -627,24 +633,15 @@ def parallel_curriculum(
 
 
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
-    checked_share("default_share", default_share)
-    given = {table.name: table.share for table in tables}
-    without = [name for name, share in given.items() if share is None]
-    left = 1.0 - default_share - sum(share for share in given.values() if share is not None)
+    left = 1.0 - checked_share("default_share", default_share) - sum(table.share or 0.0 for table in tables)
+    without = [table.name for table in tables if table.share is None]
     if without and left <= 0:
         raise ValueError(
             f"default_share ({default_share}) and the shares of the other tables leave {left:g} of a batch for "
             f"{without}; lower default_share or the share of a table"
         )
-    if not without and abs(left) > ROUNDING:
-        raise ValueError(
-            f"default_share is {default_share} and the tables have the shares {given}, together {1.0 - left:g}; the "
-            "shares of a batch must sum to 1. Change default_share or the share of a table, or leave one share out "
-            "(share=None), which then gets the rest"
-        )
-    return {DEFAULT_TABLE: default_share} | {
-        name: left / len(without) if share is None else share for name, share in given.items()
-    }
+    shares = {table.name: left / len(without) if table.share is None else table.share for table in tables}
+    return {DEFAULT_TABLE: default_share} | shares
 
 
 def known() -> dict[str, Callable[..., Replay]]:

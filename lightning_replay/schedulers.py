@@ -61,8 +61,8 @@ class Scheduler(DeclaredState, ABC):
         self.tasks: tuple[str, ...] = ()
 
     def start(self, tasks: Sequence[str]) -> None:
-        """Sets the tasks, once; raises ``ValueError`` for names that are not names, or not those in the options."""
-        names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
+        """Sets the tasks, once; raises ``ValueError`` for empty or repeated names, or if an option names another."""
+        names = (tasks,) if isinstance(tasks, str) else tuple(tasks)  # one name is one task, not its letters
         if self.tasks:
             name = type(self).__name__
             raise ValueError(
@@ -92,7 +92,7 @@ class Scheduler(DeclaredState, ABC):
     def drawn(self, task: int, probability: float) -> None:
         """Notes that a batch of a task was drawn, and with which probability. The default checks and ignores both."""
         self._check_task(task)
-        if type(probability) is not float or not 0.0 < probability <= 1.0:
+        if type(probability) is not float or not 0.0 < probability <= 1.0:  # the check itself is slower, in each draw
             checked_share("probability", probability, ABOVE_ZERO)
 
     def progress(self, task: int, value: float) -> None:
@@ -152,7 +152,7 @@ class UniformTasks(Scheduler):
         self._check_started()
         ready = np.asarray(ready, dtype=bool)
         count = np.count_nonzero(ready)
-        if count and ready.shape == (len(self.tasks),):
+        if count and ready.shape == (len(self.tasks),):  # as among_ready, in a fraction of the time
             return ready / count
         return among_ready(np.ones(len(self.tasks)), ready)
 
@@ -184,7 +184,7 @@ def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:
     ready = np.asarray(ready, dtype=bool)
     if ready.shape != preferences.shape:
         raise ValueError(f"ready has the shape {ready.shape}; there are {preferences.size} tasks, one value for each")
-    masked = np.where(ready, preferences, 0.0)
+    masked = np.where(ready, preferences, 0.0)  # not a product: 0 * inf is NaN
     if not np.count_nonzero(masked):
         masked = ready.astype(np.float64)
     return masked / max(np.add.reduce(masked), np.finfo(np.float64).tiny)
@@ -320,6 +320,7 @@ class Exp3S(Exp3):
         """Computes the update of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""
         self._check_task(task)
         gain = self._gain(profit, probability)
+        # The logarithm of e * α / N * sum(w); the sum is that before the gain.
         shared = np.logaddexp.reduce(self.log_weights) + 1.0 + math.log(self.weight_sharing / len(self.tasks))
         self.log_weights[task] += gain
         self.log_weights: np.ndarray = np.logaddexp(self.log_weights, shared)

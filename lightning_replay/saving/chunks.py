@@ -9,7 +9,7 @@ import math
 import os
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 << 20  # of 4 to 32 MiB, all as fast for a whole save: a new row writes the least
 CHUNK_SUFFIX = ".chunk"
-_BLOCK_BYTES = 1 << 20  # read and hashed at a time
 _THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -152,7 +151,10 @@ def check_file(
         check_regular(file)
         found["bytes"] = file.stat().st_size
         if reads and found["bytes"] == expected.get("bytes"):
-            found["blake2b"] = _blake2b(_blocks(file, target))
+            with file.open("rb") as stream:
+                content = None if target is None else target[: stream.readinto(target)]
+                digest = hashlib.file_digest(stream, _blake2b) if content is None else _blake2b(content)
+            found["blake2b"] = digest.hexdigest()
     except OSError as error:
         raise DamagedFileError(f"{file} cannot be read ({error}); nothing was loaded. Load an earlier save") from error
     if found != (expected if reads else {"bytes": expected["bytes"]}):
@@ -162,7 +164,8 @@ def check_file(
 
 
 def fingerprint(file: Path) -> Fingerprint:
-    return Fingerprint(file.stat().st_size, _blake2b(_blocks(file)))
+    with file.open("rb") as stream:
+        return Fingerprint(file.stat().st_size, hashlib.file_digest(stream, _blake2b).hexdigest())
 
 
 def is_regular(file: Path, num_bytes: Any) -> bool:
@@ -183,7 +186,7 @@ def _store(source: Snapshot, start: int, count: int, file: Path, earlier: Mappin
     content = torch.empty(count, dtype=torch.uint8, device="cpu")
     source.read(start, content)
     data = content.numpy().data
-    identity = Fingerprint(count, _blake2b([data]))
+    identity = Fingerprint(count, _blake2b(data).hexdigest())
     source.keep_result(start, count, identity)
     if identity in earlier and _link(earlier[identity], file):
         return Chunk(file.name, identity, linked=True)
@@ -210,20 +213,5 @@ def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
     return rows.view(-1).view(torch.uint8)[:num_bytes]
 
 
-def _blocks(file: Path, target: memoryview | None = None) -> Iterator[memoryview]:
-    # Views of the target where there is one, else of a buffer that is reused.
-    scratch = memoryview(bytearray(_BLOCK_BYTES)) if target is None else target[:0]
-    position = 0
-    with file.open("rb", buffering=0) as stream:
-        while count := stream.readinto(
-            block := scratch if target is None else target[position : position + _BLOCK_BYTES]
-        ):
-            yield block[:count]
-            position += count
-
-
-def _blake2b(blocks: Iterable[memoryview]) -> str:
-    digest = hashlib.blake2b(digest_size=20)
-    for block in blocks:
-        digest.update(block)
-    return digest.hexdigest()
+def _blake2b(content: Any = b"") -> Any:
+    return hashlib.blake2b(content, digest_size=20)

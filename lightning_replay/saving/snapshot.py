@@ -37,7 +37,8 @@ class Snapshots:
         self._next = 1  # the number of the next snapshot
         self._written = np.zeros(0, dtype=np.int64)  # by block, the number of the first snapshot with its rows
         self._all_written = 0  # as if of every block, where it is not known which rows were written
-        self._results: dict[int, tuple[Any, int]] = {}  # by the first byte, the result and the snapshot's number
+        # By the first byte of a part its length, its result, and the number of the snapshot that this is of.
+        self.results: dict[int, tuple[int, Any, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -81,19 +82,10 @@ class Snapshots:
         with self.lock:
             self._all_written = self._next
 
-    def keep_result(self, part: int, result: Any, number: int) -> None:
-        if number > self._results.get(part, (None, 0))[1]:
-            self._results[part] = result, number
-
-    def result(self, part: int, number: int, first: int, stop: int) -> Any | None:
-        """Returns what a part, the rows from ``first`` to below ``stop``, is in the snapshot of this number.
-
-        ``None`` where nothing was kept, or where one of the rows was written after that snapshot or the one of the
-        result, whichever was first.
-        """
-        result, found_in = self._results.get(part, (None, 0))
+    def last_write(self, first: int, stop: int) -> int:
+        """Returns the number of the first snapshot after the last write to rows ``first`` to below ``stop``."""
         blocks = self._written[first >> BLOCK_SHIFT : (stop - 1 >> BLOCK_SHIFT) + 1]
-        return result if max(self._all_written, blocks.max(initial=0)) <= min(number, found_in) else None
+        return int(max(self._all_written, blocks.max(initial=0)))
 
     def _grow(self, blocks: int) -> None:
         grown = np.zeros(max(blocks, 2 * len(self._written)), dtype=np.int64)
@@ -156,8 +148,10 @@ class Snapshot:
         """Returns what :meth:`keep_result` kept of these bytes; ``None`` if they may have changed since."""
         rows = start // self._row_bytes, -(-(start + count) // self._row_bytes)
         with self._owner.lock:
-            length, result = self._owner.result(start, self._number, *rows) or (0, None)
-        return result if length == count else None
+            length, result, number = self._owner.results.get(start, (0, None, 0))
+            # The last write came before both snapshots, so that they hold the same.
+            is_kept = self._owner.last_write(*rows) <= min(self._number, number)
+        return result if is_kept and length == count else None
 
     def skip(self, start: int, count: int) -> None:
         """Counts these bytes as read: writers copy them no more."""
@@ -171,7 +165,8 @@ class Snapshot:
     def keep_result(self, start: int, count: int, result: Any) -> None:
         """Keeps what the bytes ``[start, start + count)`` of this snapshot were found to be, for later snapshots."""
         with self._owner.lock:
-            self._owner.keep_result(start, (count, result), self._number)
+            if self._number > self._owner.results.get(start, (0, None, 0))[2]:  # not over that of a newer snapshot
+                self._owner.results[start] = count, result, self._number
 
     def tensor(self) -> Tensor:
         target = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")

@@ -74,13 +74,9 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
             original(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]
-    inherited = _record_of(cls) or Record((), ())
+    inherited: Record = getattr(cls, "_record", Record((), ()))
     cls._record = Record(inherited.set_again + set_again, inherited.chosen_when_loaded + chosen_when_loaded)  # type: ignore[attr-defined]
     return cls
-
-
-def _record_of(cls: type) -> Record | None:
-    return next((vars(base)["_record"] for base in cls.__mro__ if "_record" in vars(base)), None)
 
 
 def describe(value: Any) -> Any:
@@ -99,7 +95,7 @@ def describe(value: Any) -> Any:
         return str(value)
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    record = _record_of(type(value))
+    record: Record | None = getattr(type(value), "_record", None)
     if record is not None and "init_arguments" in vars(value) and _is_rebuildable(type(value)):
         arguments = {key: describe(item) for key, item in value.init_arguments.items()}
         for name in record.set_again:
@@ -145,7 +141,7 @@ def build(
     if kind == "import":
         return _resolve(content, name, trust)
     cls = _resolve(content, name, trust) if kind == "class" else None
-    record = _record_of(cls) if isinstance(cls, type) else None
+    record: Record | None = getattr(cls, "_record", None) if isinstance(cls, type) else None
     if cls is None or record is None:  # an unrecorded class must not be called because a file names it
         raise _not_rebuildable(name, content, content if kind == "class" else description.get("defined"))
     given = dict(description["arguments"])
@@ -160,31 +156,15 @@ def _is_rebuildable(cls: type) -> bool:
 
 
 def _not_rebuildable(name: str, what: str, defined: Any = None) -> NotRebuildableError:
-    # what: repr of a function or a class, or "a NAME" of an instance; defined: module:qualname of function or class.
-    message = (
+    package = str(defined or "").partition(":")[0].partition(".")[0]
+    if package in ("", "__main__", "builtins", "functools", *TRUSTED):  # of which no other is to be trusted
+        package = "my_package"
+    return NotRebuildableError(
         f"the option {name} was {what}, which can be rebuilt neither from plain values nor from an import path. "
-        "Build the replay buffer yourself with the same options and call replay.load(path)."
+        "Build the replay buffer yourself with the same options and call replay.load(path). load_replay rebuilds this "
+        "library's parts, classes with the decorator lightning_replay.saving.spec.recorded, and functions, defined "
+        f"at the top level of a module that can be imported: save one of these, and load with trust=[{package!r}]."
     )
-    module, _, qualname = defined.partition(":") if isinstance(defined, str) else ("", "", "")
-    package, own = module.partition(".")[0], qualname.rpartition(".")[2]
-    if package in ("", "builtins", "functools", "torch"):  # not instances of a class that the user can change
-        return NotRebuildableError(message)
-    if package in TRUSTED[1:]:
-        return NotRebuildableError(
-            f"{message} Where load_replay is to rebuild it, use a part of lightning_replay in place of {package}'s "
-            f"{own}, or a subclass of it with the decorator lightning_replay.saving.spec.recorded."
-        )
-    moved, changes = "it", []
-    if what.startswith("<"):  # saved as its import path
-        kind = "class" if what.startswith("<class") else "function"
-        moved = "a function with a name" if own == "<lambda>" else f"the {kind} {own}"
-    else:
-        changes.append(f"put the decorator lightning_replay.saving.spec.recorded over the class {own}")
-    if not changes or module == "__main__" or "<locals>" in qualname:
-        changes.append(f"define {moved} at the top level of a module that can be imported")
-    package = "that_module" if module == "__main__" else package
-    changes.append(f"save again, and load with trust=[{package!r}]")
-    return NotRebuildableError(f"{message} Where load_replay is to rebuild it, {', '.join(changes)}.")
 
 
 def is_public(value: Any) -> bool:

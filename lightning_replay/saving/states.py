@@ -160,8 +160,13 @@ def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerp
     values, tensors = split_state(state)
     large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE_BYTES}
     records, chunks = write_chunks(save.data, large, earlier or {})
-    small = {name: tensor for name, tensor in tensors.items() if name not in large}
-    save_file(_separate(small), save.data / TENSORS_FILE)
+    small = {
+        # Copied: safetensors needs contiguous tensors that share no memory.
+        name: tensor.tensor() if isinstance(tensor, Snapshot) else tensor.cpu().contiguous().clone()
+        for name, tensor in tensors.items()
+        if name not in large
+    }
+    save_file(small, save.data / TENSORS_FILE)
     (save.data / VALUES_FILE).write_text(json.dumps({"state": values, "chunked": records}))
     for name in (TENSORS_FILE, VALUES_FILE):
         sync(save.data / name)
@@ -219,19 +224,6 @@ def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
         raise DamagedFileError(
             f"saved values and tensors do not fit together: {error!r}; load an earlier save"
         ) from error
-
-
-def _separate(tensors: Mapping[str, Tensor | Snapshot]) -> dict[str, Tensor]:
-    # safetensors needs contiguous tensors that share no memory.
-    separate: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, tensor in tensors.items():
-        tensor = tensor.tensor() if isinstance(tensor, Snapshot) else tensor.cpu().contiguous()
-        if tensor.untyped_storage().data_ptr() in taken:
-            tensor = tensor.clone()
-        taken.add(tensor.untyped_storage().data_ptr())
-        separate[name] = tensor
-    return separate
 
 
 def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:

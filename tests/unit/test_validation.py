@@ -32,12 +32,6 @@ def test_a_count_of_the_wrong_kind_is_a_type_error_with_name_and_value(value) ->
     assert repr(value) in str(refused.value)
 
 
-@pytest.mark.parametrize(("value", "lowest"), [(0, 1), (-3, 0)])
-def test_a_count_out_of_range_is_a_value_error(value, lowest) -> None:
-    with pytest.raises(ValueError, match=rf"^n is {value}; it must be a whole number of steps from {lowest} on$"):
-        checked_count("n", value, lowest, of="steps")
-
-
 def test_numbers_of_numpy_become_plain_ones() -> None:
     assert type(checked_count("n", np.int64(3))) is int
     assert type(checked_number("x", np.float32(0.5))) is float

@@ -19,6 +19,8 @@ from lightning_replay.saves import MANIFEST, SavedSize, verify_replay
 from tests.saves import files_of, forge, lengthen, names_in, remove, stored, truncate
 from tests.transitions import numbered_steps
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 
 def _files(folder: Path) -> dict[str, os.stat_result]:
     return {path.name: path.stat() for path in files_of(folder)}
@@ -30,7 +32,6 @@ def _sizes(folder: Path) -> tuple[int, int]:
     return sum(each.st_size for each in files), sum(each.st_size for each in files if each.st_nlink == 1)
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_what_an_earlier_save_holds_is_linked_from_it(tmp_path) -> None:
     """Slots 10 to 17 change, which are in the first two of 13 chunks."""
     replay = stored()
@@ -48,7 +49,6 @@ def test_what_an_earlier_save_holds_is_linked_from_it(tmp_path) -> None:
     assert torch.equal(load_replay(tmp_path / "second").sample()["index"], replay.sample()["index"])
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_a_buffer_that_grows_shares_the_chunks_that_were_full(tmp_path) -> None:
     replay = recipes.uniform(capacity=500, batch_size=8)
     replay.extend(numbered_steps(0, 100))  # six chunks and a quarter
@@ -58,7 +58,6 @@ def test_a_buffer_that_grows_shares_the_chunks_that_were_full(tmp_path) -> None:
     assert size.total - size.written == 6 * 1024
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_saving_into_the_same_directory_shares_what_lies_there(tmp_path) -> None:
     replay = stored()
     replay.save(tmp_path)
@@ -76,7 +75,6 @@ def test_saving_into_the_same_directory_shares_what_lies_there(tmp_path) -> None
     assert torch.equal(load_replay(tmp_path).sample()["index"], replay.sample()["index"])
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_both_the_directory_and_the_previous_save_are_shared_from(tmp_path) -> None:
     replay = stored()
     replay.save(tmp_path / "first")
@@ -91,22 +89,6 @@ def test_both_the_directory_and_the_previous_save_are_shared_from(tmp_path) -> N
     assert [links[name] for name in sorted(links)] == [2] + [2] * 11 + [1]
 
 
-def _missing(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def _no_manifest(folder: Path) -> None:
-    (folder / MANIFEST).unlink()
-
-
-def _half_a_manifest(folder: Path) -> None:
-    (folder / MANIFEST).write_text((folder / MANIFEST).read_text()[:50])
-
-
-def _newer(folder: Path) -> None:
-    forge(folder / MANIFEST, version=99)
-
-
 def _another_buffer(folder: Path) -> None:
     shutil.rmtree(folder)
     other = recipes.uniform(capacity=200, batch_size=8)
@@ -119,14 +101,13 @@ def _no_files(folder: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_missing, "no saved replay buffer"),
-        (_no_manifest, "no saved replay buffer"),
-        (_half_a_manifest, "is damaged"),
-        (_newer, "format version 99"),
+        (shutil.rmtree, "no saved replay buffer"),
+        (lambda folder: (folder / MANIFEST).unlink(), "no saved replay buffer"),
+        (lambda folder: (folder / MANIFEST).write_text("{"), "is damaged"),
+        (lambda folder: forge(folder / MANIFEST, version=99), "format version 99"),
         (_another_buffer, "no file of .* could be shared"),
         (_no_files, "missing or damaged in an earlier save"),
     ],
@@ -144,7 +125,6 @@ def test_a_previous_save_of_no_use_is_said_and_everything_written(spoil, message
     assert load_replay(tmp_path / "second").sample()["index"].tolist() == replay.sample()["index"].tolist()
 
 
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("spoil", [truncate, lengthen, remove])
 def test_a_chunk_that_lost_its_size_is_not_linked(spoil, tmp_path) -> None:
     replay = stored()
@@ -155,7 +135,6 @@ def test_a_chunk_that_lost_its_size_is_not_linked(spoil, tmp_path) -> None:
     assert verify_replay(tmp_path / "second")["length"] == 200
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_without_hard_links_every_save_is_written_whole(tmp_path, monkeypatch) -> None:
     def refuse(source, target):
         raise OSError(95, "Operation not supported")
@@ -169,7 +148,6 @@ def test_without_hard_links_every_save_is_written_whole(tmp_path, monkeypatch) -
     assert torch.equal(load_replay(tmp_path / "second").sample()["index"], replay.sample()["index"])
 
 
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.filterwarnings("ignore:Loading the storage on an uninitialized TensorDict:UserWarning")  # TorchRL's own
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
 def test_columns_of_other_storages_are_kept_in_chunks_too(kind, tmp_path) -> None:

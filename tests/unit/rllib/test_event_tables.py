@@ -95,7 +95,7 @@ def once_of(threshold: float) -> Any:
         ({"condition": at_least(1.0), "capacity": 3}, "history longer than the table"),
         ({"condition": at_least(1.0), "name": "default"}, "taken twice"),
         ({"events": [{"history_length": 3}]}, "missing a required argument: 'condition'"),
-        ({"condition": at_least(1.0), "share": 0.9}, "together"),
+        ({"condition": at_least(1.0), "share": 0.9}, "must sum to 1"),
     ],
 )
 def test_tables_that_cannot_be_built_are_refused_when_the_config_is_written(table: dict, message: str) -> None:

@@ -91,21 +91,6 @@ def test_many_chunks_of_several_tensors_stay_in_order(tmp_path) -> None:
     assert all(torch.equal(again[name], tensors[name]) for name in tensors)
 
 
-def test_chunks_of_the_same_content_are_linked_and_the_others_written(tmp_path) -> None:
-    before, after = folders(tmp_path, 2)
-    rows = torch.arange(40)  # 320 bytes: five chunks of eight numbers
-    _, chunks = write_chunks(before, {"rows": rows}, {})
-    rows[17] = -1  # in the third
-    records, again = write_chunks(after, {"rows": rows}, earlier_of(before, chunks))
-    assert [chunk.linked for chunk in again] == [True, True, False, True, True]
-    inodes = [[(folder / chunk.name).stat() for chunk in again] for folder in (before, after)]
-    assert [one.st_ino == other.st_ino for one, other in zip(*inodes, strict=True)] == [True, True, False, True, True]
-    assert [status.st_nlink for status in inodes[1]] == [2, 2, 1, 2, 2]
-    for path in before.iterdir():
-        path.unlink()
-    assert torch.equal(read_chunks(locate_chunks(after, records, expected_of(again)), tmp_path)["rows"], rows)
-
-
 def test_content_that_moved_to_another_place_is_linked_from_there(tmp_path) -> None:
     before, after = folders(tmp_path, 2)
     _, chunks = write_chunks(before, {"rows": torch.arange(16)}, {})
@@ -113,22 +98,6 @@ def test_content_that_moved_to_another_place_is_linked_from_there(tmp_path) -> N
     assert [chunk.linked for chunk in again] == [True, False]
     read = read_chunks(locate_chunks(after, records, expected_of(again)), tmp_path)
     assert read["new"].tolist() == list(range(8, 24))
-
-
-def test_where_links_are_impossible_chunks_are_written(tmp_path, monkeypatch) -> None:
-    before, after = folders(tmp_path, 2)
-    _, chunks = write_chunks(before, {"rows": torch.arange(40)}, {})
-
-    def refuse(source, target):
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", refuse)
-    records, again = write_chunks(after, {"rows": torch.arange(40)}, earlier_of(before, chunks))
-    assert not any(chunk.linked for chunk in again)
-    assert [(after / chunk.name).stat().st_nlink for chunk in again] == [1] * 5
-    assert torch.equal(
-        read_chunks(locate_chunks(after, records, expected_of(again)), tmp_path)["rows"], torch.arange(40)
-    )
 
 
 def test_an_earlier_save_that_goes_meanwhile_is_not_missed(tmp_path) -> None:

@@ -25,6 +25,15 @@ from tests.recipe_options import built, fitting
 from tests.saves import forge
 from tests.transitions import numbered_steps
 
+
+def forge_values(file: Path, change: Callable[[Any], Any]) -> None:
+    """Changes the values of a save in the folder of its manifest, and makes the checksums fit."""
+    manifest = json.loads(file.read_text())
+    values = file.parent / manifest["data"] / "values.json"
+    values.write_text(json.dumps(change(json.loads(values.read_text()))))
+    forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values)._asdict()})
+
+
 STRANGE = (None, -1, 10**15, 10**30, 1.5, True, "x", [], {})
 OPTIONS = {"rule", "priority_exponent", "importance_exponent", "priority_offset"}  # that count as they are built
 KINDS = ["uniform", "prioritized", "event_tables", "surprise_retention", "levels"]
@@ -103,12 +112,11 @@ def test_no_entry_of_a_manifest_is_believed(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_entry_of_the_values_ends_in_an_error_of_another_kind(kind: str, tmp_path: Path) -> None:
     file, load = saved(kind, tmp_path)
-    manifest = json.loads(file.read_text())
-    values = tmp_path / manifest["data"] / "values.json"
+    values = tmp_path / json.loads(file.read_text())["data"] / "values.json"
     whole = json.loads(values.read_text())
     for number, place in enumerate(places_in(whole)):
-        values.write_text(json.dumps(with_other(whole, place, STRANGE[number % len(STRANGE)])))
-        forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values)._asdict()})
+        other = STRANGE[number % len(STRANGE)]
+        forge_values(file, lambda _, place=place, other=other: with_other(whole, place, other))
         try:
             load(tmp_path)
         except DamagedFileError:
@@ -163,13 +171,13 @@ def test_a_tensor_of_another_size_than_its_files_takes_no_memory(shape: Any, tmp
     """The product of the first shape is 2^64, which is 0 in 64 bits."""
     write_state(tmp_path, {"rows": torch.zeros(1 << 20, dtype=torch.uint8)})
     file = tmp_path / "state.json"
-    manifest = json.loads(file.read_text())
-    values = tmp_path / manifest["data"] / "values.json"
-    content = json.loads(values.read_text())
-    for files in (content["chunked"]["rows"]["files"], []):
-        record = {"dtype": "uint8", "shape": shape, "files": files}
-        values.write_text(json.dumps(content | {"chunked": {"rows": record}}))
-        forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values)._asdict()})
+    for changed in ({"shape": shape}, {"shape": shape, "files": []}):
+
+        def change(content: Any, changed: Any = changed) -> Any:
+            content["chunked"]["rows"] |= changed
+            return content
+
+        forge_values(file, change)
         with pytest.raises(DamagedFileError, match="chunks of rows"):
             read_state(tmp_path)
 
@@ -265,13 +273,8 @@ def test_a_state_of_other_parts_is_refused_by_a_buffer_and_changes_nothing(place
     replay = built("event_tables", capacity=12, batch_size=4, seed=0)
     replay.extend(numbered_steps(0, 9))
     replay.save(tmp_path)
-    file = tmp_path / "replay.json"
-    manifest = json.loads(file.read_text())
-    values = tmp_path / manifest["data"] / "values.json"
-    content = json.loads(values.read_text())
     before = fingerprint(replay.state_dict())
-    values.write_text(json.dumps(with_other(content, ("state", "$dict", *place), other)))
-    forge(file, files=manifest["files"] | {"values.json": chunks.fingerprint(values)._asdict()})
+    forge_values(tmp_path / "replay.json", lambda content: with_other(content, ("state", "$dict", *place), other))
     with pytest.raises(DamagedFileError, match=rf"is not one of what it is loaded into \({error}.*nothing was loaded"):
         replay.load(tmp_path)
     assert fingerprint(replay.state_dict()) == before

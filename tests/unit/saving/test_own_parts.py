@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -119,7 +118,7 @@ def test_a_part_of_ones_own_is_saved_and_the_error_leads_to_a_load(name, module,
     for advice in (
         f"was a {name},",
         "replay.load(path)",
-        f"put the decorator lightning_replay.saving.spec.recorded over the class {name}, save again",
+        "classes with the decorator lightning_replay.saving.spec.recorded",
         "load with trust=['plain_parts']",
     ):
         assert advice in str(error.value)
@@ -137,88 +136,56 @@ def test_a_part_of_ones_own_is_saved_and_the_error_leads_to_a_load(name, module,
     assert torch.equal(again.sample()["observation"], replay.sample()["observation"])
 
 
-def test_a_module_that_cannot_be_imported_is_no_option_that_cannot_be_rebuilt(module, tmp_path: Path) -> None:
-    parts = module(RECORDED, "moved_parts")
-    save_replay(filled(**options_of(parts, "Newest")), tmp_path / "buffer")
-    del sys.modules["moved_parts"]
-    (tmp_path / "moved_parts.py").unlink()
-    importlib.invalidate_caches()
-    with pytest.raises(
-        NotRebuildableError, match="moved_parts:Newest, which cannot be imported here: No module named"
-    ) as error:
-        load_replay(tmp_path / "buffer", trust=["moved_parts"])
-    assert "PYTHONPATH" in str(error.value) and "rebuilt neither" not in str(error.value)
-
-
-def test_a_class_that_lost_its_decorator_is_told_to_get_it_back(module, tmp_path: Path) -> None:
-    parts = module(RECORDED, "changing_parts")
-    save_replay(filled(**options_of(parts, "Newest")), tmp_path / "buffer")
-    (tmp_path / "changing_parts.py").write_text(PARTS)
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (None, "changing_parts:Newest, which cannot be imported here: No module named .*PYTHONPATH"),
+        (PARTS, "decorator lightning_replay.saving.spec.recorded"),
+    ],
+    ids=["gone", "lost its decorator"],
+)
+def test_a_module_that_changed_since_the_save(later, message: str, module, tmp_path: Path) -> None:
+    save_replay(filled(**options_of(module(RECORDED, "changing_parts"), "Newest")), tmp_path / "buffer")
+    source = tmp_path / "changing_parts.py"
+    source.unlink() if later is None else source.write_text(later)
     importlib.invalidate_caches()
     del sys.modules["changing_parts"]
-    with pytest.raises(
-        NotRebuildableError, match="decorator lightning_replay.saving.spec.recorded over the class Newest"
-    ):
+    with pytest.raises(NotRebuildableError, match=message) as error:
         load_replay(tmp_path / "buffer", trust=["changing_parts"])
-
-
-@pytest.mark.parametrize(
-    ("part", "advice"),
-    [
-        (
-            {"sampler": RandomSampler()},
-            "use a part of lightning_replay in place of torchrl's RandomSampler, or a subclass",
-        ),
-        ({"storage": LazyTensorStorage(50)}, "in place of torchrl's LazyTensorStorage"),
-        ({"transform": lambda batch: batch}, "define a function with a name at the top level of a module that can be"),
-    ],
-)
-def test_parts_of_torchrl_and_functions_without_a_name(part, advice, tmp_path: Path) -> None:
-    save_replay(filled(**{"storage": PackedStorage(50), "batch_size": 4} | part), tmp_path)
-    with pytest.raises(NotRebuildableError, match=re.escape(advice)):
-        load_replay(tmp_path)
+    assert ("rebuilt neither" in str(error.value)) == (later is not None)
 
 
 def halved(batch):
     return batch.set("observation", batch["observation"] / 2)
 
 
-def test_a_function_has_to_move_and_loads_from_its_module(module, tmp_path: Path) -> None:
-    def nested(batch):
-        return batch
-
-    def saved(transform, name: str) -> Path:
-        options = {"storage": PackedStorage(50), "batch_size": 4, "transform": FunctionOf(transform)}
-        save_replay(filled(**options), tmp_path / name)
-        return tmp_path / name
-
-    with pytest.raises(NotRebuildableError) as error:
-        load_replay(saved(nested, "nested"), trust=["tests"])
-    assert "define the function nested at the top level of a module that can be imported, save" in str(error.value)
-    assert "decorator" not in str(error.value)
-    assert len(load_replay(saved(halved, "moved"), trust=["tests"])) == 20
+def test_a_function_of_a_module_loads_from_it(tmp_path: Path) -> None:
+    save_replay(filled(storage=PackedStorage(50), batch_size=4, transform=FunctionOf(halved)), tmp_path)
+    assert len(load_replay(tmp_path, trust=["tests"])) == 20
 
 
-def test_a_class_of_a_function_has_to_move(module, tmp_path: Path) -> None:
-    parts = module(PARTS, "parts_of_a_function")
-
-    class Local(parts.Newest):
-        pass
-
-    save_replay(filled(storage=PackedStorage(50), batch_size=4, sampler=Local()), tmp_path / "buffer")
-    with pytest.raises(NotRebuildableError, match="over the class Local, define it at the top level of a module"):
-        load_replay(tmp_path / "buffer")
+def part_of_the_script(folder: Path) -> object:
+    (folder / "script.py").write_text(f"{PARTS}\nsampler = Newest()\n")
+    return runpy.run_path(str(folder / "script.py"), run_name="__main__")["sampler"]
 
 
-def test_a_class_of_the_script_has_to_move(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"{PARTS}\nsampler = Newest()\n")
-    sampler = runpy.run_path(str(script), run_name="__main__")["sampler"]
-    save_replay(filled(storage=PackedStorage(50), sampler=sampler, batch_size=4), tmp_path / "buffer")
-    with pytest.raises(NotRebuildableError) as error:
-        load_replay(tmp_path / "buffer", trust=["__main__"])
-    assert "define it at the top level of a module that can be imported" in str(error.value)
-    assert "trust=['that_module']" in str(error.value)
+@pytest.mark.parametrize(
+    ("part", "package"),
+    [
+        ({"sampler": RandomSampler()}, "my_package"),
+        ({"storage": LazyTensorStorage(50)}, "my_package"),
+        ({"transform": lambda batch: batch}, "tests"),
+        ({"transform": FunctionOf(lambda batch: batch)}, "tests"),
+        ({"sampler": part_of_the_script}, "my_package"),
+    ],
+    ids=["sampler of TorchRL", "storage of TorchRL", "function", "function in a part", "class of the script"],
+)
+def test_what_cannot_be_rebuilt_is_said_with_what_can(part, package: str, tmp_path: Path) -> None:
+    part = {name: one(tmp_path) if one is part_of_the_script else one for name, one in part.items()}
+    save_replay(filled(**{"storage": PackedStorage(50), "batch_size": 4} | part), tmp_path / "save")
+    advice = rf"functions, defined at the top level of a module .* trust=\['{package}'\]"
+    with pytest.raises(NotRebuildableError, match=advice):
+        load_replay(tmp_path / "save", trust=["tests", "__main__"])
 
 
 def test_a_state_that_cannot_be_saved_is_named(module, tmp_path: Path) -> None:
