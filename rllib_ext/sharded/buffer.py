@@ -32,7 +32,6 @@ from rllib_ext.sharded.shard import EpisodeShard, check_shard_layout, options_of
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from lightning_replay.sharded.actors import ShardReport
-    from rllib_ext.buffer.building import Returns
     from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.tasks import TaskAssignment
 
@@ -94,10 +93,15 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         # Replays without rows, by whose samplers draws are divided. Bad options are refused here and not in an actor.
         self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
         options_of_shard(self._given, shard_options.num_shards, 0)  # of tables too
-        self._returns: Returns = (1, 0.99)
         seed = checked_seed(self._given.get("seed"))
         self._seed: int = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
-        self.shards: ShardActors = ShardActors(EpisodeShard, self._arguments_of, shard_options, self._pass_signals)
+        self._given |= {"seed": self._seed, "returns": self.options.returns}
+        self.shards: ShardActors = ShardActors(
+            EpisodeShard,
+            lambda shard: (recipe, self._given, shard, shard_options.num_shards),
+            shard_options,
+            self._pass_signals,
+        )
         self.draws: DividedDraws = DividedDraws(self.shards, self._divider, self._clocks, self._set_min_sizes)
         self.is_in_checkpoints: bool = False
         self.draws_per_report: int = 1
@@ -154,8 +158,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`."""
-        self._returns = (n_step, gamma)
-        self._templates |= self.options.form_returns(self._returns, self._templates)
+        self._given["returns"] = n_step, gamma
+        self._templates |= self.options.form_returns((n_step, gamma), self._templates)
 
     def template(self, module_id: str) -> ModuleReplay:
         if module_id not in self._templates:
@@ -323,9 +327,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         # While draws are in flight nothing is waited for.
         self.shards.settle({} if self.draws.in_flight else None)
         return self.shards
-
-    def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        return self.recipe, {**self._given, "seed": self._seed}, shard, len(self.shards), self._returns
 
     def _divider(self, module_id: str) -> Divider:
         # Modules draw independently of each other, as in one buffer.
