@@ -219,9 +219,6 @@ class ShardActors:
         if errors:
             raise joined_errors(errors)
 
-    def call(self, method: str, arguments: Arguments = lambda shard: (), *, limit_s: float = 0.0) -> list[Any]:
-        return self.values_of(self.send_all(method, arguments, limit_s=limit_s))
-
     def send_all(
         self,
         method: str,

@@ -68,10 +68,7 @@ class Coordinator:
     def call(self, caller: str, method: str, timeout_s: float, arguments: tuple[Any, ...]) -> Any:
         """Calls a method of this object for another process, in which an object of its own id waits ``timeout_s``.
 
-        Raises:
-            TimeoutError: a shard has not answered within that time; it is named.
-            Exception: what the method has raised, or, before anything is done, what a shard has raised for feedback
-                that the same caller gave before.
+        Before anything is done, it raises what a shard has raised for feedback that the same caller gave before.
         """
         with self._lock:
             self._call.caller, self._call.deadline = caller, time.monotonic() + timeout_s

@@ -124,12 +124,8 @@ class ShardedReplay(TrainingReplay):
         if not ray.is_initialized():
             raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
         self.name: str = name or f"replay-{uuid.uuid4().hex}"
-        connection = Connection.find(self.name, wait_timeout_s)
-        if connection is None:
-            check_room(given.shards)
-            connection = Connection.start(self.name, wait_timeout_s, given)
-        self._connection = connection
-        self._key = connection.call("key_for", given)
+        self._connection = Connection.start(self.name, wait_timeout_s, given)
+        self._key = self._connection.call("key_for", given)
         self._rank: tuple[int, int] | None = None
         self._clocks: dict[str, int] = {}
         self._draws_since_update = 0
@@ -562,17 +558,20 @@ class Connection:
         self.is_owner = False  # whether this process has started the coordinator
 
     @classmethod
-    def start(cls, name: str, wait_timeout_s: float, *arguments: Any) -> Connection:
-        """Starts a coordinator and its shards, on the node of this process as far as there is room.
+    def start(cls, name: str, wait_timeout_s: float, options: ReplayOptions) -> Connection:
+        """Connects to the coordinator of a name; where there is none, starts it and its shards.
 
-        Where another process has just started one of that name, it is a connection to that one.
+        It is on the node of this process as far as there is room.
         """
+        with suppress(ValueError):  # no such actor
+            return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
+        check_room(options.shards)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Coordinator)
         actor = actor.options(name=name, namespace=NAMESPACE, scheduling_strategy=here, max_concurrency=_THREADS)
         try:
-            handle = actor.remote(*arguments)
-        except ActorAlreadyExistsError:
+            handle = actor.remote(options)
+        except ActorAlreadyExistsError:  # which another process has just started
             return cls(name, wait_timeout_s)
         connection = cls(name, wait_timeout_s, handle)
         try:
@@ -582,13 +581,6 @@ class Connection:
             raise
         connection.is_owner = True
         return connection
-
-    @classmethod
-    def find(cls, name: str, wait_timeout_s: float) -> Connection | None:
-        try:
-            return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
-        except ValueError:
-            return None
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Calls a method until its result is another than :class:`~lightning_replay.sharded.coordinator.NotYet`.

@@ -141,7 +141,7 @@ def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Fo
     if folder.local is None:
         return [folder] * len(shards)
     # By a name found nowhere else: another node may have a folder at the same path.
-    sees = shards.call("sees", lambda shard: ((folder / data).path,))
+    sees = shards.values_of(shards.send_all("sees", lambda shard: ((folder / data).path,)))
     if all(sees):
         return [folder] * len(shards)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -321,7 +321,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def _call_of_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
         self.shards.start_lost()
-        return self.shards.call(method, arguments, limit_s=self.shards.options.save_timeout_s)
+        limit_s = self.shards.options.save_timeout_s
+        return self.shards.values_of(self.shards.send_all(method, arguments, limit_s=limit_s))
 
     def _settled(self) -> ShardActors:
         # While draws are in flight nothing is waited for.
