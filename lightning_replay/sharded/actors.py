@@ -185,10 +185,11 @@ class ShardActors:
         self._pending[shard].append(_Call(answer, limit_s, steps, td_errors, then, failed))
         return answer
 
-    def settle(self, until: Mapping[int, ray.ObjectRef[Any]] | None = None) -> None:
+    def settle(self, until: Mapping[int, ray.ObjectRef[Any]] | None = None) -> ShardActors:
         """Waits for answers, except of shards that are being started or were late before; takes all that have come.
 
         ``until`` has by shard the last answer to wait for, ``{}`` for none; by default the last one of every shard.
+        Returns this object.
 
         Raises:
             Exception: what a method of a shard has raised, with a note of each further error.
@@ -218,6 +219,7 @@ class ShardActors:
         self._restart_hung()
         if errors:
             raise joined_errors(errors)
+        return self
 
     def send_all(
         self,

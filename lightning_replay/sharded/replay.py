@@ -114,8 +114,7 @@ class ShardedReplay(TrainingReplay):
     ) -> None:
         check_kind("name", name, str | None, "a name, or None")
         limits: dict[str, Any] = {"samples_per_insert": samples_per_insert, "error_buffer": error_buffer}
-        given = ReplayOptions.checked(recipe, {**options, "num_shards": num_shards}, limits)
-        self._options = given
+        self._options = ReplayOptions.checked(recipe, {**options, "num_shards": num_shards}, limits)
         # Bad options are refused here, and not in an actor.
         Divider(self._template.sampler)
         self.batch_size: int = self._template.batch_size
@@ -124,14 +123,14 @@ class ShardedReplay(TrainingReplay):
         if not ray.is_initialized():
             raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
         self.name: str = name or f"replay-{uuid.uuid4().hex}"
-        self._connection = Connection.start(self.name, wait_timeout_s, given)
-        self._key = self._connection.call("key_for", given)
+        self._connection = Connection.start(self.name, wait_timeout_s, self._options)
+        self._key = self._connection.call("key_for", self._options)
         self._rank: tuple[int, int] | None = None
         self._clocks: dict[str, int] = {}
         self._draws_since_update = 0
         self._router: RowRouter | None = None
         self._unanswered: _Sent | None = None  # the rows of a call that has timed out
-        self._check = TransitionCheck(given.of_recipe.get("check_finite", True))
+        self._check = TransitionCheck(self._options.of_recipe.get("check_finite", True))
 
     @functools.cached_property
     def _template(self) -> Replay:
@@ -376,15 +375,7 @@ class ShardedReplay(TrainingReplay):
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Sends the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
-        if self.takes_feedback:
-            td_error = data.get(self.priority_key, None)
-            if td_error is None:
-                raise ValueError(
-                    f"the batch has no {self.priority_key!r}, from which priorities are updated; it has "
-                    f"{sorted(map(str, data.keys()))}. Write the TD errors there, or call "
-                    "update_priority(batch, td_error). No priority was changed"
-                )
-            self.update_priority(data, td_error)
+        Replay.update_tensordict_priority(self, data)  # type: ignore[arg-type]
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> None:
         """Ends running episodes that this process has given, ``None`` all of them.

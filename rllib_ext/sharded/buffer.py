@@ -326,8 +326,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def _settled(self) -> ShardActors:
         # While draws are in flight nothing is waited for.
-        self.shards.settle({} if self.draws.in_flight else None)
-        return self.shards
+        return self.shards.settle({} if self.draws.in_flight else None)
 
     def _divider(self, module_id: str) -> Divider:
         # Modules draw independently of each other, as in one buffer.
