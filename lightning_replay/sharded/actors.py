@@ -447,7 +447,7 @@ class ShardReport:
 
     totals: dict[str, GroupTotals] = field(default_factory=dict)  # of each module, by which draws are divided
     rows: dict[str, int] = field(default_factory=dict)  # stored by each module
-    env_steps_stored: int = 0
+    env_steps_stored: int = 0  # in RLlib, as the next one
     counts: Counts = field(default_factory=Counter)  # sums over the life of the shard, by module
     fragments_lost: int = 0  # rows or fragments of episodes whose sender was lost before they could be fetched
     #: Progress signals of a curriculum since the last report, by module; each with its task.

@@ -180,7 +180,7 @@ class Coordinator:
         failed = functools.partial(self._kept.setdefault, self._call.caller)
         self.draws.update(MODULE, index, generation, td_errors, signals, failed)
 
-    def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> None:
+    def end_episodes(self, writer: int, trajectories: np.ndarray | None) -> None:
         self._call_of_all("end_episodes", writer, trajectories)
 
     def num_rows(self) -> int:
