@@ -393,19 +393,15 @@ class ShardedReplay(TrainingReplay):
                 self._clocks[name] = checked_count(name, reading, 0)
 
     def progress(self, task: str, value: float) -> None:
-        """Passes the progress of a task to the scheduler, as :meth:`~lightning_replay.CurriculumReplay.progress`."""
         self._connection.call("progress", task, value)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
-        """Returns the next tasks of actors, as indices into :attr:`tasks`."""
         return self._connection.call("actor_tasks", num_actors)
 
     def seed(self, seed: int) -> None:
-        """Restarts the draws of all shards from ``seed``."""
         self._connection.call("seed", checked_count("seed", seed, 0))
 
     def draw_stamp(self) -> bytes:
-        """Returns bytes that are equal while nothing is drawn."""
         return self._connection.call("draw_stamp")
 
     def stats(self) -> dict[str, Any]:
