@@ -40,7 +40,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._idle, self._at_work = threading.Condition(self._lock), set[str]()
         self._call = threading.local()  # of each thread: its caller, and when that one waits no longer
-        self._kept: dict[str, Exception] = {}  # errors of feedback, by the caller who gave it
+        self._kept: dict[str, Exception] = {}  # errors of feedback, by the caller that gave it
         self._has_started = False
         self.options: ReplayOptions = options
         self._key = secrets.randbelow(NUM_KEYS)
