@@ -121,30 +121,23 @@ class Coordinator:
             self.shards.settle()
         return self.shards.unanswered([shard])
 
-    def draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        # With a rate limiter, of its batch size.
+    def draw(self, batch_size: int, clocks: Mapping[str, int], is_counted: bool = True) -> DrawnRows | NotYet:
+        # Not counted in the ratio where it replaces rows of a draw that were lost with their shard.
         with self._alone("draw"):
-            return self._draw(batch_size, clocks)
+            return self._draw(batch_size, clocks, is_counted)
 
-    def _draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        if self._limiter.samples_per_insert is not None and not self._limiter.may_sample(self._num_inserted):
+    def _draw(self, batch_size: int, clocks: Mapping[str, int], is_counted: bool = True) -> DrawnRows | NotYet:
+        is_limited = is_counted and self._limiter.samples_per_insert is not None
+        if is_limited and not self._limiter.may_sample(self._num_inserted):
             return NotYet(self._limiter.reached("drawn"), _REMEDY_FOR_RATIO)
-        self._clocks |= clocks
-        drawn = self._drawn(batch_size)
-        self._limiter.sample()
-        return drawn
-
-    def draw_again(self, count: int) -> DrawnRows:
-        # In place of rows of a draw that were lost with their shard, which the ratio has counted.
-        with self._alone("draw"):
-            return self._drawn(count)
-
-    def _drawn(self, batch_size: int) -> DrawnRows:
         # Rows may be on their way, or in late shards, which the draw waits for.
         if not self.shards.rows and not self.shards.settle().rows and all(self.shards.alive):
             raise RuntimeError("the sharded replay is empty; call extend before sample")
+        self._clocks |= clocks
         batch = self.draws.draw(batch_size)[MODULE]
         self._num_draws += 1
+        if is_counted:
+            self._limiter.sample()
         return DrawnRows(batch.blocks, batch.columns)
 
     def _clocks_of(self, draws_before: int) -> dict[str, int]:
@@ -216,7 +209,6 @@ class Coordinator:
 
     def save(self, folder: Folder, previous: Path | None) -> None:
         with self._alone("save"):
-            self.shards.settle()
             write_shards(self.shards, folder, NAMES, self._state, self._options_in_saves(), previous)
 
     def load(self, folder: Folder) -> None:

@@ -340,7 +340,7 @@ class ShardedReplay(TrainingReplay):
             if (redraws := redraws + 1) > _MOST_REDRAWS:
                 raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
             left_s = max(deadline - time.monotonic(), 0.0)
-            blocks += self._connection.call("draw_again", missing, timeout_s=left_s).fetch(timeout_s)
+            blocks += self._connection.call("draw", missing, {}, False, timeout_s=left_s).fetch(timeout_s)
         self._draws_since_update += 1
         return batch_of(blocks)
 
