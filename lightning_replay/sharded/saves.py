@@ -106,7 +106,10 @@ def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | No
     if previous is not None:
         with suppress(DamagedFileError, OSError, ValueError):
             manifest = read_manifest(previous / names.manifest, SHARDS_VERSION)
-            return [Folder.at(previous) / name for name in names_of_shards(manifest["data"], manifest["num_shards"])]
+            return [
+                Folder.at(previous) / name
+                for name in names_of_shards(Path(manifest["data"]).name, manifest["num_shards"])
+            ]
     return []
 
 
