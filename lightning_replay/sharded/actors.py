@@ -185,10 +185,11 @@ class ShardActors:
         self._pending[shard].append(_Call(answer, limit_s, steps, td_errors, then, failed))
         return answer
 
-    def settle(self, until: Mapping[int, ray.ObjectRef[Any]] | None = None) -> None:
+    def settle(self, until: Mapping[int, ray.ObjectRef[Any]] | None = None) -> ShardActors:
         """Waits for answers, except of shards that are being started or were late before; takes all that have come.
 
         ``until`` has by shard the last answer to wait for, ``{}`` for none; by default the last one of every shard.
+        Returns this object.
 
         Raises:
             Exception: what a method of a shard has raised, with a note of each further error.
@@ -218,9 +219,7 @@ class ShardActors:
         self._restart_hung()
         if errors:
             raise joined_errors(errors)
-
-    def call(self, method: str, arguments: Arguments = lambda shard: (), *, limit_s: float = 0.0) -> list[Any]:
-        return self.values_of(self.send_all(method, arguments, limit_s=limit_s))
+        return self
 
     def send_all(
         self,
@@ -448,7 +447,7 @@ class ShardReport:
 
     totals: dict[str, GroupTotals] = field(default_factory=dict)  # of each module, by which draws are divided
     rows: dict[str, int] = field(default_factory=dict)  # stored by each module
-    env_steps_stored: int = 0
+    env_steps_stored: int = 0  # in RLlib, as the next one
     counts: Counts = field(default_factory=Counter)  # sums over the life of the shard, by module
     fragments_lost: int = 0  # rows or fragments of episodes whose sender was lost before they could be fetched
     #: Progress signals of a curriculum since the last report, by module; each with its task.

@@ -25,7 +25,6 @@ from lightning_replay.sharded.rows import NUM_KEYS, Layout, check_layout
 from lightning_replay.sharded.saves import NAMES, SavedShards, first_state, load_shards, manifest_of, write_shards
 from lightning_replay.sharded.shard import MODULE, ReplayShard
 
-_UNSETTLED = 32  # inserts at most whose answers have not been read
 _REMEDY_FOR_RATIO = "Insert and draw in several processes, or in turn; or raise error_buffer or wait_timeout_s"
 _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes from 0
 
@@ -38,9 +37,10 @@ class Coordinator:
     """
 
     def __init__(self, options: ReplayOptions) -> None:
-        self._lock, self._draw_lock, self._save_lock = threading.Lock(), threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._idle, self._at_work = threading.Condition(self._lock), set[str]()
         self._call = threading.local()  # of each thread: its caller, and when that one waits no longer
-        self._kept: dict[str, Exception] = {}  # errors of feedback, by the caller who gave it
+        self._kept: dict[str, Exception] = {}  # errors of feedback, by the caller that gave it
         self._has_started = False
         self.options: ReplayOptions = options
         self._key = secrets.randbelow(NUM_KEYS)
@@ -59,7 +59,7 @@ class Coordinator:
         )
         self._limiter = RateLimiter(**options.limits, batch_size=self._batch_size)
         self._layout: Layout | None = None
-        self._num_writers = self._num_draws = self._num_inserted = self._unsettled = 0
+        self._num_writers = self._num_draws = self._num_inserted = 0
         self._clocks: dict[str, int] = {}
         self._world_size = 1
         self._requests: set[int] = set()  # ranks that wait for the next batch
@@ -68,10 +68,7 @@ class Coordinator:
     def call(self, caller: str, method: str, timeout_s: float, arguments: tuple[Any, ...]) -> Any:
         """Calls a method of this object for another process, in which an object of its own id waits ``timeout_s``.
 
-        Raises:
-            TimeoutError: a shard has not answered within that time; it is named.
-            Exception: what the method has raised, or, before anything is done, what a shard has raised for feedback
-                that the same caller gave before.
+        Before anything is done, it raises what a shard has raised for feedback that the same caller gave before.
         """
         with self._lock:
             self._call.caller, self._call.deadline = caller, time.monotonic() + timeout_s
@@ -97,19 +94,15 @@ class Coordinator:
 
     def enter_rank(self, rank: int, world_size: int) -> int:
         # Discards shares not taken yet; returns the rank's number as a writer.
-        with self._alone(self._draw_lock):
+        with self._alone("draw"):
             self._world_size = world_size
             self._requests.clear()
             self._shares.clear()
         return _FIRST_RANK + rank
 
     def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout) -> list[Any] | NotYet:
-        # Answers are read now and then only: an insert waits for no shard. A late one is looked at each time.
-        self._unsettled += 1
-        if self._unsettled > _UNSETTLED or any(self.shards.is_late(shard) for shard, _, _ in parts):
-            self.shards.settle({})
-            self._unsettled = 0
-        if layout != self._layout and self._layout is not None and not sum(self._settle().rows.values()):
+        self.shards.settle({})  # an insert waits for no shard
+        if layout != self._layout and self._layout is not None and not sum(self.shards.settle().rows.values()):
             self._layout = None  # as a shard has refused the first rows
         self._layout = check_layout(layout, self._layout)
         if late := [shard for shard, _, _ in parts if self.shards.is_late(shard)]:
@@ -125,33 +118,26 @@ class Coordinator:
 
     def look_at(self, shard: int) -> str:
         with suppress(TimeoutError):  # the caller waits no longer
-            self._settle()
+            self.shards.settle()
         return self.shards.unanswered([shard])
 
-    def draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        # With a rate limiter, of its batch size.
-        with self._alone(self._draw_lock):
-            return self._draw(batch_size, clocks)
+    def draw(self, batch_size: int, clocks: Mapping[str, int], is_counted: bool = True) -> DrawnRows | NotYet:
+        # Not counted in the ratio where it replaces rows of a draw that were lost with their shard.
+        with self._alone("draw"):
+            return self._draw(batch_size, clocks, is_counted)
 
-    def _draw(self, batch_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        if self._limiter.samples_per_insert is not None and not self._limiter.may_sample(self._num_inserted):
+    def _draw(self, batch_size: int, clocks: Mapping[str, int], is_counted: bool = True) -> DrawnRows | NotYet:
+        is_limited = is_counted and self._limiter.samples_per_insert is not None
+        if is_limited and not self._limiter.may_sample(self._num_inserted):
             return NotYet(self._limiter.reached("drawn"), _REMEDY_FOR_RATIO)
-        self._clocks |= clocks
-        drawn = self._drawn(batch_size)
-        self._limiter.sample()
-        return drawn
-
-    def draw_again(self, count: int) -> DrawnRows:
-        # In place of rows of a draw that were lost with their shard, which the ratio has counted.
-        with self._alone(self._draw_lock):
-            return self._drawn(count)
-
-    def _drawn(self, batch_size: int) -> DrawnRows:
         # Rows may be on their way, or in late shards, which the draw waits for.
-        if not self.shards.rows and not self._settle().rows and all(self.shards.alive):
+        if not self.shards.rows and not self.shards.settle().rows and all(self.shards.alive):
             raise RuntimeError("the sharded replay is empty; call extend before sample")
+        self._clocks |= clocks
         batch = self.draws.draw(batch_size)[MODULE]
         self._num_draws += 1
+        if is_counted:
+            self._limiter.sample()
         return DrawnRows(batch.blocks, batch.columns)
 
     def _clocks_of(self, draws_before: int) -> dict[str, int]:
@@ -159,7 +145,7 @@ class Coordinator:
         return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}
 
     def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
-        with self._alone(self._draw_lock):
+        with self._alone("draw"):
             if (share := self._shares.pop(rank, None)) is not None:  # another rank has drawn it meanwhile
                 return share
             if world_size != self._world_size:
@@ -187,11 +173,11 @@ class Coordinator:
         failed = functools.partial(self._kept.setdefault, self._call.caller)
         self.draws.update(MODULE, index, generation, td_errors, signals, failed)
 
-    def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> None:
+    def end_episodes(self, writer: int, trajectories: np.ndarray | None) -> None:
         self._call_of_all("end_episodes", writer, trajectories)
 
     def num_rows(self) -> int:
-        return sum(self._settle().rows.values())
+        return sum(self.shards.settle().rows.values())
 
     def num_inserted(self) -> int:
         return self._num_inserted
@@ -222,13 +208,12 @@ class Coordinator:
         return {**stats_of(self.shards, self.draws), **counts, "rate_limiter": limits}
 
     def save(self, folder: Folder, previous: Path | None) -> None:
-        with self._alone(self._save_lock):
-            self._settle()
+        with self._alone("save"):
             write_shards(self.shards, folder, NAMES, self._state, self._options_in_saves(), previous)
 
     def load(self, folder: Folder) -> None:
         """Replaces everything by a save of the same recipe and options; after an error nothing is changed."""
-        with self._alone(self._save_lock):
+        with self._alone("save"):
             saved = SavedShards.read(folder, NAMES, manifest_of)
             is_of_shards, here = saved.state is not None, self._options_in_saves()
             there = {name: saved.manifest.get(name) for name in here}
@@ -287,24 +272,16 @@ class Coordinator:
             self._lock.acquire()
 
     @contextmanager
-    def _alone(self, lock: threading.Lock) -> Iterator[None]:
-        if not lock.acquire(blocking=False):
-            self._lock.release()  # or its owner could not go on
-            try:
-                is_alone = lock.acquire(timeout=max(self._time_left(), 0.0))
-            finally:
-                self._lock.acquire()
-            if not is_alone:
-                raise TimeoutError(f"another process's draw or save has not ended: {self.shards.unanswered()}")
+    def _alone(self, work: str) -> Iterator[None]:
+        # While it waits, other calls run.
+        if not self._idle.wait_for(lambda: work not in self._at_work, timeout=max(self._time_left(), 0.0)):
+            raise TimeoutError(f"another process's {work} has not ended: {self.shards.unanswered()}")
+        self._at_work.add(work)
         try:
             yield
         finally:
-            lock.release()
-
-    def _settle(self) -> ShardActors:
-        self.shards.settle()
-        self._unsettled = 0
-        return self.shards
+            self._at_work.remove(work)
+            self._idle.notify_all()
 
 
 class NotYet(NamedTuple):

@@ -68,7 +68,11 @@ class DividedDraws:
             self.in_flight.clear()
         for _ in range(_MOST_EMPTY_DRAWS):
             if not self.in_flight:
-                self._wait_for_rows()
+                self._actors.settle()
+                while not self._drawable() and not all(self._actors.alive):
+                    self._actors.wait_for_any()  # steps were sent to these shards, too
+                if not self._drawable():
+                    raise RuntimeError("cannot sample from an empty replay buffer; call add first")
                 self._send(batch_size, *request)
             oldest = self.in_flight.popleft()
             self._actors.settle(oldest.answers)  # no longer than shard_timeout_s: a late shard gives no rows
@@ -119,14 +123,6 @@ class DividedDraws:
                 blocks = [Block(part.reference, 0, len(part.slot)) for part in parts.values()]
                 drawn[name] = DrawnRows(blocks, columns, parts)
         return drawn
-
-    def _wait_for_rows(self) -> None:
-        actors = self._actors
-        actors.settle()
-        while not self._drawable() and not all(actors.alive):
-            actors.wait_for_any()  # steps were sent to these shards, too
-        if not self._drawable():
-            raise RuntimeError("cannot sample from an empty replay buffer; call add first")
 
     def _drawable(self) -> list[str]:
         # The modules that have rows in a shard that can be drawn from, in the same order in every run.

@@ -42,7 +42,7 @@ class RateLimiter(DeclaredState):
         (None, None, False, True)
     """
 
-    saved_attributes = ("_inserted", "_sampled", "_filled", "balance")
+    saved_attributes: tuple[str, ...] = ("_inserted", "_sampled", "_filled", "balance")
 
     def __init__(
         self,

@@ -114,8 +114,7 @@ class ShardedReplay(TrainingReplay):
     ) -> None:
         check_kind("name", name, str | None, "a name, or None")
         limits: dict[str, Any] = {"samples_per_insert": samples_per_insert, "error_buffer": error_buffer}
-        given = ReplayOptions.checked(recipe, {**options, "num_shards": num_shards}, limits)
-        self._options = given
+        self._options = ReplayOptions.checked(recipe, {**options, "num_shards": num_shards}, limits)
         # Bad options are refused here, and not in an actor.
         Divider(self._template.sampler)
         self.batch_size: int = self._template.batch_size
@@ -124,18 +123,14 @@ class ShardedReplay(TrainingReplay):
         if not ray.is_initialized():
             raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
         self.name: str = name or f"replay-{uuid.uuid4().hex}"
-        connection = Connection.find(self.name, wait_timeout_s)
-        if connection is None:
-            check_room(given.shards)
-            connection = Connection.start(self.name, wait_timeout_s, given)
-        self._connection = connection
-        self._key = connection.call("key_for", given)
+        self._connection = Connection.start(self.name, wait_timeout_s, self._options)
+        self._key = self._connection.call("key_for", self._options)
         self._rank: tuple[int, int] | None = None
         self._clocks: dict[str, int] = {}
         self._draws_since_update = 0
         self._router: RowRouter | None = None
         self._unanswered: _Sent | None = None  # the rows of a call that has timed out
-        self._check = TransitionCheck(given.of_recipe.get("check_finite", True))
+        self._check = TransitionCheck(self._options.of_recipe.get("check_finite", True))
 
     @functools.cached_property
     def _template(self) -> Replay:
@@ -345,7 +340,7 @@ class ShardedReplay(TrainingReplay):
             if (redraws := redraws + 1) > _MOST_REDRAWS:
                 raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
             left_s = max(deadline - time.monotonic(), 0.0)
-            blocks += self._connection.call("draw_again", missing, timeout_s=left_s).fetch(timeout_s)
+            blocks += self._connection.call("draw", missing, {}, False, timeout_s=left_s).fetch(timeout_s)
         self._draws_since_update += 1
         return batch_of(blocks)
 
@@ -380,15 +375,7 @@ class ShardedReplay(TrainingReplay):
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Sends the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
-        if self.takes_feedback:
-            td_error = data.get(self.priority_key, None)
-            if td_error is None:
-                raise ValueError(
-                    f"the batch has no {self.priority_key!r}, from which priorities are updated; it has "
-                    f"{sorted(map(str, data.keys()))}. Write the TD errors there, or call "
-                    "update_priority(batch, td_error). No priority was changed"
-                )
-            self.update_priority(data, td_error)
+        Replay.update_tensordict_priority(self, data)  # type: ignore[arg-type]
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> None:
         """Ends running episodes that this process has given, ``None`` all of them.
@@ -406,19 +393,15 @@ class ShardedReplay(TrainingReplay):
                 self._clocks[name] = checked_count(name, reading, 0)
 
     def progress(self, task: str, value: float) -> None:
-        """Passes the progress of a task to the scheduler, as :meth:`~lightning_replay.CurriculumReplay.progress`."""
         self._connection.call("progress", task, value)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
-        """Returns the next tasks of actors, as indices into :attr:`tasks`."""
         return self._connection.call("actor_tasks", num_actors)
 
     def seed(self, seed: int) -> None:
-        """Restarts the draws of all shards from ``seed``."""
         self._connection.call("seed", checked_count("seed", seed, 0))
 
     def draw_stamp(self) -> bytes:
-        """Returns bytes that are equal while nothing is drawn."""
         return self._connection.call("draw_stamp")
 
     def stats(self) -> dict[str, Any]:
@@ -562,17 +545,20 @@ class Connection:
         self.is_owner = False  # whether this process has started the coordinator
 
     @classmethod
-    def start(cls, name: str, wait_timeout_s: float, *arguments: Any) -> Connection:
-        """Starts a coordinator and its shards, on the node of this process as far as there is room.
+    def start(cls, name: str, wait_timeout_s: float, options: ReplayOptions) -> Connection:
+        """Connects to the coordinator of a name; where there is none, starts it and its shards.
 
-        Where another process has just started one of that name, it is a connection to that one.
+        It is on the node of this process as far as there is room.
         """
+        with suppress(ValueError):  # no such actor
+            return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
+        check_room(options.shards)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Coordinator)
         actor = actor.options(name=name, namespace=NAMESPACE, scheduling_strategy=here, max_concurrency=_THREADS)
         try:
-            handle = actor.remote(*arguments)
-        except ActorAlreadyExistsError:
+            handle = actor.remote(options)
+        except ActorAlreadyExistsError:  # which another process has just started
             return cls(name, wait_timeout_s)
         connection = cls(name, wait_timeout_s, handle)
         try:
@@ -582,13 +568,6 @@ class Connection:
             raise
         connection.is_owner = True
         return connection
-
-    @classmethod
-    def find(cls, name: str, wait_timeout_s: float) -> Connection | None:
-        try:
-            return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
-        except ValueError:
-            return None
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Calls a method until its result is another than :class:`~lightning_replay.sharded.coordinator.NotYet`.

@@ -13,6 +13,7 @@ from lightning_replay.episodes.returns import NStepTransitions
 from lightning_replay.episodes.running import read_trajectory
 from lightning_replay.parts import declared_sampler, declared_writer
 from lightning_replay.replay import Replay
+from lightning_replay.sharded.rows import Router
 from lightning_replay.storage.packed import PackedStorage
 
 _ROWS_AT_ONCE = 4096
@@ -31,7 +32,7 @@ class ReshardedRows:
     """
 
     def __init__(self, number: int, num_shards: int) -> None:
-        self._number, self._loads = number, [0] * num_shards
+        self._number, self._router = number, Router(num_shards)
         self._names: set[int] = set()
         self._lowest = 0  # of these and 0
         self._rows: list[TensorDictBase] = []
@@ -43,9 +44,9 @@ class ReshardedRows:
         """Adds the rows of a replay, which may be discarded then; refuses rows that only as many shards can keep."""
         delaying = [type(one).__name__ for one in replay.transform if isinstance(one, NStepTransitions)]
         if delaying or declared_writer(replay.writer).may_refuse:
-            what = (
-                f"returns that {delaying[0]} formed before they were stored" if delaying else "rows kept by importance"
-            )
+            what = "rows kept by importance"
+            if delaying:
+                what = f"returns that {delaying[0]} formed before they were stored"
             raise ValueError(
                 f"the save holds {what}, and its rows can be restored into as many shards as were saved alone. "
                 "Give num_shards the number of the save"
@@ -54,13 +55,20 @@ class ReshardedRows:
         if not len(slots):
             return
         episode, given = episodes_of(replay, slots)
+        _, first, inverse, lengths = np.unique(episode, return_index=True, return_inverse=True, return_counts=True)
+        shard, names = np.empty(len(first), dtype=np.int64), given[first]
         # Every shard deals out all episodes in the same order, and keeps its own.
-        kept = torch.from_numpy(np.flatnonzero(assigned(episode, self._loads) == self._number))
-        names = self._named(episode, given)[kept.numpy()]
+        for one in np.argsort(first).tolist():
+            shard[one] = self._router.shard_of(one, int(lengths[one]), ended=True)
+            if int(names[one]) in self._names:
+                names[one] = self._lowest - 1
+            self._lowest = min(self._lowest, int(names[one]))
+            self._names.add(int(names[one]))
+        kept = torch.from_numpy(np.flatnonzero(shard[inverse] == self._number))
         rows = replay.storage.get(slots[kept]).exclude("index", "generation")
         key = next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), TRAJECTORY_KEYS[0])
         column = rows.get(key, None)
-        rows.set(key, torch.from_numpy(names).reshape(len(kept) if column is None else column.shape))
+        rows.set(key, torch.from_numpy(names[inverse])[kept].reshape(len(kept) if column is None else column.shape))
         self._rows.append(rows)
         self._places.append(kept.numpy() / len(slots))
         priority = declared_sampler(replay.sampler).priority_of(slots[kept])
@@ -94,35 +102,6 @@ class ReshardedRows:
         if self._largest >= 0:
             replay.raise_largest_priority(self._largest)
         return rows
-
-    def _named(self, episode: np.ndarray, given: np.ndarray) -> np.ndarray:
-        # The trajectory of each row, int64 [N]: a number that no other episode has.
-        _, first, inverse = np.unique(episode, return_index=True, return_inverse=True)
-        names = given[first]
-        for place in np.argsort(first).tolist():
-            if int(names[place]) in self._names:
-                names[place] = self._lowest - 1
-            self._lowest = min(self._lowest, int(names[place]))
-            self._names.add(int(names[place]))
-        return names[inverse]
-
-
-def assigned(episode: np.ndarray, loads: list[int]) -> np.ndarray:
-    """Returns the shard of each row, int64 ``[N]``: whole episodes, each to that with the fewest rows.
-
-    ``episode`` is the number of each row's, int64 ``[N]``; ``loads`` are the rows of each shard, which are added to.
-
-    Example:
-        >>> loads = [0, 3]
-        >>> assigned(np.array([7, 7, 5, 9, 5, 9]), loads).tolist(), loads
-        ([0, 0, 0, 1, 0, 1], [4, 5])
-    """
-    _, first, inverse, lengths = np.unique(episode, return_index=True, return_inverse=True, return_counts=True)
-    shards = np.empty(len(first), dtype=np.int64)
-    for one in np.argsort(first).tolist():
-        shards[one] = loads.index(min(loads))
-        loads[shards[one]] += int(lengths[one])
-    return shards[inverse]
 
 
 def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -69,10 +69,8 @@ class Router:
 class RowRouter(Router):
     """Deals rows out to shards, whole trajectories to one, and numbers their trajectories.
 
-    Trajectories are those of the column ``trajectory``, or of ``("collector", "traj_ids")`` of TorchRL's collectors.
-    Several processes may give the same numbers, so that each adds its own to them. Rows without such a column are one
-    environment in order: they get ``trajectory``, a number for each of its episodes. ``writer`` is the number of this
-    process.
+    Several processes may give the same numbers, so that each adds its own, by ``writer``, to its trajectories.
+    Rows without a column of trajectories are one environment in order: they get one, a number for each episode.
     """
 
     def __init__(self, num_shards: int, writer: int) -> None:

@@ -106,7 +106,10 @@ def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | No
     if previous is not None:
         with suppress(DamagedFileError, OSError, ValueError):
             manifest = read_manifest(previous / names.manifest, SHARDS_VERSION)
-            return [Folder.at(previous) / name for name in names_of_shards(manifest["data"], manifest["num_shards"])]
+            return [
+                Folder.at(previous) / name
+                for name in names_of_shards(Path(manifest["data"]).name, manifest["num_shards"])
+            ]
     return []
 
 
@@ -141,7 +144,7 @@ def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Fo
     if folder.local is None:
         return [folder] * len(shards)
     # By a name found nowhere else: another node may have a folder at the same path.
-    sees = shards.call("sees", lambda shard: ((folder / data).path,))
+    sees = shards.values_of(shards.send_all("sees", lambda shard: ((folder / data).path,)))
     if all(sees):
         return [folder] * len(shards)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,6 @@ class ReplayShard:
         self._recipe, self._options = recipe, options
         self._number, self._num_shards = number, num_shards
         self._fetch_timeout_s = fetch_timeout_s
-        self._counts: Counter[tuple[str, str]] = Counter()
         self._not_fetched = 0
         self._staged: Any = None
         self.held: Any = self._build(number, num_shards)  # a Replay; in RLlib a buffer of episodes
@@ -84,7 +82,6 @@ class ReplayShard:
             slots = self.held.extend_columns(columns).cpu().numpy()
         except (TypeError, ValueError, RuntimeError) as error:
             return self._answer(error)
-        self._counts["rows_added", MODULE] += len(next(iter(columns.values())))
         return self._answer(slots)
 
     def draw(self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], *request: Any) -> Answer:
@@ -114,8 +111,8 @@ class ReplayShard:
         self.held.update_priority(index, td_error, generation=torch.tensor(generation), **given)
         return self._answer()
 
-    def end_episodes(self, writer: int | None, trajectories: np.ndarray | None) -> Answer:
-        if writer is None or not len(self.held):
+    def end_episodes(self, writer: int, trajectories: np.ndarray | None) -> Answer:
+        if not len(self.held):
             self.held.end_episodes()
             return self._answer()
         assert isinstance(self.held.storage, PackedStorage)
@@ -196,7 +193,7 @@ class ReplayShard:
         self.held = saved
 
     def _report(self) -> ShardReport:
-        return ShardReport(env_steps_stored=len(self.held), counts=Counter(self._counts))
+        return ShardReport()
 
     def _answer(self, value: Any = None) -> Answer:
         report, replays = self._report(), self.replays

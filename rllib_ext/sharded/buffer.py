@@ -20,8 +20,8 @@ from lightning_replay.sharded.coordinator import stats_of
 from lightning_replay.sharded.draws import DividedDraws, DrawnRows
 from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.sharded.rows import Router
-from rllib_ext.buffer.buffer import ModuleOptions, ModuleReplay
-from rllib_ext.buffer.metrics import BufferMetrics
+from rllib_ext.buffer.buffer import ModuleOptions
+from rllib_ext.buffer.metrics import CounterLog
 from rllib_ext.learner.blocks import Piece, deal
 from rllib_ext.learner.remote_blocks import RemoteBlock
 from rllib_ext.rllib_compat import BufferType
@@ -30,8 +30,8 @@ from rllib_ext.sharded.shard import EpisodeShard, check_shard_layout, options_of
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
-    from lightning_replay.sharded.actors import ShardReport
-    from rllib_ext.buffer.building import Returns
+    from lightning_replay.sharded.actors import Counts, ShardReport
+    from rllib_ext.buffer.buffer import ModuleReplay
     from rllib_ext.tasks import TaskAssignment
 
 Stats = Mapping[str, Any]
@@ -92,10 +92,15 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         # Replays without rows, by whose samplers draws are divided. Bad options are refused here and not in an actor.
         self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
         options_of_shard(self._given, shard_options.num_shards, 0)  # of tables too
-        self._returns: Returns = (1, 0.99)
         seed = checked_seed(self._given.get("seed"))
         self._seed: int = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
-        self.shards: ShardActors = ShardActors(EpisodeShard, self._arguments_of, shard_options, self._pass_signals)
+        self._given |= {"seed": self._seed, "returns": self.options.returns}
+        self.shards: ShardActors = ShardActors(
+            EpisodeShard,
+            lambda shard: (recipe, self._given, shard, shard_options.num_shards),
+            shard_options,
+            self._pass_signals,
+        )
         self.draws: DividedDraws = DividedDraws(self.shards, self._divider, self._clocks, self._set_min_sizes)
         self.is_in_checkpoints: bool = False
         self.draws_per_report: int = 1
@@ -152,8 +157,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`."""
-        self._returns = (n_step, gamma)
-        self._templates |= self.options.form_returns(self._returns, self._templates)
+        self._given["returns"] = n_step, gamma
+        self._templates |= self.options.form_returns((n_step, gamma), self._templates)
 
     def template(self, module_id: str) -> ModuleReplay:
         if module_id not in self._templates:
@@ -260,10 +265,10 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def get_metrics(self) -> dict[str, Any]:
         """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw."""
-        return self._metrics.report({}, self.draws_per_report)
+        return self._metrics.report(self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
-        return self._metrics.remaining({})
+        return self._metrics.remaining()
 
     def stats(self) -> dict[str, Any]:
         """Returns what the shards hold, see :func:`~lightning_replay.sharded.coordinator.stats_of`."""
@@ -279,7 +284,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return self._settled().counts["steps_added", module_id or ""]
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
-        return self._metrics.total("steps_sampled", module_id or "")
+        return self._metrics.sampled["steps_sampled", module_id or ""]
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state of the driver and of every shard, which all pass through the driver."""
@@ -315,15 +320,12 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def _call_of_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
         self.shards.start_lost()
-        return self.shards.call(method, arguments, limit_s=self.shards.options.save_timeout_s)
+        limit_s = self.shards.options.save_timeout_s
+        return self.shards.values_of(self.shards.send_all(method, arguments, limit_s=limit_s))
 
     def _settled(self) -> ShardActors:
         # While draws are in flight nothing is waited for.
-        self.shards.settle({} if self.draws.in_flight else None)
-        return self.shards
-
-    def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        return self.recipe, {**self._given, "seed": self._seed}, shard, len(self.shards), self._returns
+        return self.shards.settle({} if self.draws.in_flight else None)
 
     def _divider(self, module_id: str) -> Divider:
         # Modules draw independently of each other, as in one buffer.
@@ -350,8 +352,8 @@ def _piece(batch: DrawnRows, timeout_s: float) -> Piece:
     return Piece(block, np.arange(len(batch)))
 
 
-class ShardMetrics(BufferMetrics):
-    """Counters of all shards together, and under ``shards`` what has become of them.
+class ShardMetrics:
+    """Counters of all shards under the keys of one buffer, and under ``shards`` what has become of these.
 
     ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``. Current
     values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.buffer.joined_stats` from
@@ -361,29 +363,41 @@ class ShardMetrics(BufferMetrics):
     """
 
     def __init__(self, shards: ShardActors, template: Callable[[str], ModuleReplay]) -> None:
-        super().__init__()
         self._shards, self._template = shards, template
         self._parts: dict[str, dict[int, Stats]] = {}  # by module and shard
+        self.sampled: Counts = Counter()  # rows, by module, and of all under the module ""
+        self._log = CounterLog()
+        self._calls = self._reported = 0
 
     def count_draw(self, batches: Mapping[str, DrawnRows]) -> None:
         for name, batch in batches.items():
             for owner in (name, ""):  # the sum of all modules is counted here, those of shards by them
-                self.counts["steps_sampled", owner] += len(batch)
+                self.sampled["steps_sampled", owner] += len(batch)
             of_shards = {shard: part.stats for shard, part in batch.parts.items() if part.stats is not None}
             self._parts.setdefault(name, {}).update(of_shards)
 
     def state(self) -> dict[str, Any]:
-        state = super().state()
-        return {"sampled": state["counts"], "logged": state["logged"]}
+        pairs = (("sampled", self.sampled), ("logged", self._log.logged))
+        return {name: [[*key, amount] for key, amount in counts.items()] for name, counts in pairs}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        super().load({"counts": state["sampled"], "logged": state["logged"], "environment": self._environment.state()})
+        self.sampled, self._log.logged = (
+            Counter({(counter, module): amount for counter, module, amount in state[name]})
+            for name in ("sampled", "logged")
+        )
 
-    def remaining(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
+    def report(self, draws_per_report: int) -> dict[str, Any]:
+        # Where they are due, and nothing otherwise; called once per draw.
+        self._calls += 1
+        return self.remaining() if self._calls - self._reported >= draws_per_report else {}
+
+    def remaining(self) -> dict[str, Any]:
+        if self._calls == self._reported:
+            return {}
         self._reported, shards = self._calls, self._shards
         rows = [report.num_rows for report in shards.reports]
         stored = sum(report.env_steps_stored for report in shards.reports)
-        self._log.totals(Counter({**shards.counts, **self.counts}), stored, shards.rows)
+        self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
         self._log.items({name: self._joined(name, parts) for name, parts in self._parts.items() if parts})
         of_shards = {
             "num_alive": sum(shards.alive),

@@ -28,25 +28,22 @@ class ShardedReplayPart(ReplayPart):
     an actor on the driver's node.
     """
 
-    @property
-    def _replay(self) -> ShardedEpisodeReplayBuffer:
-        return self._algorithm.local_replay_buffer
-
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
         previous = self._last_save if self._incremental and folder.local is not None else None
-        write_shards(self._replay, folder, state, files, previous)
+        write_shards(self._algorithm.local_replay_buffer, folder, state, files, previous)
         self._last_save = folder.local or self._last_save
 
     def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
+        replay: ShardedEpisodeReplayBuffer = self._algorithm.local_replay_buffer
         saved = saves.SavedShards.read(folder, NAMES, _manifest_of)
         check_files(saved.manifest["algorithm"])
-        use = saves.load_shards(self._replay.shards, folder, saved, self._algorithm.spaces or {})
+        use = saves.load_shards(replay.shards, folder, saved, self._algorithm.spaces or {})
 
         def restore(staged: list[int]) -> None:
             if saved.state is None:  # of a buffer without shards
-                self._replay.resume_at(max(staged))
+                replay.resume_at(max(staged))
             else:
-                self._replay.load_driver_state(saved.state)
+                replay.load_driver_state(saved.state)
             self._go_on_from(WarmUp(**saved.manifest["warm_up"]))
 
         return functools.partial(use, restore)

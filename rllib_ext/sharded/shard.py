@@ -27,29 +27,14 @@ if TYPE_CHECKING:
     from lightning_replay.parts import DrawPart
     from lightning_replay.replay import Replay
     from lightning_replay.sharded.folders import Folder
-    from rllib_ext.buffer.building import Returns
 
 
 class EpisodeShard(ReplayShard):
     """A shard that holds a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`.
 
+    Among its options are ``returns``, length and discount, for rows whose returns are formed before they are stored.
     :meth:`add` of more steps than the shard holds has, after an error, stored those before the ones refused.
-    ``returns`` are length and discount, for rows whose returns are formed before they are stored; the other arguments
-    are those of the base class.
     """
-
-    def __init__(
-        self,
-        recipe: str | None,
-        options: Mapping[str, Any],
-        number: int,
-        num_shards: int,
-        returns: Returns,
-        fetch_timeout_s: float,
-        folder: Folder | None,
-    ) -> None:
-        self._returns = returns
-        super().__init__(recipe, options, number, num_shards, fetch_timeout_s, folder)
 
     @property
     def replays(self) -> dict[str, Replay]:
@@ -105,9 +90,10 @@ class EpisodeShard(ReplayShard):
 
     def _build(self, number: int, num_shards: int) -> RecipeEpisodeReplayBuffer:
         options = options_of_shard(self._options, num_shards, number)
+        returns = options.pop("returns")
         buffer = RecipeEpisodeReplayBuffer(self._recipe, layout="flagged", **options)
         buffer.is_in_checkpoints = True
-        buffer.form_returns(*self._returns)
+        buffer.form_returns(*returns)
         return buffer
 
     def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:

@@ -63,7 +63,7 @@ def test_training_holds_the_ratio_and_td_errors_come_home(
 
 
 def test_draws_in_flight_wait_for_nothing_that_was_sent_later(
-    replay: ShardedEpisodeReplayBuffer, tmp_path: Path
+    replay: ShardedEpisodeReplayBuffer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     done, later = tmp_path / "done", tmp_path / "later"
 
@@ -84,6 +84,7 @@ def test_draws_in_flight_wait_for_nothing_that_was_sent_later(
     assert replay.shards.alive == [True, True] and len(replay.draws.in_flight) == 2
     replay.sample(num_items=BATCH)  # sent after it: the shard is late
     assert replay.shards.alive == [True, False] and set(awaited(replay).shard) == {0}
+    assert "shard 1 has not answered for 2 s" in caplog.text
     # It comes back once it has answered what it was late with, although it has got other calls since.
     replay.shards.handles[1].__ray_call__.remote(hang, later)
     replay.shards.send(1, "report")

@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -115,33 +114,6 @@ def test_a_checkpoint_restores_rows_and_the_next_draws(
     assert manifests == {"shard-0", "shard-1"} and (Path(path) / "replay_buffer" / "shards.json").is_file()
     result = algorithm.train()
     assert result["replay_buffer"]["num_env_steps_stored"] == len(replay)
-
-
-def test_a_draw_goes_on_without_a_shard_that_is_late(
-    replay: ShardedEpisodeReplayBuffer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    done = tmp_path / "done"
-
-    def hang(shard: Any) -> None:
-        while not done.exists():
-            time.sleep(0.05)
-
-    options = replay.shards.options
-    replay.shards.options = dataclasses.replace(options, shard_timeout_s=3.0)
-    hanging = replay.shards.handles[1].__ray_call__.remote(hang)
-    blocks = replay.sample(num_items=BATCH)
-    assert 0 < len(observations(blocks)) < BATCH  # the rows of the other are missing
-    assert replay.shards.alive == [True, False]
-    assert "shard 1 has not answered for 3 s" in caplog.text
-    assert len(observations(replay.sample(num_items=BATCH))) == BATCH  # all of shard 0, without waiting
-    assert set(awaited(replay).shard) == {0}
-    done.touch()
-    ray.get(hanging)
-    replay.shards.options = options
-    replay.shards.wait_for_any()
-    assert replay.shards.alive == [True, True]
-    replay.sample(num_items=BATCH)
-    assert set(awaited(replay).shard) == {0, 1}
 
 
 def test_a_lost_shard_starts_again_and_training_goes_on(

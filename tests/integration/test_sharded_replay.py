@@ -152,23 +152,10 @@ def test_a_trainer_of_one_process_resumes_with_its_rows(empty_replay: ShardedRep
     own = empty_replay
     (record,) = fitted(own, tmp_path, 80, devices=1)
     assert record["clocks"] == (80, 10) and len(own) == 80 and own.stats()["num_draws"] == 10
-    own.extend(_collected(record))
+    row = own.sample()[:1].exclude("index", "generation", "priority_weight")
+    own.extend(row.set("trajectory", torch.full((1,), 99)))  # of the environment, which the checkpoint lacks
     (record,) = fitted(own, tmp_path, 120, devices=1)
     assert record["clocks"] == (120, 20) and len(own) == 120 and own.stats()["num_draws"] == 20
-
-
-def _collected(record: dict[str, Any]) -> Any:
-    """A row of the environment that the checkpoint lacks."""
-    from tensordict import TensorDict
-
-    ended = torch.ones(1, 1, dtype=torch.bool)
-    following = {
-        "observation": torch.zeros(1, 4),
-        "reward": torch.zeros(1, 1),
-        **{name: ended for name in ("terminated", "truncated", "done")},
-    }
-    rows = {"observation": torch.zeros(1, 4), "action": torch.zeros(1, dtype=torch.int64), "next": following}
-    return TensorDict({**rows, "trajectory": torch.full((1,), 99)}, [1])
 
 
 def test_two_ranks_of_ddp_fill_one_replay_and_learn_the_same_weights(

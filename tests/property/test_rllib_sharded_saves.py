@@ -20,8 +20,8 @@ from tests.unit.rllib.episodes import numbered
 
 
 def shard(number: int, count: int) -> EpisodeShard:
-    options = {"capacity": 400, "seed": 0, "priority_exponent": 1.0}
-    return EpisodeShard("prioritized", options, number, count, (1, 0.99), 60.0, None)
+    options = {"capacity": 400, "seed": 0, "priority_exponent": 1.0, "returns": (1, 0.99)}
+    return EpisodeShard("prioritized", options, number, count, 60.0, None)
 
 
 def stored(shards: list[EpisodeShard]) -> list[Any]:

@@ -23,7 +23,7 @@ LENGTHS = (5, 3, 8, 1, 7, 2, 6, 4, 9, 5)
 
 
 def shard(number: int, count: int, recipe: str = "prioritized", **options: Any) -> EpisodeShard:
-    return EpisodeShard(recipe, {**OPTIONS, **options}, number, count, (1, 0.99), 60.0, None)
+    return EpisodeShard(recipe, {**OPTIONS, "returns": (1, 0.99), **options}, number, count, 60.0, None)
 
 
 def fill(buffers: list[Any]) -> None:
@@ -81,7 +81,7 @@ def test_a_save_without_shards_is_dealt_out(tmp_path: Path) -> None:
 
 def test_rows_kept_by_importance_go_to_the_same_number_alone(tmp_path: Path) -> None:
     def built(number: int, count: int) -> EpisodeShard:
-        return EpisodeShard("surprise_retention", {"capacity": 120, "seed": 0}, number, count, (3, 0.99), 60.0, None)
+        return shard(number, count, "surprise_retention", returns=(3, 0.99))
 
     shards = [built(number, 2) for number in range(2)]
     for one in shards:

@@ -13,7 +13,6 @@ from ray.rllib.core.learner.training_data import TrainingData
 
 from lightning_replay import recipes
 from lightning_replay.schedulers import EasyToHard, MeanReturn
-from lightning_replay.schedules import Linear
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.recipe_options import required_options
 
@@ -150,20 +149,6 @@ def test_more_steps_than_a_shard_holds_come_in_one_call() -> None:
     replay.add(episodes(8))
     assert [len(one) for one in replays(replay)] == [10, 10]
     assert replay.get_added_timesteps() == 48
-
-
-def test_the_exponent_of_weights_follows_the_steps_of_all_shards() -> None:
-    schedule = Linear(start=0.0, end=1.0, duration=144, clock="env_steps")
-    replay = build("prioritized", priority_exponent=1.0, priority_offset=0.0, importance_exponent=schedule)
-    replay.add(episodes())  # 72 steps: β is 0.5
-    replay.sample(num_items=2000)  # every row
-    ids = awaited(replay)
-    replay.update_priorities(np.where(ids.slot == 0, 4.0, 1.0), "default_policy")
-    (rows,) = read(replay.sample(num_items=100))
-    slot = awaited(replay).slot
-    weights = rows.get_extra_model_outputs("weights", slice(0, 100))
-    assert 0 < (slot == 0).sum() < 100
-    np.testing.assert_allclose(weights, np.where(slot == 0, 0.5, 1.0), rtol=1e-5)
 
 
 def test_a_table_with_rows_in_few_shards_gets_its_share() -> None:
