@@ -107,13 +107,7 @@ def set_class_path(config: AlgorithmConfig) -> None:
 
 
 class EnvironmentFromPath(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A Gymnasium environment made of RLlib's one dict: a ``class_path`` and the arguments of the class by name.
-
-    Example:
-        >>> path = "gymnasium.envs.classic_control.MountainCarEnv"
-        >>> EnvironmentFromPath({"class_path": path, "goal_velocity": 0.01}).unwrapped.goal_velocity
-        0.01
-    """
+    """A Gymnasium environment made of RLlib's one dict: a ``class_path`` and the arguments of the class by name."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         arguments = dict(config)
@@ -150,13 +144,7 @@ class _CopiedObservations(VectorWrapper):
 
 
 def has_search_space(values: Mapping[str, Any]) -> bool:
-    """Returns whether a value, or an entry of one, is a search space of Tune.
-
-    Example:
-        >>> from ray import tune
-        >>> has_search_space({"lr": [1e-3, {"grid_search": [1, 2]}]}), has_search_space({"lr": 1e-3})
-        (True, False)
-    """
+    """Returns whether a value, or an entry of one, is a search space of Tune."""
     _, sampled, grids = parse_spec_vars(dict(values))
     return bool(sampled or grids)
 

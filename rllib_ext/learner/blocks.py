@@ -308,14 +308,7 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
 
 
 def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
-    """Returns the order in which the rows of episodes of these lengths come back from ``num_learners`` Learners.
-
-    Example:
-        >>> learner_order([2, 1, 1], num_learners=2).tolist()
-        [0, 1, 2, 3]
-        >>> learner_order([1, 1, 1, 1], num_learners=2).tolist()
-        [0, 2, 1, 3]
-    """
+    """Returns the order in which the rows of episodes of these lengths come back from ``num_learners`` Learners."""
     return np.concatenate([rows for shard in dealt_rows(lengths, num_learners) for rows in shard])
 
 
