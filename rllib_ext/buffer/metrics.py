@@ -37,7 +37,7 @@ STATS: dict[str, tuple[str, ...]] = {
     "priorities": ("effective_sample_size",),
     "frames": ("frames_held", "frame_capacity", "frames_per_transition"),
 }
-TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
+TABLE_STATS: tuple[str, ...] = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
 _PRIORITIES_PER_CALL = 100_000  # that are summed up, on average
 FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
