@@ -29,27 +29,16 @@ class TransitionBlock(SingleAgentEpisode):
     Blocks reach remote Learners through Ray's object store, without copies there: their columns are then read-only. The
     default connectors copy columns into the train batch, which may be written to.
 
-    Args:
-        name: of the block within one batch; contains an underscore (RLlib renames others).
-        columns: observations, next observations and actions, nested arrays ``[n, ...]``, and rewards, ``[n]``.
-        outputs: further columns of the train batch, ``[n]`` each.
-        terminated, truncated: whether the last row is.
-        module_id: the module whose rows these are, in an environment of several agents.
-
-    Example:
-        >>> block = TransitionBlock("rows_0", [np.zeros((2, 3)), np.ones((2, 3)), np.arange(2), np.zeros(2)], {})
-        >>> block.get_observations(slice(1, 3)).tolist()
-        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
 
     def __init__(
         self,
-        name: str,
-        columns: Sequence[Any],
-        outputs: dict[str, np.ndarray],
+        name: str,  # with an underscore: RLlib renames others
+        columns: Sequence[Any],  # observations, next observations and actions, nested [n, ...], and rewards, [n]
+        outputs: dict[str, np.ndarray],  # further columns of the train batch, [n] each
         terminated: Any = False,
         truncated: Any = False,
-        module_id: str | None = None,
+        module_id: str | None = None,  # of an environment of several agents
     ) -> None:
         # The constructor of the base class would wrap every column in a lookback buffer.
         self.id_ = name
@@ -149,11 +138,9 @@ class TransitionBlock(SingleAgentEpisode):
 
 
 class FlaggedBlock(TransitionBlock):
-    """Unrelated transitions of which any can be terminated or truncated: all drawn rows in one block.
+    """Unrelated transitions of which any can be terminated or truncated: flags of each row, bool ``[n]``.
 
-    ``terminated`` and ``truncated`` are flags of each row, bool ``[n]``. An episode has one end; the connector
-    :class:`~rllib_ext.learner.remote_blocks.AddFlagsFromBlocks`, which :func:`rllib_ext.configure` adds to the
-    Learners, reads both from ``ends``.
+    An episode has one end; :class:`~rllib_ext.learner.remote_blocks.AddFlagsFromBlocks` reads both flags from ``ends``.
     """
 
     @property
@@ -288,9 +275,7 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
     the same order: Learners average gradients in the order in which they have them, of whatever module, and their
     weights would drift apart silently otherwise.
 
-    Args:
-        pieces: of each module, the longest first.
-        num_learners: remote Learners; with 0 or 1 the order stays.
+    The longest piece of each module comes first; with 0 or 1 Learners the order stays.
     """
     if num_learners > 1 and len(pieces) > 1:
         owned = _in_rounds(pieces, num_learners)
