@@ -401,7 +401,7 @@ class ModuleReplay:
         is_curriculum = isinstance(self.replay, CurriculumReplay)
         self.task_progress: TaskProgress | None = TaskProgress(self.replay, signals) if is_curriculum else None
         self._returns, self._stored_returns = SampledReturns(seed), StoredReturns.of(self.replay)
-        self._min_sizes = MinSizes(self.replay, given)
+        self._min_sizes = None if self.replay.tables is None else MinSizes(self.replay, given)
         self._interrupted = False
         self._num_draws = 0
         self.mean_n_step: float = 1.0  # of the last draw
@@ -479,7 +479,8 @@ class ModuleReplay:
     def draw(self, num_items: int, n_step: int | tuple[int, int], gamma: float) -> list[Piece]:
         self._set_returns(n_step, gamma)
         self._advance()
-        self._min_sizes.update(num_items)
+        if self._min_sizes is not None:
+            self._min_sizes.update(num_items)
         self._batch = self.replay.sample(num_items)
         rows = self._drawn_rows(self._batch)
         self.mean_n_step = rows.mean_n_step
@@ -500,7 +501,8 @@ class ModuleReplay:
         return DrawnPart(piece.episode, slot, generation, reply, self.mean_n_step)
 
     def set_min_sizes(self, batch_size: int, held: np.ndarray) -> None:
-        self._min_sizes.update(batch_size, held)
+        if self._min_sizes is not None:
+            self._min_sizes.update(batch_size, held)
 
     def expect(self, places: np.ndarray) -> None:
         batch, self._batch = self._batch, None
