@@ -93,6 +93,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.capacity: int = self.replay.capacity
 
     def use_layout(self, layout: str) -> None:
+        """Sets the layout of rows drawn from now on."""
         self.options.layout = layout
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
@@ -100,9 +101,15 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.modules |= self.options.form_returns((n_step, gamma), self.modules)
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
+        """Gives replays that keep rows by surprise a measure of it for new rows, unless they have one."""
         self.options.measure = measure
         for module in self.modules.values():
             module.set_initial_surprise(measure)
+
+    @property
+    def uses_retention(self) -> bool:
+        """Whether the replay of some module keeps rows by importance."""
+        return bool(self.options.modules_with_retention())
 
     @property
     def replay(self) -> Replay:
@@ -251,6 +258,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         return self.counters.report(self.modules, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
+        """Returns the counters if something was drawn since they were last returned."""
         return self.counters.remaining(self.modules)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
@@ -286,7 +294,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.take_over(modules, state)
 
     def plain_state(self) -> dict[str, Any]:
-        # Without the replays' states: values that JSON takes.
+        """Returns the state without the replays', of values that JSON takes."""
         return {
             "recipe": self.recipe,
             "several_agents": self._several_agents,
@@ -295,6 +303,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         }
 
     def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
+        """Replaces the modules by restored ones, and the counters by those of :meth:`plain_state`."""
         self.modules, self._several_agents = modules, state["several_agents"]
         self.counters.load(state["counters"])
         if self.assignment is not None:
