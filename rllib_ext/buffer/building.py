@@ -252,7 +252,7 @@ share=None, min_size=None)]
         return [own(item, f"{name}[{place}]") for place, item in enumerate(value)]
     if key in _CLASSES and name.endswith("]") and isinstance(value, Mapping) and "class_path" not in value:
         value = {"class_path": _CLASSES[key], "init_args": value}
-    elif key in _PATHS and isinstance(value, str):
+    elif key in _PATHS and isinstance(value, str) and "." in value:  # other texts are for a recipe of the user's
         value = {"class_path": value}
     if not (isinstance(value, Mapping) and "class_path" in value):
         return value

@@ -80,7 +80,7 @@ def test_parts_by_class_path_with_arguments() -> None:
     [
         ({}, ValueError, "needs a recipe .*, or a sampler, writer or transform"),
         ({"sampler": "lightning_replay.samplers.Nothing"}, ValueError, "which cannot be imported"),
-        ({"sampler": "Nothing"}, ValueError, "which cannot be imported"),
+        ({"sampler": "Nothing"}, TypeError, "it must be a TorchRL Sampler, or its class path"),
         ({"sampler": "lightning_replay.recipes.uniform"}, ValueError, "which is no class but a function"),
         ({"sampler": "lightning_replay.transforms.MixPairs"}, TypeError, "it must be a TorchRL Sampler"),
         (

@@ -81,7 +81,7 @@ def once_of(threshold: float) -> Any:
             r"tables[0].condition names 'no.such.condition', which cannot be imported",
         ),
         ({"condition": f"{MINE}.missing"}, "cannot be imported"),
-        ({"condition": "reward_at_least"}, "cannot be imported"),
+        ({"condition": "reward_at_least"}, "condition is 'reward_at_least'; it must be a condition"),
         ({"condition": f"{MINE}.NOT_CALLABLE"}, "condition is 3; it must be a condition such as"),
         ({"condition": 5}, "condition is 5; it must be a condition such as"),
         ({"condition": f"{EVENTS}.reward_at_least"}, "missing a required argument: 'threshold'"),
