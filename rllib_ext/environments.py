@@ -77,12 +77,11 @@ def _warn_of_local_registration(config: AlgorithmConfig) -> None:
         return
     entry_point = gymnasium.spec(config.env).entry_point
     module = entry_point.partition(":")[0] if isinstance(entry_point, str) else entry_point.__module__
+    module = "my_module" if module == "__main__" else module
     if module.partition(".")[0] not in ("gymnasium", "shimmy"):
         logger.warning(
-            "the name %r is registered in this process; EnvRunners in other processes find it if it begins with the "
-            "module that registers it, such as %r",
-            config.env,
-            f"{'my_module' if module == '__main__' else module}:{config.env}",
+            f"the name {config.env!r} is registered in this process; EnvRunners in other processes find it if it "
+            f"begins with the module that registers it, such as '{module}:{config.env}'"
         )
 
 
@@ -193,9 +192,7 @@ def accepted(samples: list[T], check: Callable[[T], object]) -> list[T]:
         raise refusals[0]
     if refusals:
         logger.warning(
-            "%d of %d samples of the search space are refused, and such trials will fail: %s",
-            len(refusals),
-            len(samples),
-            refusals[0],
+            f"{len(refusals)} of {len(samples)} samples of the search space are refused, and such trials will fail: "
+            f"{refusals[0]}"
         )
     return passed

@@ -375,11 +375,8 @@ class Information:
         rows_before, self._rows_read = self._rows_read, self._rows_read + len(infos)
         if self._missing and rows_before < _ROWS_BEFORE_WARNING <= self._rows_read:  # they may be misspelt
             logger.warning(
-                "info_keys has %s, which no info had in the first %d steps and which is stored as 0; the last info has "
-                "%s",
-                sorted(self._missing),
-                self._rows_read,
-                sorted(map(str, infos[-1])),
+                f"info_keys has {sorted(self._missing)}, which no info had in the first {self._rows_read} steps and "
+                f"which is stored as 0; the last info has {sorted(map(str, infos[-1]))}"
             )
 
     def _task(self, value: Any, episode: SingleAgentEpisode) -> int:

@@ -160,10 +160,8 @@ def check_discount(config: AlgorithmConfig, levels: LevelSelector) -> None:
         name = type(levels.score).__name__
         own, needed = (f"{name}({', '.join(f'{key}={values[key]}' for key in scored)})" for values in (scored, learned))
         logger.warning(
-            "levels are scored with %s, and the algorithm learns with other values of gamma or lambda_. The score is "
-            "what to change: give the level buffer score=%s",
-            own,
-            needed,
+            f"levels are scored with {own}, and the algorithm learns with other values of gamma or lambda_. The score "
+            f"is what to change: give the level buffer score={needed}"
         )
 
 
