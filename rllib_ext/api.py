@@ -110,23 +110,20 @@ def configure(
       ``learner_connector`` of the config's own, or without RLlib's connectors, each row travels as an episode instead,
       which is slower; a warning is logged.
     * TD errors reach their rows with any number of Learners.
-    * With ``num_shards``, EnvRunners put episodes into Ray's object store, from which the shards fetch them, and
-      Learners fetch the rows of a batch from the shards: ``EnvRunner.sample()`` returns references, also to other
-      callers. The config's Learner connectors must be RLlib's own. The shards end with ``algorithm.stop()``.
-      ``config.algo_class`` becomes a class that requests CPUs for them in trials of Tune: give it to the ``Tuner``.
-    * Where rows are kept by importance (``surprise_retention``), returns are formed over ``n_step`` steps before they
-      are stored, DQN's Learners report surprise and action values of each row, and new rows get the surprise that the
-      present networks compute for them.
+    * With ``num_shards``, ``EnvRunner.sample()`` returns references, also to other callers. The config's Learner
+      connectors must be RLlib's own. The shards end with ``algorithm.stop()``. ``config.algo_class`` becomes a class
+      that requests CPUs for them in trials of Tune: give it to the ``Tuner``.
+    * Where rows are kept by importance (``surprise_retention``), returns are formed before they are stored, DQN's
+      Learners report surprise and action values, and new rows get the surprise of the present networks.
     * Where frames are stored once and the observation is the stack, DQN gets a module that takes bytes,
       :class:`~rllib_ext.buffer.images.ImageDQNModule`, unless the config names one.
     * With a curriculum and one agent, the attribute ``task`` of each environment is set to the task that the scheduler
-      assigns, also on EnvRunners that were restarted; environments that evaluate play the first task.
+      assigns; environments that evaluate play the first task.
 
     Levels, for PPO, APPO and IMPALA:
 
-    * Each episode's level is chosen before its environment is reset, and set by ``reset(seed=level_id)`` or by the
-      environment's method ``set_level(level_id)``. Infos and the episode's ``custom_data`` have it as ``level_id``.
-    * Before a Learner learns from an episode's steps, its module values them, and the level buffer gets the values.
+    * Each episode's level is set before its environment is reset, by ``reset(seed=level_id)`` or by the environment's
+      method ``set_level(level_id)``. Infos and the episode's ``custom_data`` have it as ``level_id``.
     * :func:`rllib_ext.level_buffer` returns the buffer, see :class:`~rllib_ext.levels.server.RemoteLevels`; results
       have figures under ``levels``.
     * Evaluation plays held-out levels only, and adds the gap to the returns on training levels, see
@@ -138,8 +135,7 @@ def configure(
 
     The config may hold search spaces of Ray Tune: among its settings, the options of the replay buffer, and levels
     given by arguments, ``{"levels": 200, "staleness_weight": tune.uniform(0.1, 0.5)}``, which become the config's
-    setting ``levels``. They are checked by samples: if none is accepted the config is refused, if some are a warning
-    has the reason, and each trial checks its own values when it is built.
+    setting ``levels``. They are checked by samples, and each trial checks its own values when it is built.
 
     Args:
         config: on the new API stack; changed in place.
@@ -169,10 +165,9 @@ def configure(
     Raises:
         ModuleNotFoundError: a package that the environment needs is not installed.
         ValueError: an algorithm without this kind of replay; options of the other kind; the old API stack; too few CPUs
-            (Ray would wait for ever). Of transitions: an environment that cannot be made, another
-            ``replay_buffer_config``, a capacity below the steps of one round or of a batch, or histories for fewer
-            episodes than environments run. Of levels: several agents, refused values of the level buffer, an
-            environment that ignores its level, or held-out levels that are trained on.
+            (Ray would wait for ever); an environment that cannot be made or ignores its level; another
+            ``replay_buffer_config``, or a capacity below the steps of one round or of a batch; several agents or
+            held-out levels that are trained on.
         TypeError: an object that is no config, or no level buffer.
 
     Example:

@@ -142,13 +142,8 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
     unplayed = [task for task in replay.tasks if task not in first]
     if unplayed and len(replay.tables) >= len(replay.tasks):  # not in stages
         logger.warning(
-            "%d environments play the tasks %s; none plays %s. Give an environment to each of the %d tasks: "
-            ".env_runners(num_env_runners=%d)",
-            len(first),
-            list(first),
-            unplayed,
-            len(replay.tasks),
-            len(replay.tasks),
+            f"{len(first)} environments play the tasks {list(first)}; none plays {unplayed}. Give an environment to "
+            f"each of the {len(replay.tasks)} tasks: .env_runners(num_env_runners={len(replay.tasks)})"
         )
 
 

@@ -43,17 +43,11 @@ OWN_KEYS = ("algorithm", "replay", "levels", "configure", "stop", "checkpoint")
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Limits of training, which is over as soon as one of them is reached.
+    """Limits of training, which is over as soon as one of them is reached; steps before a restore count."""
 
-    Args:
-        env_steps: steps of the environment, those before a restore included.
-        iterations: calls of ``train()``, those before a restore included.
-        episode_return: mean return of the last training episodes.
-    """
-
-    env_steps: int | None = None
-    iterations: int | None = None
-    episode_return: float | None = None
+    env_steps: int | None = None  # of the environment
+    iterations: int | None = None  # calls of train()
+    episode_return: float | None = None  # mean of the last training episodes
 
     def is_reached(self, result: Mapping[str, Any]) -> bool:
         runners = result["env_runners"]
@@ -145,17 +139,16 @@ def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
     algorithm = sections.get("algorithm")
     if algorithm not in list(ALGORITHMS):  # it may be unhashable
         raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
-    (own, kinds), (other, others) = ("replay", REPLAY_STEPS), ("levels", REPLAY_LEVELS)
-    if algorithm in others:
-        own, other, others = other, own, kinds
+    own, other, others = "replay", "levels", REPLAY_LEVELS
+    if algorithm in REPLAY_LEVELS:
+        own, other, others = "levels", "replay", REPLAY_STEPS
     if other in sections:
         raise ValueError(
             f"the key {other} is for {', '.join(others)}; algorithm is {algorithm}, which takes {own} in its place"
         )
-    needed = ("environment", own, "stop")
-    for name in needed:
+    for name in ("environment", own, "stop"):
         if name not in sections:
-            raise ValueError(f"the file has no key {name!r}; algorithm, {', '.join(needed[:-1])} and stop are needed")
+            raise ValueError(f"the file has no key {name!r}; algorithm, environment, {own} and stop are needed")
     for name, value in sections.items():
         if name not in ("algorithm", "checkpoint") and not isinstance(value, Mapping):
             raise ValueError(f"{name} is {value!r}; it holds arguments by name, as {name}: {{name: value}}")
@@ -191,12 +184,7 @@ def _check_names(owner: str, given: Iterable[Any], accepted: list[str]) -> None:
 
 
 def parse(text: str) -> Any:
-    """Returns the value of a YAML text; ``3e-4`` is a number, and a key given twice is refused.
-
-    Example:
-        >>> parse("{lr: 3e-4, hiddens: [64, 64], capacity: 50_000}")
-        {'lr': 0.0003, 'hiddens': [64, 64], 'capacity': 50000}
-    """
+    """Returns the value of a YAML text; ``3e-4`` is a number, and a key given twice is refused."""
     return yaml.load(text, _Loader)
 
 

@@ -77,12 +77,11 @@ def _warn_of_local_registration(config: AlgorithmConfig) -> None:
         return
     entry_point = gymnasium.spec(config.env).entry_point
     module = entry_point.partition(":")[0] if isinstance(entry_point, str) else entry_point.__module__
+    module = "my_module" if module == "__main__" else module
     if module.partition(".")[0] not in ("gymnasium", "shimmy"):
         logger.warning(
-            "the name %r is registered in this process; EnvRunners in other processes find it if it begins with the "
-            "module that registers it, such as %r",
-            config.env,
-            f"{'my_module' if module == '__main__' else module}:{config.env}",
+            f"the name {config.env!r} is registered in this process; EnvRunners in other processes find it if it "
+            f"begins with the module that registers it, such as '{module}:{config.env}'"
         )
 
 
@@ -107,13 +106,7 @@ def set_class_path(config: AlgorithmConfig) -> None:
 
 
 class EnvironmentFromPath(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A Gymnasium environment made of RLlib's one dict: a ``class_path`` and the arguments of the class by name.
-
-    Example:
-        >>> path = "gymnasium.envs.classic_control.MountainCarEnv"
-        >>> EnvironmentFromPath({"class_path": path, "goal_velocity": 0.01}).unwrapped.goal_velocity
-        0.01
-    """
+    """A Gymnasium environment made of RLlib's one dict: a ``class_path`` and the arguments of the class by name."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         arguments = dict(config)
@@ -150,13 +143,7 @@ class _CopiedObservations(VectorWrapper):
 
 
 def has_search_space(values: Mapping[str, Any]) -> bool:
-    """Returns whether a value, or an entry of one, is a search space of Tune.
-
-    Example:
-        >>> from ray import tune
-        >>> has_search_space({"lr": [1e-3, {"grid_search": [1, 2]}]}), has_search_space({"lr": 1e-3})
-        (True, False)
-    """
+    """Returns whether a value, or an entry of one, is a search space of Tune."""
     _, sampled, grids = parse_spec_vars(dict(values))
     return bool(sampled or grids)
 
@@ -205,9 +192,7 @@ def accepted(samples: list[T], check: Callable[[T], object]) -> list[T]:
         raise refusals[0]
     if refusals:
         logger.warning(
-            "%d of %d samples of the search space are refused, and such trials will fail: %s",
-            len(refusals),
-            len(samples),
-            refusals[0],
+            f"{len(refusals)} of {len(samples)} samples of the search space are refused, and such trials will fail: "
+            f"{refusals[0]}"
         )
     return passed

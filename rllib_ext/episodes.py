@@ -204,11 +204,6 @@ class FragmentTracker:
 
     Finished episodes are remembered too, to recognize a fragment that is sent twice; the one continued longest ago is
     removed first.
-
-    Example:
-        >>> fragments = FragmentTracker()
-        >>> fragments.place("a", 0, 3), fragments.place("a", 3, 2), fragments.place("a", 3, 2)
-        ((0, 0), (0, 0), (0, 2))
     """
 
     def __init__(self, remembered: int = 4096) -> None:
@@ -258,11 +253,6 @@ class Columns:
     Dict spaces give one key per entry, Tuple spaces the positions as keys, both nested under ``name``. Later rows are
     cast to the dtypes of the first rows, ``struct``, within their kind (int32 to int64, float64 to float32) and refused
     otherwise.
-
-    Example:
-        >>> columns = Columns("observation", {"camera": np.zeros((2, 8)), "arm": (np.zeros(2), np.ones(2))})
-        >>> [leaf.key for leaf in columns.leaves]
-        [('observation', 'camera'), ('observation', 'arm', '0'), ('observation', 'arm', '1')]
     """
 
     def __init__(self, name: str, struct: Struct) -> None:
@@ -355,12 +345,9 @@ def _fit(array: np.ndarray, leaf: Leaf) -> np.ndarray:
 
 
 class Information:
-    """Reads the infos of an episode's steps as columns.
+    """Reads the infos of an episode's steps as columns: numbers or flags, 0 where an info lacks the key, and tasks.
 
-    Args:
-        keys: of numbers or flags; each becomes a column, 0 where an info lacks it.
-        tasks: names of the tasks of a curriculum. The task of a step is what :func:`rllib_ext.configure` had its
-            EnvRunner play, else the info ``task``, a name or an index into ``tasks``.
+    The task of a step is what :func:`rllib_ext.configure` had its EnvRunner play, else the info ``task``.
     """
 
     def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
@@ -388,11 +375,8 @@ class Information:
         rows_before, self._rows_read = self._rows_read, self._rows_read + len(infos)
         if self._missing and rows_before < _ROWS_BEFORE_WARNING <= self._rows_read:  # they may be misspelt
             logger.warning(
-                "info_keys has %s, which no info had in the first %d steps and which is stored as 0; the last info has "
-                "%s",
-                sorted(self._missing),
-                self._rows_read,
-                sorted(map(str, infos[-1])),
+                f"info_keys has {sorted(self._missing)}, which no info had in the first {self._rows_read} steps and "
+                f"which is stored as 0; the last info has {sorted(map(str, infos[-1]))}"
             )
 
     def _task(self, value: Any, episode: SingleAgentEpisode) -> int:

@@ -50,10 +50,7 @@ class BufferType(ABCMeta):
 
 
 def env_steps_in(buffer: Any) -> int:
-    """Returns the environment steps that a replay buffer of DQN holds, however many agents act in each.
-
-    The length of RLlib's own buffers is that number, and the length of this library's that of all agents' rows.
-    """
+    # However many agents act in each. It is the length of RLlib's own buffers, and that of this library's is rows.
     if isinstance(type(buffer), BufferType):
         return int(buffer.num_env_steps_stored)
     return len(buffer)
@@ -93,7 +90,7 @@ def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
 
 
 def local_replay_buffer(algorithm: Any) -> Any:
-    """Returns the replay buffer of an algorithm; ``None`` where there is none, as in PPO, or no algorithm was given."""
+    # None where there is none, as in PPO.
     return getattr(algorithm, "local_replay_buffer", None)
 
 
@@ -138,16 +135,14 @@ def call_one_learner(learner_group: Any, function: Callable[..., T], **options: 
 
 
 def force_weights(env_runner: Any, state: dict[str, Any]) -> None:
-    """Sets the state of an EnvRunner, also weights that are older than its own, as after a restore."""
+    # Also weights that are older than its own, as after a restore.
     env_runner._weights_seq_no = -1
     env_runner.set_state(state)
 
 
 def probe_lost(env_runner_group: Any) -> bool:
-    """Pings lost EnvRunners and returns whether one has answered, or none is lost; does not wait.
-
-    RLlib's own probe waits for Ray's answer, two seconds in every training step, until a process is up again.
-    """
+    """Pings lost EnvRunners and returns whether one has answered, or none is lost; does not wait."""
+    # RLlib's own probe waits for Ray's answer, two seconds in every training step, until a process is up again.
     manager = env_runner_group._worker_manager
     if manager.num_healthy_actors() == manager.num_actors():
         return True

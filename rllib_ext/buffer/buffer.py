@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from lightning_replay.parts import DrawPart, PartDraw
     from lightning_replay.replay import Replay
-    from lightning_replay.schedulers import ReturnProgress
     from rllib_ext.buffer.sequences import SequencePriorities
     from rllib_ext.tasks import TaskAssignment
 
@@ -94,18 +93,23 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.capacity: int = self.replay.capacity
 
     def use_layout(self, layout: str) -> None:
+        """Sets the layout of rows drawn from now on."""
         self.options.layout = layout
-        for module in self.modules.values():
-            module.layout = layout
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Sets length and discount of returns that are formed before rows are stored."""
         self.modules |= self.options.form_returns((n_step, gamma), self.modules)
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
+        """Gives replays that keep rows by surprise a measure of it for new rows, unless they have one."""
         self.options.measure = measure
         for module in self.modules.values():
             module.set_initial_surprise(measure)
+
+    @property
+    def uses_retention(self) -> bool:
+        """Whether the replay of some module keeps rows by importance."""
+        return bool(self.options.modules_with_retention())
 
     @property
     def replay(self) -> Replay:
@@ -254,6 +258,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         return self.counters.report(self.modules, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
+        """Returns the counters if something was drawn since they were last returned."""
         return self.counters.remaining(self.modules)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
@@ -289,7 +294,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.take_over(modules, state)
 
     def plain_state(self) -> dict[str, Any]:
-        # Without the replays' states: values that JSON takes.
+        """Returns the state without the replays', of values that JSON takes."""
         return {
             "recipe": self.recipe,
             "several_agents": self._several_agents,
@@ -298,6 +303,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         }
 
     def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
+        """Replaces the modules by restored ones, and the counters by those of :meth:`plain_state`."""
         self.modules, self._several_agents = modules, state["several_agents"]
         self.counters.load(state["counters"])
         if self.assignment is not None:
@@ -341,24 +347,7 @@ class ModuleOptions:
 
     def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
         """Builds the replay of a module; errors as :func:`~rllib_ext.buffer.building.build_replay`."""
-        recipe, options = self.of(module_id)
-        seed = checked_seed(options.get("seed"))
-        if seed is not None and module_id != DEFAULT_MODULE_ID:
-            options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
-        info_keys, progress = options.pop("info_keys", None), options.pop("progress", None)
-        replay = build_replay(recipe, options, self.returns)
-        if module_id in self.largest_priorities:
-            replay.raise_largest_priority(self.largest_priorities[module_id])
-        return ModuleReplay(
-            replay,
-            self.layout,
-            seed,
-            module_id if several_agents else None,
-            information=Information(info_keys or (), replay.tasks or None),
-            progress=build_progress(progress, replay),
-            min_sizes=None if replay.tables is None else MinSizes(replay, options),
-            measure=self.measure,
-        )
+        return ModuleReplay(self, module_id, several_agents)
 
     def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
         # Rebuilds the replays whose returns are formed before rows are stored.
@@ -400,39 +389,35 @@ class ModuleReplay:
     Call :meth:`flatten` and :meth:`add` with the episodes of EnvRunners, :meth:`draw` for a batch, :meth:`expect` with
     the order in which its TD errors will come back, and :meth:`update` with them.
 
-    ``seed`` is that of the lengths of random n-step returns; ``module_id`` is given where there are several agents.
+    It is built from the options of the module ``name``; errors as :func:`~rllib_ext.buffer.building.build_replay`.
     """
 
-    def __init__(
-        self,
-        replay: Replay,
-        layout: str,
-        seed: int | None,
-        module_id: str | None,
-        *,
-        information: Information,
-        progress: ReturnProgress | None,
-        min_sizes: MinSizes | None,
-        measure: MeasureSurprise | None,
-    ) -> None:
+    def __init__(self, options: ModuleOptions, name: str, several_agents: bool) -> None:
         from lightning_replay.table_replay import CurriculumReplay
         from rllib_ext.buffer.n_step import SampledReturns, StoredReturns
 
-        self.replay: Replay = replay
-        self.layout: str = layout
-        self.converter: EpisodeConverter = EpisodeConverter(information)
-        self.task_progress: TaskProgress | None = (
-            TaskProgress(replay, progress) if isinstance(replay, CurriculumReplay) else None
-        )
-        self._returns, self._stored_returns = SampledReturns(seed), StoredReturns.of(replay)
-        self._module_id, self._min_sizes = module_id, min_sizes
+        recipe, given = options.of(name)
+        seed = checked_seed(given.get("seed"))
+        if seed is not None and name != DEFAULT_MODULE_ID:
+            given["seed"] = seed = seed + zlib.crc32(name.encode())  # modules draw independently of each other
+        info_keys, progress = given.pop("info_keys", None), given.pop("progress", None)
+        self.replay: Replay = build_replay(recipe, given, options.returns)
+        if name in options.largest_priorities:
+            self.replay.raise_largest_priority(options.largest_priorities[name])
+        self._options, self._module_id = options, name if several_agents else None
+        self.converter: EpisodeConverter = EpisodeConverter(Information(info_keys or (), self.replay.tasks or None))
+        signals = build_progress(progress, self.replay)
+        is_curriculum = isinstance(self.replay, CurriculumReplay)
+        self.task_progress: TaskProgress | None = TaskProgress(self.replay, signals) if is_curriculum else None
+        self._returns, self._stored_returns = SampledReturns(seed), StoredReturns.of(self.replay)
+        self._min_sizes = None if self.replay.tables is None else MinSizes(self.replay, given)
         self._interrupted = False
         self._num_draws = 0
         self.mean_n_step: float = 1.0  # of the last draw
         self._batch: TensorDictBase | None = None
         self._expected: Expected | None = None
-        if measure is not None:
-            self.set_initial_surprise(measure)
+        if options.measure is not None:
+            self.set_initial_surprise(options.measure)
 
     def __len__(self) -> int:
         return len(self.replay)
@@ -508,7 +493,7 @@ class ModuleReplay:
         self._batch = self.replay.sample(num_items)
         rows = self._drawn_rows(self._batch)
         self.mean_n_step = rows.mean_n_step
-        return LAYOUTS[self.layout](rows)
+        return LAYOUTS[self._options.layout](rows)
 
     def draw_part(
         self, part: DrawPart, n_step: int | tuple[int, int], gamma: float, *, env_steps: int, updates: int
@@ -620,7 +605,7 @@ class ModuleReplay:
             surprise = np.empty(len(rows), dtype=np.float32)
             for start in range(0, len(rows), ROWS_PER_PASS):
                 # In the form of drawn rows, and copied: connectors may write into them.
-                pieces = LAYOUTS[self.layout](self._drawn_rows(rows[start : start + ROWS_PER_PASS].clone()))
+                pieces = LAYOUTS[self._options.layout](self._drawn_rows(rows[start : start + ROWS_PER_PASS].clone()))
                 places = np.concatenate([piece.places for piece in pieces])
                 module_id = self._module_id or DEFAULT_MODULE_ID
                 surprise[start + places] = measure(module_id, [piece.episode for piece in pieces])

@@ -48,13 +48,8 @@ _LISTS = (*_CLASSES, "conditions")
 def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Returns = (1, 0.99)) -> Replay:
     """Builds the buffer of a recipe, or of parts where ``recipe`` is ``None``.
 
-    Args:
-        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another function that
-            takes ``capacity`` and ``batch_size`` and returns a :class:`~lightning_replay.Replay`.
-        options: its arguments; without a recipe :data:`PART_OPTIONS`, and ``sampler``, ``writer`` and ``transform``,
-            for transforms also a list; each as :func:`built` takes it.
-        returns: length and discount, where rows are kept by importance and returns are formed before they are stored;
-            other buffers form them when they draw.
+    Options are those of :func:`rllib_ext.replay_config`, each as :func:`built` takes it. ``returns`` are length and
+    discount, where rows are kept by importance and returns are formed before they are stored.
     """
     for name in options:
         if name in _SET_BY_RLLIB:
@@ -198,8 +193,7 @@ class MinSizes:
         from lightning_replay.samplers.tables import ScheduledSampler, TableShares
         from lightning_replay.writers.tables import DEFAULT_TABLE
 
-        assert replay.tables is not None
-        self._tables, self._sampler = replay.tables, cast("Any", replay.sampler)
+        self._tables, self._sampler = cast("Any", replay.tables), cast("Any", replay.sampler)
         self._has_shares = isinstance(replay.sampler, TableShares)
         self._unset: list[str] = []  # tables
         if self._has_shares and "tables" in options:
@@ -241,7 +235,7 @@ def built(
 
     Args:
         value: of an option; ``init_args`` may hold class paths too.
-        name: of the option, for messages.
+        name: of the option.
         defaults: arguments for every class that accepts them, where they are left out or ``None``.
         functions: whether a path may name a function, which is called if there are ``init_args``. That of a condition
             always may.
@@ -259,7 +253,7 @@ share=None, min_size=None)]
         return [own(item, f"{name}[{place}]") for place, item in enumerate(value)]
     if key in _CLASSES and name.endswith("]") and isinstance(value, Mapping) and "class_path" not in value:
         value = {"class_path": _CLASSES[key], "init_args": value}
-    elif key in _PATHS and isinstance(value, str):
+    elif key in _PATHS and isinstance(value, str) and "." in value:  # other texts are for a recipe of the user's
         value = {"class_path": value}
     if not (isinstance(value, Mapping) and "class_path" in value):
         return value

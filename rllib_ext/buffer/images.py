@@ -20,16 +20,7 @@ if TYPE_CHECKING:
 
 
 def image_column(image_key: Any) -> tuple[str, ...]:
-    """Returns the column of the stacks.
-
-    Args:
-        image_key: the entry of Dict or Tuple observations that holds them, a name, a position or a sequence of these;
-            ``None`` where the observation itself is the stack.
-
-    Example:
-        >>> image_column(None), image_column("camera"), image_column(["arm", 0])
-        (('observation',), ('observation', 'camera'), ('observation', 'arm', '0'))
-    """
+    """Returns the column of the stacks: the entry of Dict or Tuple observations, or the observation for ``None``."""
     entries = () if image_key is None else image_key if isinstance(image_key, list | tuple) else (image_key,)
     return ("observation", *map(str, entries))
 
@@ -62,10 +53,8 @@ def check_stacks(storage: Any, observation: Columns) -> None:
 
 
 def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> None:
-    """Gives DQN a module that takes bytes, where the observation itself is a stack whose frames are stored once.
-
-    RLlib's own takes floats with the channels last, four times the memory. A module that the config names stays.
-    """
+    """Gives DQN a module that takes bytes, where the observation itself is a stack whose frames are stored once."""
+    # RLlib's own takes floats with the channels last, four times the memory. A module that the config names stays.
     buffers = [sample.replay_buffer_config for sample in samples]
     every = [one for given in buffers for one in (given, *(given.get("modules") or {}).values()) if one]
     stacked = any(one.get("frame_stack") is not None and one.get("image_key") is None for one in every)
@@ -76,10 +65,7 @@ def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> No
 
 
 class ImageCatalog(DQNCatalog):
-    """Builds the networks for images as RLlib's convolutions take them: floats from 0 to 1, channels last.
-
-    Arguments are RLlib's; observation spaces other than uint8 ``[channels, H, W]`` stay as they are.
-    """
+    """Builds the networks for images as RLlib's convolutions take them: floats from 0 to 1, channels last."""
 
     def __init__(self, observation_space: gym.Space[Any], *args: Any, **kwargs: Any) -> None:
         if is_image(observation_space):

@@ -37,7 +37,7 @@ STATS: dict[str, tuple[str, ...]] = {
     "priorities": ("effective_sample_size",),
     "frames": ("frames_held", "frame_capacity", "frames_per_transition"),
 }
-TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
+TABLE_STATS: tuple[str, ...] = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
 _PRIORITIES_PER_CALL = 100_000  # that are summed up, on average
 FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
@@ -223,18 +223,14 @@ class CounterLog:
         several = len(stats) > 1 or DEFAULT_MODULE_ID not in stats
         for name, of_module in stats.items():
             prefix = (name,) if several else ()
-            for table, of_table in of_module.get("tables", {}).items():
-                for key in TABLE_STATS:
-                    if key in of_table:
-                        log(("tables", *prefix, table, key), of_table[key])
-            for group, names in STATS.items():
-                if names[0] in of_module:
-                    for key in names:
-                        if key in of_module:
-                            log((group, *prefix, key), of_module[key])
-            for task, of_task in of_module.get("tasks", {}).items():
-                for key, value in of_task.items():
-                    log(("tasks", *prefix, task, key), value)
+            tables, tasks = (of_module.get(group, {}).items() for group in ("tables", "tasks"))
+            found = [(("tables", *prefix, table), TABLE_STATS, given) for table, given in tables]
+            found += [((group, *prefix), names, of_module) for group, names in STATS.items() if names[0] in of_module]
+            found += [(("tasks", *prefix, task), tuple(given), given) for task, given in tasks]
+            for group, names, given in found:
+                for key in names:
+                    if key in given:
+                        log((*group, key), given[key])
 
     def _increase(self, counter: str, module_id: str, amount: int) -> int:
         increase = max(amount - self.logged[counter, module_id], 0)

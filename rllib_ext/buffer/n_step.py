@@ -29,12 +29,6 @@ class SampledReturns(Seeded, EpisodeTracker):
     RLlib passes ``n_step`` and ``gamma`` when it samples: call :meth:`set_length` before each draw. Where an episode,
     or its stored part, ends earlier, the return is shorter, see ``steps_to_next_obs``. RLlib's own buffers draw another
     row instead, and so never start in the last ``n_step - 1`` steps of an episode.
-
-    Args:
-        seed: of the lengths drawn.
-
-    Attributes:
-        is_attached: whether the rows of a replay are linked.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -42,7 +36,7 @@ class SampledReturns(Seeded, EpisodeTracker):
         # An offset: from the same seed as the sampler, lengths would be a function of the slots drawn.
         self._seed_generator(None if seed is None else seed + 1_000_003)
         self._shortest = 1
-        self.is_attached: bool = False
+        self.is_attached: bool = False  # whether the rows of a replay are linked
 
     def attach(self, replay: Replay) -> None:
         """Links the rows of a replay to their successors from now on, stored ones included."""
@@ -111,7 +105,7 @@ class StoredReturns:
         )
 
     def on_extend(self, trajectory: np.ndarray, done: np.ndarray) -> int:
-        """Tracks new rows by two columns; flushes episodes that broke off and returns the number of rows stored."""
+        """Flushes episodes that broke off, and returns the number of rows stored."""
         if self._transform is None:
             return 0
         self._calls += 1

@@ -65,11 +65,6 @@ def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest:
         drawn 2    slots 3 4 5, before 2
         drawn 1    dropped, nothing follows yet
 
-    Args:
-        replay: prioritized or not; its rows have a column ``step``.
-        links: between its rows.
-        num_steps: steps of a train batch.
-        longest, shortest: most (T) and fewest steps of a sequence.
     """
     parts: list[Sequences] = []
     found = empty_rounds = 0
@@ -107,22 +102,14 @@ def _draw_round(replay: Replay, links: EpisodeLinks, count: int, longest: int, s
 
 
 class Sequences(NamedTuple):
-    """Slots of the sequences of a batch, the longest first as RLlib sorts them.
+    """Slots of the sequences of a batch, the longest first as RLlib sorts them; int64 ``[S]`` unless noted."""
 
-    Attributes:
-        slots: int64 ``[S, T]``, the rows of each; after the last one it is repeated.
-        lengths: int64 ``[S]``, how many of them are distinct, 1 to T.
-        before: int64 ``[S]``, the slot of the step before the first, -1 where an episode begins.
-        drawn, generation: int64 ``[S]``, the rows the sampler drew.
-        weight: float32 ``[S]``, their importance weights.
-    """
-
-    slots: Tensor
-    lengths: Tensor
-    before: Tensor
-    drawn: Tensor
+    slots: Tensor  # [S, T], the rows of each; after the last one it is repeated
+    lengths: Tensor  # how many of them are distinct, 1 to T
+    before: Tensor  # of the step before the first, -1 where an episode begins
+    drawn: Tensor  # the rows that the sampler drew
     generation: Tensor
-    weight: Tensor
+    weight: Tensor  # float32, their importance weights
 
 
 def read_episodes(drawn: Sequences, storage: Storage, columns: Mapping[str, Columns]) -> list[SingleAgentEpisode]:
@@ -192,11 +179,7 @@ class SequencePriorities:
         chunks of the second        a---  bb--
         steps that count            -xx-  ----  -x--
 
-    Args:
-        lengths: steps of each sequence, the longest first.
-        num_learners: Learners the sequences are dealt out to.
-        longest: T, ``max_seq_len`` of the module.
-        burn_in: first steps of every chunk from which no Learner learns.
+    ``lengths`` are the steps of each sequence, the longest first, and ``longest`` is T, ``max_seq_len`` of the module.
 
     Example:
         >>> priorities = SequencePriorities([3, 2], num_learners=0, longest=4, burn_in=1)

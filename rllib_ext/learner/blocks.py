@@ -29,27 +29,16 @@ class TransitionBlock(SingleAgentEpisode):
     Blocks reach remote Learners through Ray's object store, without copies there: their columns are then read-only. The
     default connectors copy columns into the train batch, which may be written to.
 
-    Args:
-        name: of the block within one batch; contains an underscore (RLlib renames others).
-        columns: observations, next observations and actions, nested arrays ``[n, ...]``, and rewards, ``[n]``.
-        outputs: further columns of the train batch, ``[n]`` each.
-        terminated, truncated: whether the last row is.
-        module_id: the module whose rows these are, in an environment of several agents.
-
-    Example:
-        >>> block = TransitionBlock("rows_0", [np.zeros((2, 3)), np.ones((2, 3)), np.arange(2), np.zeros(2)], {})
-        >>> block.get_observations(slice(1, 3)).tolist()
-        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
 
     def __init__(
         self,
-        name: str,
-        columns: Sequence[Any],
-        outputs: dict[str, np.ndarray],
+        name: str,  # with an underscore: RLlib renames others
+        columns: Sequence[Any],  # observations, next observations and actions, nested [n, ...], and rewards, [n]
+        outputs: dict[str, np.ndarray],  # further columns of the train batch, [n] each
         terminated: Any = False,
         truncated: Any = False,
-        module_id: str | None = None,
+        module_id: str | None = None,  # of an environment of several agents
     ) -> None:
         # The constructor of the base class would wrap every column in a lookback buffer.
         self.id_ = name
@@ -149,11 +138,9 @@ class TransitionBlock(SingleAgentEpisode):
 
 
 class FlaggedBlock(TransitionBlock):
-    """Unrelated transitions of which any can be terminated or truncated: all drawn rows in one block.
+    """Unrelated transitions of which any can be terminated or truncated: flags of each row, bool ``[n]``.
 
-    ``terminated`` and ``truncated`` are flags of each row, bool ``[n]``. An episode has one end; the connector
-    :class:`~rllib_ext.learner.remote_blocks.AddFlagsFromBlocks`, which :func:`rllib_ext.configure` adds to the
-    Learners, reads both from ``ends``.
+    An episode has one end; :class:`~rllib_ext.learner.remote_blocks.AddFlagsFromBlocks` reads both flags from ``ends``.
     """
 
     @property
@@ -205,31 +192,27 @@ class DrawnRows:
         rewards, terminated, truncated = (
             leaf("next", name).reshape(-1) for name in ("reward", "terminated", "truncated")
         )
-        columns = [
-            observation.unflatten([leaf(*part.key) for part in observation.leaves]),
-            observation.unflatten([leaf("next", *part.key) for part in observation.leaves]),
-            action.unflatten([leaf(*part.key) for part in action.leaves]),
-            rewards,
-        ]
-        self._count, present = len(rewards), batch.keys()
-        steps = leaf("steps_to_next_obs").reshape(-1) if "steps_to_next_obs" in present else np.ones_like(rewards, int)
+        # Read once and nested in each piece anew: tree.map_structure over the nested columns takes longer than a draw.
+        read = [[leaf(*part.key) for part in observation.leaves]]
+        read += [[leaf("next", *part.key) for part in observation.leaves], [leaf(*part.key) for part in action.leaves]]
+        self._columns = list(zip((observation, observation, action), read, strict=True))
+        self._count, self._rewards, self._ends = len(rewards), rewards, (terminated, truncated)
+        present = batch.keys()
+        steps = leaf("steps_to_next_obs").reshape(-1) if "steps_to_next_obs" in present else np.ones(len(rewards), int)
         weights = leaf("priority_weight") if "priority_weight" in present else np.ones(self._count, np.float32)
-        self._content = columns, {"weights": weights, "n_step": steps}, (terminated, truncated)
+        self._outputs = {"weights": weights, "n_step": steps}
         self.mean_n_step: float = float(steps.mean())
 
     def flagged(self) -> list[Piece]:
-        columns, outputs, ends = self._content
-        return [
-            Piece(FlaggedBlock(self._name("rows"), columns, outputs, *ends, self._module_id), np.arange(self._count))
-        ]
+        block = FlaggedBlock(self._name("rows"), *self._rows(), *self._ends, self._module_id)
+        return [Piece(block, np.arange(self._count))]
 
     def blocks(self) -> list[Piece]:
         """Returns one block of rows that are not done and one done row at its end, and a block for each further one."""
-        columns, outputs, ends = self._content
-        done = np.logical_or(*ends)
+        done = np.logical_or(*self._ends)
         done_rows = np.flatnonzero(done)
         if len(done_rows) == 0:  # views of the drawn columns
-            block = TransitionBlock(self._name("rows"), columns, outputs, module_id=self._module_id)
+            block = TransitionBlock(self._name("rows"), *self._rows(), module_id=self._module_id)
             return [Piece(block, np.arange(self._count))]
         others = [self._block(f"row_{row}", np.array([row])) for row in done_rows[1:].tolist()]
         return [self._block("rows", np.append(np.flatnonzero(~done), done_rows[0])), *others]
@@ -241,7 +224,8 @@ class DrawnRows:
     def _episode(self, row: int) -> SingleAgentEpisode:
         name = self._name(f"row_{row}")
         agent = None if self._module_id is None else name
-        (observation, following, action, reward), outputs, (terminated, truncated) = self._rows(row)
+        (observation, following, action, reward), outputs = self._rows(row)
+        terminated, truncated = (bool(flags[row]) for flags in self._ends)
         return SingleAgentEpisode(
             id_=name,
             agent_id=agent,
@@ -250,20 +234,23 @@ class DrawnRows:
             observations=[observation, following],
             actions=[action],
             rewards=[reward],
-            terminated=bool(terminated),
-            truncated=bool(truncated),
+            terminated=terminated,
+            truncated=truncated,
             extra_model_outputs={key: [value] for key, value in outputs.items()},
             len_lookback_buffer=0,
         )
 
     def _block(self, name: str, places: np.ndarray) -> Piece:
-        columns, outputs, ends = self._rows(places)
-        terminated, truncated = (bool(flags[-1]) for flags in ends)
-        block = TransitionBlock(self._name(name), columns, outputs, terminated, truncated, self._module_id)
+        terminated, truncated = (bool(flags[places[-1]]) for flags in self._ends)
+        block = TransitionBlock(self._name(name), *self._rows(places), terminated, truncated, self._module_id)
         return Piece(block, places)
 
-    def _rows(self, places: Any) -> Any:
-        return tree.map_structure(lambda array: array[places], self._content)
+    def _rows(self, places: Any = None) -> tuple[list[Any], dict[str, Any]]:
+        if places is None:  # all, as they were drawn
+            whole = [columns.unflatten(arrays) for columns, arrays in self._columns]
+            return [*whole, self._rewards], self._outputs
+        cut = [columns.unflatten([array[places] for array in arrays]) for columns, arrays in self._columns]
+        return [*cut, self._rewards[places]], {key: column[places] for key, column in self._outputs.items()}
 
     def _name(self, rows: str) -> str:
         # Unique among all modules' pieces, with an underscore: RLlib changes others.
@@ -288,9 +275,7 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
     the same order: Learners average gradients in the order in which they have them, of whatever module, and their
     weights would drift apart silently otherwise.
 
-    Args:
-        pieces: of each module, the longest first.
-        num_learners: remote Learners; with 0 or 1 the order stays.
+    The longest piece of each module comes first; with 0 or 1 Learners the order stays.
     """
     if num_learners > 1 and len(pieces) > 1:
         owned = _in_rounds(pieces, num_learners)
@@ -308,14 +293,7 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
 
 
 def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
-    """Returns the order in which the rows of episodes of these lengths come back from ``num_learners`` Learners.
-
-    Example:
-        >>> learner_order([2, 1, 1], num_learners=2).tolist()
-        [0, 1, 2, 3]
-        >>> learner_order([1, 1, 1, 1], num_learners=2).tolist()
-        [0, 2, 1, 3]
-    """
+    """Returns the order in which the rows of episodes of these lengths come back from ``num_learners`` Learners."""
     return np.concatenate([rows for shard in dealt_rows(lengths, num_learners) for rows in shard])
 
 

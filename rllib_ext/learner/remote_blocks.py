@@ -121,18 +121,16 @@ class BlockReader:
 
 
 class AddFlagsFromBlocks(ConnectorV2):
-    """Adds terminated and truncated of every row to the train batch; RLlib's piece reads an episode's end alone.
+    """Adds terminated and truncated of every row to the train batch; RLlib's piece reads an episode's end alone."""
 
-    The first piece of a Learner's pipeline: RLlib's own pieces then leave these two columns out. Batches of other
-    episodes pass unchanged. Blocks by reference are fetched first, and take the places of the references.
-    """
+    # The first piece of a Learner's pipeline: RLlib's own pieces then leave these two columns out.
 
     def __init__(self, *spaces: Any, **options: Any) -> None:
         super().__init__(*spaces, **options)
         self._reader = BlockReader()
 
     def __call__(self, *, batch: dict[str, Any], episodes: list[Any], **rest: Any) -> dict[str, Any]:
-        self._reader.read(episodes)
+        self._reader.read(episodes)  # blocks by reference take the places of the references
         if not all(isinstance(episode, FlaggedBlock) for episode in episodes):
             return batch
         for block in episodes:

@@ -31,12 +31,9 @@ if TYPE_CHECKING:
 
 
 def report_signals(learner: Any) -> bool:
-    """Adds surprise and the values of all actions to each row's TD error, ``[B, 2 + A]``; returns whether it does.
-
-    Of single rows RLlib sends TD errors alone from Learners to the buffer, and joins them along the first dimension.
-    The method of one Learner is wrapped, so any class of Learner works, except SAC's and TQC's, whose critics value
-    one action each.
-    """
+    """Adds surprise and the values of all actions to each row's TD error, ``[B, 2 + A]``; returns whether it does."""
+    # Of single rows RLlib sends TD errors alone from Learners to the buffer, and joins them along the first dimension.
+    # Any class of Learner works, except SAC's and TQC's, whose critics value one action each.
     if not isinstance(learner, DQNTorchLearner) or isinstance(learner, SACLearner):
         return False
     compute_loss = learner.compute_loss_for_module
@@ -51,12 +48,9 @@ def report_signals(learner: Any) -> bool:
 
 
 def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_error: Tensor) -> Tensor:
-    """Returns the surprise of each row, ``[B]``: the squared TD error.
-
-    Of modules that predict distributions (``num_atoms`` above 1) it is KL(target || prediction): RLlib's TD error is
-    the cross-entropy then, which is larger by the entropy of the target and orders rows differently. The first three
-    arguments are those of ``compute_loss_for_module``.
-    """
+    """Returns the surprise of each row, ``[B]``: the squared TD error, or of distributions KL(target || prediction)."""
+    # RLlib's TD error of distributions is the cross-entropy, which is larger by the entropy of the target and orders
+    # rows differently.
     if config.num_atoms <= 1:
         return squared_td_error(td_error)
     rows = torch.arange(len(td_error), device=td_error.device)

@@ -47,10 +47,7 @@ def checked_levels(
     flush: bool,
     check_environments: bool,
 ) -> LevelSelector:
-    """Builds a level buffer and checks on a copy that the algorithm can play and score its levels.
-
-    Arguments and errors are those of :func:`rllib_ext.configure`; the config has no search spaces.
-    """
+    """Builds a level buffer and checks on a copy that the algorithm can play and score its levels."""
     source = built_levels(levels, config)
     check_algorithm(config, source.plays_unlearned, flush)
     source.check_held_out(held_out)  # evaluation warns of those that an unbounded level set reached
@@ -81,10 +78,7 @@ def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmCon
 
 
 def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> None:
-    """Refuses algorithms in which levels cannot be scored.
-
-    ``only_scores``: whether some episodes are scored and not learned from; ``flush``: see :func:`rllib_ext.configure`.
-    """
+    """Refuses algorithms in which levels cannot be scored; with ``only_scores`` some episodes are not learned from."""
     algorithm, name = config.algo_class, algorithm_name(config)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
         raise ValueError(
@@ -121,11 +115,8 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> 
 def check_environment(
     config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]
 ) -> gymnasium.Space[Any]:
-    """Makes the environment once, begins these levels and returns its action space.
-
-    Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level: on an EnvRunner such an
-    error would have RLlib restart it endlessly.
-    """
+    """Makes the environment once, begins these levels and returns its action space; refuses one that ignores them."""
+    # On an EnvRunner such an error, or a held-out level that cannot be played, would have RLlib restart it endlessly.
     environment = LevelWrapper(make_environment(config), check=level_ids if len(level_ids) > 1 else False)
     try:
         environment.reset(seed=level_ids[0])
@@ -169,10 +160,8 @@ def check_discount(config: AlgorithmConfig, levels: LevelSelector) -> None:
         name = type(levels.score).__name__
         own, needed = (f"{name}({', '.join(f'{key}={values[key]}' for key in scored)})" for values in (scored, learned))
         logger.warning(
-            "levels are scored with %s, and the algorithm learns with other values of gamma or lambda_. The score is "
-            "what to change: give the level buffer score=%s",
-            own,
-            needed,
+            f"levels are scored with {own}, and the algorithm learns with other values of gamma or lambda_. The score "
+            f"is what to change: give the level buffer score={needed}"
         )
 
 

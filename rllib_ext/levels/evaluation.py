@@ -124,10 +124,7 @@ _TEST = Attached[LevelTest]("level_test")
 
 
 class _Turns:
-    """Assigns every ``stride``-th level from ``first`` on in turn, and keeps the return of the episode on each.
-
-    Each environment has one level at a time: an episode that begins before the previous one ended gets its level again.
-    """
+    """Assigns every ``stride``-th level from ``first`` on in turn, and keeps the return of the episode on each."""
 
     def __init__(self, levels: Sequence[int], first: int = 0, stride: int = 1) -> None:
         self._levels, self._first, self._stride = levels, first, stride
@@ -136,7 +133,7 @@ class _Turns:
         self._returns: dict[int, float] = {}  # by turn
 
     def begin(self, env_index: int) -> int:
-        if env_index not in self.given:
+        if env_index not in self.given:  # otherwise the level again of an episode that did not end
             self.given[env_index], self._following = self._following, self._following + 1
         return self._level(self.given[env_index])
 

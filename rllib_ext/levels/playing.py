@@ -27,14 +27,11 @@ def attach_player(env_runner: Any, server: Any) -> None:
 
 
 def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
-    """Wraps the environments of an EnvRunner into :class:`PlayedLevel`; the callback ``on_environment_created``.
-
-    Evaluation waits for whole episodes, which are limited there.
-    """
+    """Wraps the environments of an EnvRunner into :class:`PlayedLevel`; the callback ``on_environment_created``."""
     seed, runner = env_runner.config.seed, env_runner.worker_index or 0
     for index, single in enumerate(env.envs):
         if env_runner.config.in_evaluation:
-            single = LimitedEpisodes(single, MAX_EPISODE_STEPS)
+            single = LimitedEpisodes(single, MAX_EPISODE_STEPS)  # evaluation waits for whole episodes
         own = None if seed is None else seed + runner * env.num_envs + index
         env.envs[index] = PlayedLevel(single, seed=own, check=False)
 

@@ -128,13 +128,8 @@ class LevelServer:
     episodes in flight on one level. If the process is lost, Ray restarts it, and it resumes from the last
     :meth:`report`; episodes begun since then are not scored.
 
-    Args:
-        packed: the level buffer, by cloudpickle.
-        environments: that play.
-        max_lag: see :class:`~rllib_ext.levels.server.PendingEpisodes`.
-        max_pending: unscored episodes of one environment; the oldest beyond are dropped.
-        flush: whether unfinished episodes are scored after every update.
-        spare: directory for :meth:`report`, on the disk of this node.
+    The oldest of more than ``max_pending`` unscored episodes of an environment are dropped. With ``flush``, unfinished
+    episodes are scored after every update. ``spare`` is the directory of :meth:`report`, on the disk of this node.
     """
 
     def __init__(

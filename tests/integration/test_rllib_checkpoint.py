@@ -92,16 +92,6 @@ def test_a_built_again_algorithm_goes_on_with_the_same_draws(saved: Any) -> None
     assert interrupted.nonzero().flatten().tolist() == ([stored - 1] if running else [])
 
 
-def test_a_living_algorithm_is_put_back(saved: Any) -> None:
-    path, state, drawn = saved
-    algorithm = built(config())
-    algorithm.train()
-    algorithm.restore_from_path(path)
-    assert_same(algorithm, state, drawn)
-    algorithm.train()
-    algorithm.stop()
-
-
 def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     monkeypatch.setattr("lightning_replay.saving.chunks.CHUNK_BYTES", 4096)
     monkeypatch.setattr("lightning_replay.saving.states.LARGE_BYTES", 4096)

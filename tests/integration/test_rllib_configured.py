@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from typing import Any
@@ -24,7 +23,6 @@ from ray.rllib.connectors.env_to_module.frame_stacking import FrameStackingEnvTo
 from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 
 import rllib_ext
-from rllib_ext.hooks import install_replay
 from rllib_ext.rllib_compat import values
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_columns, watch_td_errors
@@ -66,6 +64,25 @@ def test_two_iterations(name: str) -> None:
     assert algorithm.results_seen == 2
     algorithm.stop()
     check_figures(config, buffer, result)
+
+
+def test_without_configure_and_with_the_seed_of_the_config() -> None:
+    states = []
+    for seed in (3, 3, 4):
+        config = small(DQNConfig, "CartPole-v1", "prioritized", layout="rows").training(n_step=(1, 3))
+        algorithm = config.debugging(seed=seed).build_algo()
+        buffer = algorithm.local_replay_buffer
+        states.append(buffer.replay.state_dict()["sampler"]["generator"])
+        if len(states) < 3:
+            algorithm.stop()
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+    result = trained(algorithm)
+    algorithm.stop()
+    assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
+    assert result["replay_buffer"]["num_env_steps_stored"] == len(buffer)
+    assert result["replay_buffer"]["num_env_steps_sampled_lifetime"] >= 16 * 40 / 3
+    assert np.isfinite(result["learners"]["default_policy"]["total_loss"])
+    assert buffer.replay.stats()["priorities_updated"] >= 16 * 10
 
 
 def check_figures(config: Any, buffer: Any, result: dict[str, Any]) -> None:
@@ -169,40 +186,16 @@ def test_a_buffer_of_a_grid_gets_the_fast_layout_and_a_given_layout_stays() -> N
     algorithm.stop()
 
 
-def test_the_users_hooks_stay_and_configuring_twice_is_configuring_once() -> None:
-    seen: list[Any] = []
-    config = small(DQNConfig, "CartPole-v1", "uniform").callbacks(
-        UserCallback, on_algorithm_init=lambda **rest: seen.append(rest)
-    )
-    config = rllib_ext.configure(rllib_ext.configure(config, restore=False))
-    assert config.callbacks_class is UserCallback
-    hooks = config.callbacks_on_algorithm_init
-    assert len(hooks) == 2 and isinstance(hooks[1], functools.partial) and hooks[1].func is install_replay
-    assert hooks[1].keywords == {"restore": True, "incremental": True, "assign_tasks": False}
-    algorithm = config.build_algo()
-    algorithm.stop()
-    assert len(seen) == 1
-
-
 def refused(config: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rllib_ext.configure(config)
 
 
-def test_algorithms_that_read_offline_data_are_refused() -> None:
-    for algorithm in (CQLConfig, IQLConfig):
-        refused(algorithm(), "reads offline data and has no replay buffer on the new API stack")
-    refused(PPOConfig(), "PPO has no replay buffer")
-
-
-def test_the_old_api_stack_is_refused() -> None:
-    config = small(DQNConfig, "CartPole-v1", "uniform").api_stack(
-        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
-    )
-    refused(config, "old API stack")
-
-
-def test_another_buffer_is_refused() -> None:
+def test_other_algorithms_stacks_and_buffers_are_refused() -> None:
+    for algorithm in (CQLConfig, IQLConfig, PPOConfig):
+        refused(algorithm(), "has no replay buffer on the new API stack")
+    old = {"enable_rl_module_and_learner": False, "enable_env_runner_and_connector_v2": False}
+    refused(small(DQNConfig, "CartPole-v1", "uniform").api_stack(**old), "old API stack")
     refused(DQNConfig().environment("CartPole-v1"), r"is of type 'PrioritizedEpisodeReplayBuffer'.*replay_config")
 
 
@@ -255,25 +248,6 @@ def test_too_few_cpus_are_counted() -> None:
     rllib_ext.configure(config, require_cpus=False)
     config.env_runners(num_env_runners=2).evaluation(evaluation_interval=1, evaluation_num_env_runners=5)
     refused(config, "need 9 CPUs")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"rollout_fragment_length": 60, "num_env_runners": 2},
-            "capacity is 100, and one round of sampling brings 120",
-        ),
-        ({"num_envs_per_env_runner": 101}, "one round of sampling brings 101 steps"),
-    ],
-)
-def test_a_capacity_below_one_round_is_refused(settings: dict[str, int], message: str) -> None:
-    refused(small(DQNConfig, "CartPole-v1", "uniform", capacity=100).env_runners(**settings), message)
-
-
-def test_a_capacity_below_a_batch_is_refused() -> None:
-    config = small(DQNConfig, "CartPole-v1", "uniform", capacity=100).training(train_batch_size_per_learner=101)
-    refused(config, "capacity is 100, below the 101 rows of a train batch")
 
 
 def test_annealing_follows_the_buffers_own_clocks() -> None:

@@ -196,36 +196,3 @@ def test_a_buffer_larger_than_the_object_store_pins_nothing_in_it(build: Any, mo
     assert (rows["next", "observation"][:, 7, 7, 1] == rows["observation"][:, 7, 7, 1] + 1).all()
     assert np.isfinite(result["learners"]["default_policy"]["qf_loss"])
     assert result["replay_buffer"]["num_fragment_gaps_lifetime"] == 0
-
-
-def test_fragments_sent_twice_and_lost_ones(build: Any) -> None:
-    config = stamped().env_runners(num_env_runners=1, num_envs_per_env_runner=2, rollout_fragment_length=10)
-    algorithm = build(config)
-    buffer = algorithm.local_replay_buffer
-
-    def sampled() -> list[Any]:
-        parts = algorithm.env_runner_group.foreach_env_runner(lambda runner: runner.sample(), local_env_runner=False)
-        return [episode for part in parts for episode in part]
-
-    steps = check_after(buffer, sampled())
-    again = sampled()
-    steps += check_after(buffer, again)
-    buffer.add(again)
-    buffer.add(again[:1])
-    assert check_rows(buffer) and len(buffer) == steps == 40
-    sampled()  # lost: both episodes have a hole from step 20 to step 30
-    for _ in range(2):
-        steps += check_after(buffer, sampled())
-    buffer.sample(num_items=1)
-    check_draws(buffer)
-    result = algorithm.train()
-    check_rows(buffer)
-    assert result["replay_buffer"]["num_duplicate_env_steps_lifetime"] == 30
-    assert result["replay_buffer"]["num_fragment_gaps_lifetime"] == 2
-
-
-def check_after(buffer: RecipeEpisodeReplayBuffer, episodes: list[Any]) -> int:
-    """Adds episodes; returns their steps."""
-    buffer.add(episodes)
-    check_rows(buffer)
-    return sum(map(len, episodes))

@@ -17,9 +17,8 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
-from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
-from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole, MultiAgentPendulum
+from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 import rllib_ext
 from lightning_replay.replay import Replay
@@ -94,10 +93,6 @@ def each_its_own(agent: Any, *args: Any, **rest: Any) -> str:
 
 def two_share(agent: Any, *args: Any, **rest: Any) -> str:
     return "default_policy" if agent == "rare" else "shared"
-
-
-def all_share(agent: Any, *args: Any, **rest: Any) -> str:
-    return "shared"
 
 
 def uneven(module_of: Any, recipe: str = "prioritized", **options: Any) -> AlgorithmConfig:
@@ -199,22 +194,6 @@ def test_modules_that_do_not_learn() -> None:
     assert metrics["num_module_steps_stored"] == {"of_early": 25, "of_late": record["of_late"].total()}
 
 
-def test_counters_agree_with_those_of_rllib() -> None:
-    config = small(DQNConfig, MultiAgentCartPole, "prioritized").environment(env_config={"num_agents": 2})
-    config.multi_agent(policies={"shared"}, policy_mapping_fn=all_share)
-    algorithm = rllib_ext.configure(config).build_algo()
-    result = trained(algorithm)
-    rows = len(algorithm.local_replay_buffer)
-    algorithm.stop()
-    sampled, metrics = result["env_runners"], result["replay_buffer"]
-    assert metrics["num_env_steps_added_lifetime"] == sampled["num_env_steps_sampled_lifetime"] >= 80
-    assert metrics["num_env_steps_stored"] == metrics["num_env_steps_added_lifetime"] < rows
-    assert metrics["num_agent_steps_added_lifetime"] == sampled["num_agent_steps_sampled_lifetime"]
-    assert metrics["num_module_steps_stored"] == {"shared": rows}
-    assert sum(metrics["num_agent_steps_added_lifetime"].values()) == rows
-    assert (metrics["num_fragment_gaps_lifetime"], metrics["num_duplicate_env_steps_lifetime"]) == (0, 0)
-
-
 def test_steps_counted_by_agent(tmp_path: Path) -> None:
     config = small(DQNConfig, MultiAgentCartPole, "uniform").environment(env_config={"num_agents": 2})
     config.multi_agent(
@@ -255,19 +234,6 @@ def test_a_checkpoint_holds_the_replay_of_each_module(tmp_path: Path) -> None:
     again.stop()
     assert record["default_policy"] <= now["default_policy"] and record["default_policy"]
     assert result["replay_buffer"]["num_env_steps_added_lifetime"] > rows["default_policy"].total()
-
-
-def test_each_module_may_have_its_own_recipe() -> None:
-    mixed = {"of_1": {"recipe": "prioritized", "num_neighbors": None}}
-    config = small(SACConfig, MultiAgentPendulum, "neighborhood_mixup", num_neighbors=4, modules=mixed)
-    config.environment(env_config={"num_agents": 2})
-    config.multi_agent(policies={"of_0", "of_1"}, policy_mapping_fn=each_its_own)
-    algorithm = rllib_ext.configure(config).build_algo()
-    result = trained(algorithm)
-    modules = algorithm.local_replay_buffer.modules
-    algorithm.stop()
-    assert all(np.isfinite(result["learners"][name]["qf_loss"]) for name in ("of_0", "of_1"))
-    assert not modules["of_0"].replay.is_prioritized and modules["of_1"].replay.stats()["priorities_updated"] > 0
 
 
 def test_the_example_runs(run_example: Any) -> None:

@@ -65,23 +65,6 @@ def recurrent(env: Any, recipe: str, num_learners: int, burn_in: int, batch: int
     return rllib_ext.configure(config)
 
 
-@pytest.mark.parametrize(("recipe", "burn_in"), [("uniform", 0), ("prioritized", 3)])
-def test_two_iterations(recipe: str, burn_in: int) -> None:
-    algorithm = recurrent("CartPole-v1", recipe, 0, burn_in).build_algo()
-    algorithm.train()
-    result = algorithm.train()
-    buffer = algorithm.local_replay_buffer
-    algorithm.stop()
-    learner = result["learners"]["default_policy"]
-    assert np.isfinite(learner["total_loss"]) and learner["num_module_steps_trained_lifetime"] > 0
-    assert len(buffer) >= 120
-    state = buffer.replay.storage.get(slice(0, len(buffer)))["state_out"]
-    assert state["h"].shape[1:] == state["c"].shape[1:] == (1, 4) and state["h"].abs().max() > 0
-    if recipe == "prioritized":
-        assert buffer.replay.stats()["priorities_updated"] > 100
-        assert buffer.replay.stats()["late_updates_dropped"] == 0
-
-
 def priorities_by_hand(episodes: list[SingleAgentEpisode], num_learners: int, burn_in: int) -> list[tuple[int, float]]:
     """First step and priority of each sequence from which Learners learn, when a step's number is its TD error."""
     names = [episode.id_.split("_")[0] for episode in episodes]

@@ -274,17 +274,3 @@ def test_frames_of_env_runners_are_stored_once_and_drawn_as_they_were(recipe: st
     assert shared["frames_held"] <= 60 * len(films) and shared["frames_per_transition"] <= 1.1  # each film once
     if recipe == "surprise_retention":
         assert len(kept_for(algorithm).unique()) > 20  # each candidate has a surprise of its own
-
-
-def test_a_game_that_does_not_exist_is_said_before_ray_waits() -> None:
-    pytest.importorskip("ale_py")
-    config = retaining("lightning_replay.envs:Atari-v0").environment(env_config={"game": "Outbreak"})
-    with pytest.raises(ValueError, match="game is 'Outbreak', which ale-py does not have"):
-        rllib_ext.configure(config)
-
-
-def test_a_missing_extra_is_said_before_ray_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ale_py", None)
-    config = retaining("lightning_replay.envs:Atari-v0").environment(env_config={"game": "Breakout"})
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lightning-replay\[atari\]'"):
-        rllib_ext.configure(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event tables and a curriculum in RLlib: what the tables hold, who plays what, and what a lost EnvRunner changes."""
+"""A curriculum in RLlib: who plays what, and what a lost EnvRunner changes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import ray
-import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 import rllib_ext
-from lightning_replay import recipes
 from lightning_replay.envs.building import TaskChoice
-from lightning_replay.events import EventTable, info_key, reestablished, reward_at_least
 from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn
 
 from .rllib_algorithms import small, trained
@@ -49,84 +46,18 @@ class Levels(TaskChoice, gym.Env):
         super().reset(seed=seed)
         self._begin_task(options)
         self._playing, self._count = self.task, 0
-        return self._observation(), {"task": self.TASKS.index(self._playing)}
+        return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._count += 1
         ended = self._count == LENGTH
-        told = {"task": self.TASKS.index(self._playing), "third": self._count % 3 == 0}
-        return self._observation(), RETURNS[self._playing] * ended, ended, False, told
+        return self._observation(), RETURNS[self._playing] * ended, ended, False, {}
 
     def _observation(self) -> Any:
         return np.array([self.TASKS.index(self._playing), self._worker, os.getpid(), self._count], np.float32)
 
 
-class WithoutTasks(Levels):
-    """Accepts no task but the target."""
-
-    TASKS = ("target",)
-
-
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-def rows_of(episodes: list[Any], names: dict[str, int]) -> TensorDict:
-    """The steps of fragments one by one, as code without this library would write them."""
-    rows = []
-    for episode in episodes:
-        observations, length = episode.get_observations(), len(episode)
-        for step in range(length):
-            terminated = episode.is_terminated and step == length - 1
-            following = {
-                "observation": torch.tensor(observations[step + 1]),
-                "reward": torch.tensor([episode.get_rewards(step)], dtype=torch.float32),
-                "terminated": torch.tensor([terminated]),
-                "truncated": torch.tensor([False]),
-                "done": torch.tensor([terminated]),
-                "third": torch.tensor([episode.get_infos(step + 1)["third"]], dtype=torch.float32),
-            }
-            rows.append(
-                TensorDict(
-                    {
-                        "observation": torch.tensor(observations[step]),
-                        "action": torch.tensor(int(episode.get_actions(step))),
-                        "next": following,
-                        "trajectory": torch.tensor(names.setdefault(episode.id_, len(names))),
-                    },
-                    [],
-                )
-            )
-    return torch.stack(rows)
-
-
-def test_tables_hold_what_a_plain_replay_holds_of_the_same_episodes(build: Any, monkeypatch: Any) -> None:
-    tables = [
-        EventTable("third", info_key("third"), history_length=2, capacity=300),
-        EventTable("end", reward_at_least(0.0), history_length=1, capacity=25),
-        EventTable("again", reestablished(info_key("third"), steps=1), history_length=5, capacity=200),
-    ]
-    config = small(DQNConfig, Levels, "event_tables", tables=tables, info_keys=["third"], capacity=150)
-    config.env_runners(num_env_runners=0, num_envs_per_env_runner=4, rollout_fragment_length=5)
-    algorithm = build(config)
-    buffer, plain = algorithm.local_replay_buffer, recipes.event_tables(150, 1, tables=tables)
-    add, names, sent = buffer.add, {}, []
-
-    def watched(episodes: list[Any]) -> None:
-        add(episodes)
-        sent.append([episode.id_ for episode in episodes])
-        plain.extend(rows_of(episodes, names))
-
-    monkeypatch.setattr(buffer, "add", watched)
-    for _ in range(5):
-        result = algorithm.train()
-    assert sum(map(len, sent)) > len(names) > 20  # fragments
-    for name in ("default", "third", "end", "again"):
-        ours, expected = buffer.replay.table(name), plain.table(name)
-        assert len(ours) > 20 and (ours == expected).all(), name
-    figures = result["replay_buffer"]["tables"]
-    assert figures["end"]["fill"] == 1.0 and figures["end"]["evicted"] > 0
-    assert sum(one["share_drawn"] for one in figures.values()) == pytest.approx(1.0)
-    assert np.isfinite(result["learners"]["default_policy"]["qf_loss"])
 
 
 def curriculum(scheduler: Any, **options: Any) -> AlgorithmConfig:
@@ -228,14 +159,7 @@ def order_of_tasks(buffer: Any) -> list[str]:
     return [TASKS[task] for task in buffer.replay.table("all tasks")["task"]]
 
 
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        ("CartPole-v1", "the environments have no attribute 'task'"),
-        (WithoutTasks, r"the replay has the tasks \['near', 'far'\], which the environments do not have"),
-    ],
-)
-def test_environments_that_cannot_play_the_tasks_are_refused(env: Any, message: str) -> None:
-    config = curriculum(Exp3()).environment(env).env_runners(num_env_runners=0)
-    with pytest.raises(ValueError, match=message):
+def test_environments_that_cannot_play_the_tasks_are_refused() -> None:
+    config = curriculum(Exp3()).environment("CartPole-v1").env_runners(num_env_runners=0)
+    with pytest.raises(ValueError, match="the environments have no attribute 'task'"):
         rllib_ext.configure(config).build_algo()

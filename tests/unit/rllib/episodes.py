@@ -44,29 +44,6 @@ def sampled(space: gym.Space, action_space: gym.Space, length: int, *, numpy: bo
     return episode.to_numpy() if numpy else episode
 
 
-def played(env: gym.Env, steps: int, fragment: int, seed: int = 0) -> list[SingleAgentEpisode]:
-    """What an EnvRunner sends: fragments cut every ``fragment`` steps, with a lookback of one step."""
-    sent: list[SingleAgentEpisode] = []
-    env.action_space.seed(seed)
-    observation, _ = env.reset(seed=seed)
-    episode = SingleAgentEpisode()
-    episode.add_env_reset(observation)
-    for step in range(1, steps + 1):
-        action = env.action_space.sample()
-        observation, reward, terminated, truncated, _ = env.step(action)
-        episode.add_env_step(observation, action, reward, terminated=terminated, truncated=truncated)
-        if terminated or truncated:
-            sent.append(episode.to_numpy())
-            observation, _ = env.reset()
-            episode = SingleAgentEpisode()
-            episode.add_env_reset(observation)
-        elif step % fragment == 0:
-            following = episode.cut(len_lookback_buffer=1)
-            sent.append(episode.to_numpy())
-            episode = following
-    return sent
-
-
 def column(episodes: list[Any], method: str, *args: Any) -> np.ndarray:
     """One column of all rows of a train batch, as the learner connectors read it."""
     return np.concatenate([getattr(episode, method)(*args, slice(0, len(episode))) for episode in episodes])

@@ -6,9 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ray.rllib.algorithms.dqn import DQNConfig
 
-import rllib_ext
 from lightning_replay.sharded.rate_limiter import RateLimiter
 from rllib_ext.apex import ApexDQN, ApexDQNConfig
 
@@ -39,16 +37,6 @@ def test_the_ratio_is_held_in_both_directions() -> None:
         "samples_per_insert": 2.0,
         "balance": 0.0,
     }
-
-
-def test_rows_that_fill_the_buffer_again_call_for_no_draws() -> None:
-    limiter = RateLimiter(3.0, min_size_to_sample=10, error_buffer=30, batch_size=4, insert_size=10)
-    limiter.insert(10, size=0)
-    limiter.insert(10, size=0)  # everything was lost
-    assert limiter.balance == 0
-    limiter.insert(6, size=7)  # 3 fill it
-    assert limiter.balance == 9
-    assert limiter.may_insert(size=9, pending=0)
 
 
 def apex(**options: Any) -> ApexDQNConfig:
@@ -89,9 +77,3 @@ def test_the_error_buffer_holds_a_batch_and_all_requests_in_flight() -> None:
 def test_a_config_refuses(options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         apex(**options).validate()
-
-
-def test_configure_accepts_it_as_a_dqn() -> None:
-    config = apex(replay_buffer_config=rllib_ext.replay_config("prioritized", capacity=2000))
-    assert rllib_ext.configure(config, require_cpus=False, check_environments=False) is config
-    assert issubclass(ApexDQNConfig, DQNConfig)

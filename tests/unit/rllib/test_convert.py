@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -12,7 +11,7 @@ from tensordict import TensorDict
 from lightning_replay.storage.columns import rows_of_columns
 from rllib_ext.episodes import EpisodeConverter
 
-from .episodes import numbered, played, sampled
+from .episodes import numbered, sampled
 from .recurrent_episodes import recurrent
 
 
@@ -142,14 +141,3 @@ def test_a_refused_fragment_is_not_remembered() -> None:
         transitions_of(converter, [numbered("a", 2, start=2), bad])
     assert len(transitions_of(converter, [numbered("a", 2, start=2)])) == 2
     assert converter.fragments.duplicates == 0
-
-
-def test_a_real_environment_in_fragments_equals_the_same_steps_whole() -> None:
-    env = gym.make("CartPole-v1")
-    pieces, whole = EpisodeConverter(), EpisodeConverter()
-    rows = torch.cat([transitions_of(pieces, [part]) for part in played(env, steps=200, fragment=7)])
-    expected = transitions_of(whole, played(env, steps=200, fragment=1000))
-    for key in ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "done"), "trajectory"):
-        # the last episode is still running when the whole ones stop
-        assert torch.equal(rows[key][: len(expected)], expected[key]), key
-    assert pieces.fragments.gaps == pieces.fragments.duplicates == 0

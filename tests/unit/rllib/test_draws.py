@@ -10,7 +10,7 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from tensordict import TensorDict
 
 from rllib_ext.episodes import Columns
-from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece, deal
+from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece, deal, learner_order
 
 from .episodes import column
 
@@ -95,3 +95,17 @@ def test_a_flagged_block_has_every_row_and_refuses_to_be_an_episode() -> None:
     assert block[2:4].ends[1].tolist() == [False, True]
     with pytest.raises(ValueError, match="is_terminated was read from FlaggedBlock.*rllib_ext.configure"):
         _ = block.is_terminated
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_learners", "order"),
+    [
+        ([6], 3, [0, 1, 2, 3, 4, 5]),
+        ([2, 1, 1], 2, [0, 1, 2, 3]),
+        ([1, 1, 1, 1], 2, [0, 2, 1, 3]),
+        ([3, 1, 1, 1], 2, [0, 1, 2, 3, 4, 5]),
+        ([1, 1, 1, 1, 1], 3, [0, 3, 4, 1, 2]),  # all that is left once the first Learner has its share goes to it
+    ],
+)
+def test_the_order_in_which_rows_come_back(lengths: list[int], num_learners: int, order: list[int]) -> None:
+    assert learner_order(lengths, num_learners).tolist() == order

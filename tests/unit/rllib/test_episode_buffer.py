@@ -6,7 +6,6 @@ import pytest
 import torch
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
-from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.rllib_compat import complete_results
@@ -75,23 +74,6 @@ def test_n_step_asked_for_late_and_after_the_ring_wrapped() -> None:
     episodes = buffer.sample(num_items=100, n_step=2, gamma=1.0)
     expected = [sum(range(number, min(number + 2, 10))) for number in numbers(episodes)]
     assert column(episodes, "get_rewards").tolist() == expected
-
-
-@pytest.mark.parametrize("num_learners", [1, 2, 3])
-def test_td_errors_come_home_from_several_learners(num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=100, seed=0, num_learners=num_learners)
-    # two rows of three are done: many blocks of one row, which RLlib deals out in turns
-    buffer.add([numbered(f"e{number}", 1, offset=number, terminated=number % 3 > 0) for number in range(50)])
-    home: list[bool] = []
-
-    def compared(index: torch.Tensor, td_error: torch.Tensor, **rest: object) -> None:
-        home.extend((buffer.replay.storage.get(index)["observation"][:, 0] == td_error).tolist())
-
-    monkeypatch.setattr(buffer.replay, "update_priority", compared)
-    for _ in range(5):
-        shards = ShardEpisodesIterator(buffer.sample(num_items=24), num_shards=num_learners)
-        buffer.update_priorities(np.concatenate([numbers(shard) for shard in shards]))
-    assert len(home) == 120 and all(home)
 
 
 def test_weights_follow_the_recipe_whatever_beta_says() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tensordict import TensorDict
 
 import rllib_ext
@@ -82,7 +81,7 @@ def once_of(threshold: float) -> Any:
             r"tables[0].condition names 'no.such.condition', which cannot be imported",
         ),
         ({"condition": f"{MINE}.missing"}, "cannot be imported"),
-        ({"condition": "reward_at_least"}, "cannot be imported"),
+        ({"condition": "reward_at_least"}, "condition is 'reward_at_least'; it must be a condition"),
         ({"condition": f"{MINE}.NOT_CALLABLE"}, "condition is 3; it must be a condition such as"),
         ({"condition": 5}, "condition is 5; it must be a condition such as"),
         ({"condition": f"{EVENTS}.reward_at_least"}, "missing a required argument: 'threshold'"),
@@ -213,18 +212,3 @@ def test_td_errors_and_returns_over_several_steps() -> None:
     again = learned.sample(num_items=64)
     default = np.concatenate([one.get_observations(slice(0, len(one)))[:, 0] for one in again])
     assert (default == 4).sum() == 32  # its share; the rows of the other table are others
-
-
-def test_a_saved_buffer_closes_open_histories_and_draws_the_same() -> None:
-    tables = [{"name": "end", "condition": once_of(4.0), "history_length": 3, "capacity": 30}]
-    first = buffer(tables=tables)
-    first.add([numbered("a", 4), numbered("b", 6, terminated=True)])
-    again = buffer(tables=tables)
-    again.set_state(first.get_state())
-    for one in (first, again):
-        assert rewards(one.replay, "end") == [2, 3, 4]
-    assert torch.equal(first.replay.sample(20)["index"], again.replay.sample(20)["index"])
-    again.add(numbered("a", 3, start=4))  # its beginning was interrupted: a history of its own
-    assert rewards(again.replay, "end") == [2, 3, 4, 4]
-    first.add(numbered("a", 3, start=4))
-    assert rewards(first.replay, "end") == [2, 3, 4, 2, 3, 4]

@@ -47,33 +47,15 @@ def test_creation_asks_whether_a_word_is_in_the_type() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_validation_accepts_the_class(algorithm: type[AlgorithmConfig]) -> None:
-    configured(algorithm).validate()
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_nothing_of_the_default_is_merged_in(algorithm: type[AlgorithmConfig]) -> None:
-    default = algorithm().replay_buffer_config
-    assert default["type"] != RecipeEpisodeReplayBuffer
-    assert default["type"] != ACCEPTED_NAME
-    assert configured(algorithm).replay_buffer_config == CONFIG
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_config_survives_its_dictionary(algorithm: type[AlgorithmConfig]) -> None:
-    exported = configured(algorithm).to_dict()
-    again = algorithm().update_from_dict(exported)
+def test_the_class_is_accepted_alone_and_survives_a_dictionary(algorithm: type[AlgorithmConfig]) -> None:
+    default = algorithm().replay_buffer_config["type"]
+    assert default != RecipeEpisodeReplayBuffer and default != ACCEPTED_NAME
+    config = configured(algorithm)
+    config.validate()
+    assert config.replay_buffer_config == CONFIG  # nothing of the default is merged in
+    again = algorithm().update_from_dict(config.to_dict())
     assert again.replay_buffer_config["type"] is RecipeEpisodeReplayBuffer
     again.validate()
-
-
-@pytest.mark.parametrize("algorithm", [DQNConfig, SACConfig])
-def test_the_old_api_stack_is_refused_by_rllib_itself(algorithm: type[AlgorithmConfig]) -> None:
-    config = configured(algorithm).api_stack(
-        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
-    )
-    with pytest.raises((ValueError, TypeError)):
-        config.validate()
 
 
 def test_td_errors_reach_the_buffer() -> None:

@@ -10,7 +10,6 @@ import pytest
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-import rllib_ext
 from lightning_replay.events import info_key
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
@@ -86,12 +85,6 @@ def test_an_info_that_is_no_number_is_refused_and_nothing_stored(value: Any) -> 
     with pytest.raises(ValueError, match=re.escape("info 'goal' of episode told holds")):
         informed.add([numbered("fine", 2), *telling([{}, {"goal": 1}, {"goal": value}])])
     assert len(informed) == 0
-
-
-@pytest.mark.parametrize("keys", ["goal", ["goal", "goal"], ["reward"], [""], [3]])
-def test_keys_that_cannot_be_columns_are_refused(keys: Any) -> None:
-    with pytest.raises(TypeError if keys in ("goal", [3]) else ValueError, match=r"info_keys(\[0\])? is"):
-        rllib_ext.replay_config("uniform", capacity=10, info_keys=keys)
 
 
 def test_a_key_that_never_comes_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -110,22 +110,6 @@ HOOKS = (
 )
 
 
-@pytest.mark.parametrize("algorithm", [PPOConfig, APPOConfig, IMPALAConfig])
-def test_hooks_are_added_once_beside_the_users(algorithm: Any) -> None:
-    def mine(**ignored: Any) -> None:
-        """A user's."""
-
-    config = plain(algorithm).callbacks(on_episode_created=mine, on_train_result=[mine])
-    for _ in range(2):
-        configured(config)
-        assert {name: len(each) for name, each in hooks(config).items()} == {
-            name: 2 if name in ("on_episode_created", "on_train_result") else 1 for name in HOOKS
-        }
-        assert config.callbacks_on_episode_created[0] is mine
-    configured(config, generalization_gap=False)
-    assert config.callbacks_on_evaluate_end == []
-
-
 def test_the_config_travels_without_the_librarys_torch() -> None:
     config = configured(plain())
     (hook,) = config.callbacks_on_algorithm_init
@@ -333,19 +317,6 @@ def test_held_out_levels_are_played_equally_often_by_all_that_evaluate() -> None
     for runner in runners:
         assert level_test_of(runner, range(100, 112)).finish(runner) == [3.0] * 6
         runner.stop()
-
-
-def test_levels_trained_on_are_played_between() -> None:
-    ended: list[int] = []
-    config = plain().callbacks(on_episode_end=lambda *, episode, **_: ended.append(episode.custom_data["level_id"]))
-    configured(config.evaluation(evaluation_interval=1), held_out_levels=range(100, 104))
-    runner = evaluating(config, 0)
-    assert played(runner, 2) == [100, 101]
-    test = level_test_of(runner, range(100, 104))
-    assert test.finish(runner) == [3.0] * 2 and test.play(runner, [5, 6, 7]) == [3.0] * 3
-    assert played(runner, 3) == [102, 103, 100]
-    assert ended == [100, 101, 5, 6, 7, 102, 103, 100]
-    runner.stop()
 
 
 def test_an_environment_tracks_its_episode() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -17,24 +16,15 @@ from rllib_ext.levels import playing
 from rllib_ext.levels.evaluation import RESULTS, measure_gap
 from rllib_ext.levels.evaluation import test_of as level_test_of
 
+from .test_levels_config import Numbered
+
 HELD_OUT = range(100, 106)
 
 
-class Uneven(gym.Env):
+class Uneven(Numbered):
     """Every fourth level takes 50 steps, the others 2; each step gives the level as reward."""
 
-    observation_space = gym.spaces.Box(0, 2.0**31, (1,), np.float64)
-    action_space = gym.spaces.Discrete(3)
     fails_at: int | None = None  # step, counted from now on
-
-    def __init__(self, config: Any = None) -> None:
-        pass
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        assert seed is not None
-        self.level, self.count = seed, 0
-        return np.array([self.level], np.float64), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if Uneven.fails_at is not None:
@@ -42,8 +32,8 @@ class Uneven(gym.Env):
             if Uneven.fails_at == 0:
                 Uneven.fails_at = None
                 raise OSError("the simulator is gone")
-        self.count += 1
-        return np.array([self.level], np.float64), float(self.level), self.count == length(self.level), False, {}
+        observation, *_ = super().step(action)
+        return observation, float(self.level), self.count == length(self.level), False, {}
 
 
 def length(level_id: int) -> int:

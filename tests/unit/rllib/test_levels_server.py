@@ -139,14 +139,6 @@ def test_it_starts_again_from_the_last_report(tmp_path: Path) -> None:
     assert server_of(buffer(), tmp_path).stats() == {**stats, "restarts": 2}
 
 
-def test_scores_after_every_update(tmp_path: Path) -> None:
-    server = server_of(buffer(levels=1), tmp_path, flush=True)
-    server.begin((1, 0), "process", "a")
-    for start, reward in enumerate((4.0, 2.0)):
-        server.score([fragment("a", start, (reward,), done=False)])
-        assert server.probabilities()["score"].item() == pytest.approx(reward)
-
-
 def test_a_mean_of_zero_after_an_update_is_no_score(tmp_path: Path) -> None:
     score = PositiveValueLoss(discount=1.0, gae_lambda=0.0)
     server = server_of(buffer(levels=1, score=score), tmp_path, flush=True)
@@ -177,13 +169,6 @@ def test_what_goes_wrong_in_a_choice_is_said_where_it_is_heard(tmp_path: Path) -
     server.begin((1, 0), "process", "b")
     with pytest.raises(RuntimeError, match="no more levels"):
         server.report([])
-
-
-def test_values_that_are_nan_are_refused(tmp_path: Path) -> None:
-    server = server_of(buffer(), tmp_path)
-    server.begin((1, 0), "process", "a")
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        server.score([fragment("a", rewards=(float("nan"),))])
 
 
 def test_levels_that_were_played(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from .multi_agent_episodes import (
     TRUNCATED,
     Played,
     Row,
-    by_name,
     play,
 )
 
@@ -120,18 +119,6 @@ def test_every_row_is_a_step_an_agent_took(random: Random) -> None:
     drawn = buffer.sample(num_items=50, n_step=3, gamma=GAMMA)
     for observed, summed in zip(numbers(drawn), column(drawn, "get_rewards"), strict=True):
         assert summed in returns[observed]
-
-
-def test_agents_that_are_all_truncated_are_not_terminated() -> None:
-    played = play(["a", "b"], agents_do({"a": "ot", "b": "ot", "c": ".."}), fragment=5)
-    parts = played.fragments[0].agent_episodes
-    assert all(part.is_terminated and part.is_truncated for part in parts.values())  # RLlib's own flags
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100)
-    buffer.add(played.fragments)
-    for agent in "ab":
-        assert [row[-2:] for row in stored_rows(buffer, by_name(agent))] == [(False, False), (False, True)]
-    stored = buffer.modules["module_a"].replay.storage.get(slice(0, 2))
-    assert stored["next", "done"].flatten().tolist() == [False, True]
 
 
 NONE = {"__all__": False}

@@ -267,27 +267,6 @@ def small(config: AlgorithmConfig, env: Any, **options: Any) -> AlgorithmConfig:
     return config.reporting(min_sample_timesteps_per_iteration=10, min_time_s_per_iteration=0)
 
 
-def gym_rows(name: str, count: int) -> Replay:
-    """Rows of a real environment, as the Lightning integration stores them."""
-    env = gym.make(name)
-    env.action_space.seed(0)
-    replay = recipes.uniform(1000, batch_size=1, seed=0)
-    observation, _ = env.reset(seed=0)
-    for _ in range(count):
-        action = env.action_space.sample()
-        following, reward, terminated, truncated, _ = env.step(action)
-        flags = {"terminated": terminated, "truncated": truncated, "done": terminated or truncated}
-        next_step = {
-            "observation": torch.from_numpy(following),
-            "reward": torch.tensor([float(reward)]),
-            **{key: torch.tensor([flag]) for key, flag in flags.items()},
-        }
-        row = {"observation": torch.from_numpy(observation), "action": torch.as_tensor(action), "next": next_step}
-        replay.extend(TensorDict(row).unsqueeze(0))
-        observation = env.reset()[0] if terminated or truncated else following
-    return replay
-
-
 @pytest.mark.slow
 def test_a_module_of_several_agents_is_filled(shared_ray: None, caplog: pytest.LogCaptureFixture) -> None:
     config = small(DQNConfig(), MultiAgentCartPole, modules={"fixed": None, "second": {"capacity": 50}})
@@ -297,7 +276,11 @@ def test_a_module_of_several_agents_is_filled(shared_ray: None, caplog: pytest.L
         policies_to_train=["first", "second"],
     )
     algorithm = rllib_ext.configure(config).build_algo()
-    replay = gym_rows("CartPole-v1", 100)
+    number = torch.arange(101.0).unsqueeze(1).expand(-1, 4)
+    flags = {name: torch.zeros(100, 1, dtype=torch.bool) for name in ("terminated", "truncated", "done")}
+    following = {"observation": number[1:], "reward": torch.ones(100, 1), **flags}
+    replay = recipes.uniform(1000, batch_size=1, seed=0)
+    replay.extend(TensorDict({"observation": number[:-1], "action": torch.arange(100) % 2, "next": following}, [100]))
     assert rllib_ext.fill(algorithm, replay, "first") == 100
     assert rllib_ext.fill(algorithm, replay, "second") == 50
     buffer = algorithm.local_replay_buffer

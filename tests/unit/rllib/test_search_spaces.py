@@ -61,13 +61,6 @@ ACCEPTED = {
             }
         )
     ),
-    "table": lambda: dqn(
-        rllib_ext.replay_config(
-            "event_tables",
-            capacity=500,
-            tables=[{"name": "goal", "condition": GOAL, "history_length": tune.choice([2, 5]), "capacity": 50}],
-        )
-    ),
     "module": lambda: dqn(replay(modules={"prey": {"priority_exponent": tune.uniform(0.0, 1.0)}})),
     "function of other settings": lambda: dqn(
         replay(priority_exponent=tune.sample_from(lambda spec: 100 * spec.config.lr)), lr=tune.uniform(1e-3, 5e-3)

@@ -125,17 +125,6 @@ def test_figures_of_tasks() -> None:
         ("uniform", {"capacity": 10, "progress": MEAN}, "progress is for the tasks of a curriculum"),
         ("parallel_curriculum", {"tasks": TASKS, "capacity": 9}, "has no option 'capacity'"),
         ("parallel_curriculum", {"tasks": TASKS}, "needs capacity_per_task, the most transitions kept"),
-        ("parallel_curriculum", {"capacity_per_task": 9}, "missing 1 required positional argument: 'tasks'"),
-        ("parallel_curriculum", {"capacity_per_task": 9, "tasks": ["a", "a"]}, "each once"),
-        (
-            "parallel_curriculum",
-            {
-                "capacity_per_task": 9,
-                "tasks": TASKS,
-                "scheduler": {"class_path": "lightning_replay.schedulers.OneTask", "init_args": {"task": "easy"}},
-            },
-            "task names ['easy']",
-        ),
         (
             "parallel_curriculum",
             {"capacity_per_task": 9, "tasks": TASKS, "progress": {**MEAN, "init_args": {"low": 1.0}}},
