@@ -25,7 +25,6 @@ from lightning_replay.lit.playing import Action, ActionReader, act_on, acting, r
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
-from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.training_replay import TrainingReplay
 
 __all__ = [
@@ -262,17 +261,13 @@ class Collection(Collector):
         seed = int(self._generator.integers(2**31))
         rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
         # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
-        is_filled = isinstance(self._replay, Replay) and len(self._replay) > 0
-        self._has_single_stream = rollout.num_envs == 1 and is_filled and not self._has_trajectory()
+        self._has_single_stream = False
+        if rollout.num_envs == 1 and isinstance(self._replay, Replay) and len(self._replay):
+            storage: Any = self._replay.storage  # not the replay, whose transforms may refuse single rows
+            columns = storage.get(slice(0, 1)).keys()
+            self._has_single_stream = "trajectory" not in columns
         self._rollout = rollout
         return rollout
-
-    def _has_trajectory(self) -> bool:
-        assert isinstance(self._replay, Replay)
-        storage: Any = self._replay.storage  # not the replay, whose transforms may refuse single rows
-        if isinstance(storage, PackedStorage):
-            return bool(storage.has_column("trajectory"))
-        return storage.get(slice(0, 1)).get("trajectory", None) is not None
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)  # of the last step of several environments
