@@ -18,6 +18,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from lightning_replay.agents import PPO
+from tests.unit.agents.toys import fit
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -67,43 +68,6 @@ def torchrl_loss(agent: PPO) -> ClipPPOLoss:
         loss_critic_type="l2",
         functional=False,
     )
-
-
-class Rollouts:
-    """A train loader of given rollouts."""
-
-    def __init__(self, rollouts: list[TensorDict]) -> None:
-        self.rollouts = rollouts
-
-    def __len__(self) -> int:
-        return len(self.rollouts)
-
-    def __iter__(self):
-        return iter(self.rollouts)
-
-
-class Outputs(L.Callback):
-    def __init__(self) -> None:
-        self.outputs = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.outputs.append(outputs)
-
-
-def fit(agent: PPO, rollouts: list[TensorDict], directory: Path):
-    record = Outputs()
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[record],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=directory,
-    )
-    trainer.fit(agent, Rollouts(rollouts))
-    return trainer, record.outputs
 
 
 def two_actors() -> TensorDict:
