@@ -42,11 +42,12 @@ _ROWS_PER_WRITE = 1_024
 
 @dataclass(frozen=True)
 class Episode:
-    """A finished training episode: the environment step it ended at, its return and its length."""
+    """A finished training episode: the step it ended at, its return of unchanged rewards, length, and level if any."""
 
     env_steps: int
     episode_return: float
     length: int
+    level_id: int | None = None
 
 
 class Collector:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -21,7 +20,7 @@ from lightning_replay.lit.playing import act_with_value_on, acting, values_of
 from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
 from lightning_replay.state import DeclaredState
 
-__all__ = ["LevelCollection", "LevelEpisode", "ReturnNormalization"]
+__all__ = ["LevelCollection", "ReturnNormalization"]
 
 
 class ReturnNormalization(DeclaredState):
@@ -78,13 +77,6 @@ class ReturnNormalization(DeclaredState):
 
 
 _PLAYED_LEVELS = 10_000
-
-
-@dataclass(frozen=True)
-class LevelEpisode(Episode):
-    """A finished training episode and the level it was played on; its return is that of the unchanged rewards."""
-
-    level_id: int
 
 
 class LevelCollection(Collector):
@@ -146,7 +138,7 @@ class LevelCollection(Collector):
                 for i in np.flatnonzero(truncated & ~terminated).tolist():
                     cut.append((i, step, infos["final_obs"][i]))
                 for i, episode_return, steps in ended:
-                    self.episodes.append(LevelEpisode(self.env_steps, episode_return, steps, int(level_id[i])))
+                    self.episodes.append(Episode(self.env_steps, episode_return, steps, int(level_id[i])))
                 self._start_episodes([i for i, _, _ in ended])
             rollout = _joined(recorded, played)
             # Values of the observations that followed: those of the next row, or of the last one where time ran out.

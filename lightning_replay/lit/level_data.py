@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -122,10 +122,6 @@ class LevelDataModule(EnvStepDataModule):
 
     def __repr__(self) -> str:
         return self._describe(repr(self.levels))
-
-    @property
-    def discounting_parts(self) -> Mapping[str, Any]:
-        return {"return_normalization": self.return_normalization, "levels.score": self.levels.score}
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
         """Builds one more environment of the same kind, for evaluation; ``reset(seed=...)`` chooses its level."""
