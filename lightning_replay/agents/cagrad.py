@@ -55,13 +55,14 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
     average = gradients.mean(0)
     if c == 0:
         return average
+    # From here on numbers of Python, T x T of them: less than the time of one kernel on a GPU.
     products = (gradients @ gradients.t()).double().cpu()
     if not bool(torch.isfinite(products).all()):
         raise ValueError("gradients are NaN, infinite, or too long to be squared; check the losses they are from.")
     inner = products.tolist()
     length = math.sqrt(max(0.0, sum(map(sum, inner)))) / len(inner)
     longest = math.sqrt(max(inner[part][part] for part in range(len(inner))))
-    if length <= _ZERO * longest:
+    if length <= _ZERO * longest:  # and with the average the radius of the search vanishes
         return average
     normalized = [[value / longest**2 for value in row] for row in inner]
     weights = _least_helped(normalized, c * length / longest)
@@ -144,6 +145,7 @@ class ConflictAverseStep(DeclaredState):
         losses = list(losses)
         flat: list[Tensor] = []
         for part, loss in enumerate(losses, 1):
+            # the parts share their graph, which the last of them may free
             gradients = torch.autograd.grad(
                 loss, self._parameters, retain_graph=part < len(losses), allow_unused=True, materialize_grads=True
             )

@@ -60,9 +60,10 @@ class ReplayDataModule(EnvStepDataModule):
         asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
             environments that take milliseconds a step: 8 of MuJoCo cost this process more CPU than stepping them here.
         updates_per_training_step: batches per ``training_step``; several make small updates cheaper. ``None`` is up to
-            16 if only the speed changes by that: for agents of this library, unless a callback of another origin, or
-            one of Lightning's other than progress bars, is called for every batch. A training step ends early where a
-            callback acts, at the end of an epoch and on a signal, so that all happen after the same update. Else 1.
+            16 if only the speed changes by that: for agents of this library and this class itself, unless a callback of
+            another origin, or one of Lightning's other than progress bars, is called for every batch. A training step
+            ends early where a callback acts, at the end of an epoch and on a signal, so that all happen after the same
+            update. Else 1.
         updates_per_epoch: updates in one of Lightning's epochs, 1,000 by default; with the callback ``Evaluate`` an
             epoch ends with each evaluation instead.
         evaluation_episodes: episodes of ``trainer.validate``.
