@@ -183,25 +183,6 @@ def test_for_env_reads_ids_callables_environments_and_vectors(kind, env, names) 
     vector.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "env", "message"),
-    [
-        (TD3, "CartPole-v1", "TD3 got the action space Discrete.*Use DQN"),
-        (SAC, "CartPole-v1", "SAC got the action space Discrete.*Use DQN"),
-        (DQN, "Pendulum-v1", "DQN got the action space Box.*Use TD3 or SAC"),
-        (DQN, "Taxi-v3", "DQN got the observation space Discrete.*FlattenObservation"),
-    ],
-)
-def test_for_env_refuses_other_spaces(kind, env, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind.for_env(env)
-
-
-def test_for_env_refuses_what_is_no_environment() -> None:
-    with pytest.raises(TypeError, match="env is 3"):
-        DQN.for_env(3)
-
-
 def test_an_unsized_agent_says_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r"without observation_size, action_low, action_high; .*TD3\.for_env"):
         TD3().configure_model()

@@ -270,12 +270,6 @@ def test_sizes_come_from_the_spaces() -> None:
     assert MPDQN.sizes_from(observation, named) == SIZES
 
 
-@pytest.mark.parametrize("space", [Discrete(3), Box(-1, 1, (2,))])
-def test_plain_spaces_are_refused(space) -> None:
-    with pytest.raises(ValueError, match="MPDQN got the action space .* Use DQN for Discrete, TD3 or SAC for a Box"):
-        MPDQN.sizes_from(Box(-1, 1, (2,)), space)
-
-
 @pytest.mark.parametrize(
     "space",
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gymnasium
 import lightning as L
 import numpy as np
 import pytest
@@ -232,25 +231,6 @@ def test_sizes_from_the_environment(tmp_path: Path) -> None:
     again = PPO.load_from_checkpoint(tmp_path / "agent.ckpt")
     observation = torch.randn(5, 4)
     assert torch.equal(again.value(observation), agent.value(observation))
-
-
-BOX = gymnasium.spaces.Box
-
-
-@pytest.mark.parametrize(
-    ("observation", "action", "message"),
-    [
-        (BOX(-1, 1, (3,)), BOX(-1, 1, (2,)), "it needs Discrete actions that start at 0"),
-        (BOX(-1, 1, (3,)), gymnasium.spaces.Discrete(2, start=1), "it needs Discrete actions that start at 0"),
-        (BOX(-1, 1, (3, 3)), gymnasium.spaces.Discrete(2), "it needs flat observations"),
-        (BOX(0, 255, (3, 14, 14), np.uint8), gymnasium.spaces.Discrete(2), "(height, width, channels)"),
-        (gymnasium.spaces.Discrete(4), gymnasium.spaces.Discrete(2), "it needs flat observations"),
-    ],
-)
-def test_spaces_it_cannot_act_in(observation, action, message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        PPO.sizes_from(observation, action)
-    assert message in str(error.value)
 
 
 def test_scaled_gradients_are_refused(tmp_path: Path) -> None:

@@ -400,15 +400,3 @@ def test_for_env_reads_the_images_shape_and_range():
     agent = Rainbow.for_env(Images(), channels=(4,), kernel_sizes=(3,), strides=(1,), hidden_size=4)
     assert agent.is_built and agent.hparams["num_actions"] == 5
     assert agent.hparams["observation_shape"] == [2, 6, 6] and agent.hparams["observation_high"] == 200.0
-
-
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        ("CartPole-v1", "Rainbow got the observation space Box.*images, a Box of uint8.*Use DQN for flat"),
-        ("Pendulum-v1", "Rainbow got the action space Box.*Discrete"),
-    ],
-)
-def test_for_env_refuses_other_spaces(env, message):
-    with pytest.raises(ValueError, match=message):
-        Rainbow.for_env(env)
