@@ -39,12 +39,6 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
 
     Raises:
         ValueError: ``gradients`` is not ``[T, P]`` or not finite; c is outside [0, 1).
-
-    Example:
-        >>> gradients = torch.tensor([[4.0, 0.0], [0.0, 2.0]])
-        >>> direction = conflict_averse_gradient(gradients, c=0.5)
-        >>> gradients @ gradients.mean(0), gradients @ direction
-        (tensor([8., 2.]), tensor([8.0000, 4.2361]))
     """
     checked_number("c", c, 0.0, BELOW_ONE, accepted="a number in [0, 1), where 0 is the average gradient")
     if gradients.ndim != 2 or gradients.shape[0] == 0:

@@ -23,12 +23,6 @@ class InvertedGradients(torch.autograd.Function):
 
     For parameters p within [-1, 1], a descent that increases p is scaled by ``(1 - p) / 2``, one that decreases p by
     ``(p + 1) / 2``. Hausknecht & Stone 2016, equation 11, https://arxiv.org/abs/1511.04143.
-
-    Example:
-        >>> p = torch.tensor([0.5, 0.5, 1.5], requires_grad=True)
-        >>> InvertedGradients.apply(p).backward(torch.tensor([-1.0, 1.0, -1.0]))
-        >>> p.grad
-        tensor([-0.2500,  0.7500,  0.2500])
     """
 
     @staticmethod

@@ -448,11 +448,6 @@ class RolloutPace:
 
     Environments step together, so a run may take up to ``num_envs - 1`` steps more than ``env_steps``. The arguments
     are those of :class:`~lightning_replay.lit.LevelDataModule`.
-
-    Example:
-        >>> pace = RolloutPace(env_steps=70, num_envs=4, rollout_length=8)
-        >>> pace.updates_after(0), [pace.length_after(steps) for steps in (0, 32, 64, 72)]
-        (3, [8, 8, 2, 0])
     """
 
     def __init__(self, env_steps: int, num_envs: int, rollout_length: int) -> None:

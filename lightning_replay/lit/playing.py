@@ -88,11 +88,6 @@ class ActionReader:
     added: one observation needs no batch dimension. Numbers are cast to the space's dtype within a kind or upwards:
     integers to floats, not floats to integers. For actions with parameters an agent returns the pair
     ``(discrete, parameters)`` of :class:`~lightning_replay.agents.spaces.ParameterizedActions`.
-
-    Example:
-        >>> read = ActionReader(Discrete(3))
-        >>> read(2, 1, "Agent.act"), read(torch.tensor([[0], [1]]), 2, "Agent.act")
-        (array([2]), array([0, 1]))
     """
 
     def __init__(self, space: Space[Any]) -> None:
