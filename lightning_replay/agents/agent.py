@@ -209,15 +209,14 @@ class SizedAgent(L.LightningModule):
     def step_schedulers(self, interval: str) -> None:
         """Steps the schedulers that ``configure_optimizers`` of a subclass returned, as automatic optimisation does.
 
-        Those with the interval "epoch", Lightning's default, step at the end of an epoch, those with "step" after each
-        update, of PPO each rollout; a ``frequency`` counts these. A scheduler that the subclass steps itself is left
-        alone, and so is ``ReduceLROnPlateau``, whose ``monitor`` Lightning drops in manual optimisation.
+        The interval "epoch" is Lightning's default, "step" counts updates, of PPO rollouts.
         """
         for config in self.trainer.lr_scheduler_configs:
             scheduler: Any = config.scheduler
             clock = self.trainer.global_step if interval == "step" else self.trainer.current_epoch + 1
             steps = self._scheduler_steps.setdefault(id(scheduler), steps_of(scheduler))
             is_due = config.interval == interval and clock % config.frequency == 0
+            # Not one that the subclass steps, nor one whose monitor Lightning drops in manual optimisation.
             if is_due and steps == steps_of(scheduler) and not isinstance(scheduler, ReduceLROnPlateau):
                 self.lr_scheduler_step(scheduler, None)
                 self._scheduler_steps[id(scheduler)] = steps_of(scheduler)

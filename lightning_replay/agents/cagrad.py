@@ -39,12 +39,6 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
 
     Raises:
         ValueError: ``gradients`` is not ``[T, P]`` or not finite; c is outside [0, 1).
-
-    Example:
-        >>> gradients = torch.tensor([[4.0, 0.0], [0.0, 2.0]])
-        >>> direction = conflict_averse_gradient(gradients, c=0.5)
-        >>> gradients @ gradients.mean(0), gradients @ direction
-        (tensor([8., 2.]), tensor([8.0000, 4.2361]))
     """
     checked_number("c", c, 0.0, BELOW_ONE, accepted="a number in [0, 1), where 0 is the average gradient")
     if gradients.ndim != 2 or gradients.shape[0] == 0:
@@ -55,13 +49,14 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
     average = gradients.mean(0)
     if c == 0:
         return average
+    # From here on numbers of Python, T x T of them: less than the time of one kernel on a GPU.
     products = (gradients @ gradients.t()).double().cpu()
     if not bool(torch.isfinite(products).all()):
         raise ValueError("gradients are NaN, infinite, or too long to be squared; check the losses they are from.")
     inner = products.tolist()
     length = math.sqrt(max(0.0, sum(map(sum, inner)))) / len(inner)
     longest = math.sqrt(max(inner[part][part] for part in range(len(inner))))
-    if length <= _ZERO * longest:
+    if length <= _ZERO * longest:  # and with the average the radius of the search vanishes
         return average
     normalized = [[value / longest**2 for value in row] for row in inner]
     weights = _least_helped(normalized, c * length / longest)
@@ -144,6 +139,7 @@ class ConflictAverseStep(DeclaredState):
         losses = list(losses)
         flat: list[Tensor] = []
         for part, loss in enumerate(losses, 1):
+            # the parts share their graph, which the last of them may free
             gradients = torch.autograd.grad(
                 loss, self._parameters, retain_graph=part < len(losses), allow_unused=True, materialize_grads=True
             )

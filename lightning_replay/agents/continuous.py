@@ -146,6 +146,7 @@ class SAC(ContinuousAgent):
         with torch.no_grad():
             following = batch.get("next").get("observation")
             action, log_density = self.draw(following)
+            # the smaller of two estimates, as one alone is too large where it has erred
             values = self.target_critics.values(following, action).amin(0) - self.log_alpha.exp() * log_density
             target = bootstrapped(batch, values, self.hparams["discount"])
         return self.critics.values(batch.get("observation"), batch.get("action")) - target

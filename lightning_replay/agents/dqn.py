@@ -142,8 +142,8 @@ class DQN(ExploringAgent):
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": td_error}
 
-    def _sets_gradients(self, batch: TensorDictBase, layers: Layers) -> bool:
-        # Only where the methods that it stands for are those of this class, and nothing else acts on gradients.
+    def _sets_gradients(self, batch: TensorDictBase, layers: Any) -> bool:
+        # Only where the methods that it stands for are those of this class, and backward would set the gradients alone.
         kind = type(self)
         return (
             self._averse_step is None
@@ -154,7 +154,11 @@ class DQN(ExploringAgent):
             and vars(self).keys().isdisjoint(("losses", "descend", "take_gradients"))
             and self.takes_plain_gradients
             and not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled())
-            and not any(_acts_on_gradient(weight) or _acts_on_gradient(bias) for weight, bias in layers)
+            and not any(
+                not one.requires_grad or one._backward_hooks or one._post_accumulate_grad_hooks
+                for layer in layers
+                for one in layer
+            )
         )
 
     def on_fit_start(self) -> None:
@@ -211,11 +215,6 @@ def _set_gradients(layers: Layers, inputs: list[Tensor], gradient: Tensor) -> No
         weight.grad, bias.grad = gradient.t().mm(inputs[place]), gradient.sum(0)
         if place:
             gradient = torch.ops.aten.threshold_backward(gradient.mm(weight), inputs[place], 0)
-
-
-def _acts_on_gradient(parameter: Any) -> bool:
-    # backward would do more than set the gradient, or nothing
-    return bool(not parameter.requires_grad or parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 _ROWS_PER_PASS = 256  # of initial_surprise; the warm-up stores 1,024 rows at once, later steps a few

@@ -75,7 +75,8 @@ class TrainingData:
     @property
     def discounting_parts(self) -> Mapping[str, Any]:
         """Parts with a ``discount`` or ``gae_lambda`` of their own, by the name of their option."""
-        return {}
+        score = getattr(getattr(self, "levels", None), "score", None)
+        return {"return_normalization": getattr(self, "return_normalization", None), "levels.score": score}
 
     def draw(self) -> TensorDictBase:
         """Collects the steps due before the next update, and returns its batch on the agent's device."""
@@ -91,14 +92,9 @@ class _UsersData(TrainingData):
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        for name in ("observation_space", "action_space", "replay"):
+        for name in ("observation_space", "action_space", "replay", "levels", "return_normalization"):
             setattr(self, name, getattr(module, name, None))
         self.takes_td_errors = hasattr(module, "update_priority")
-
-    @property
-    def discounting_parts(self) -> Mapping[str, Any]:
-        score = getattr(getattr(self._module, "levels", None), "score", None)
-        return {"return_normalization": getattr(self._module, "return_normalization", None), "levels.score": score}
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
         self._module.update_priority(batch, td_error, **signals)

@@ -23,12 +23,6 @@ class InvertedGradients(torch.autograd.Function):
 
     For parameters p within [-1, 1], a descent that increases p is scaled by ``(1 - p) / 2``, one that decreases p by
     ``(p + 1) / 2``. Hausknecht & Stone 2016, equation 11, https://arxiv.org/abs/1511.04143.
-
-    Example:
-        >>> p = torch.tensor([0.5, 0.5, 1.5], requires_grad=True)
-        >>> InvertedGradients.apply(p).backward(torch.tensor([-1.0, 1.0, -1.0]))
-        >>> p.grad
-        tensor([-0.2500,  0.7500,  0.2500])
     """
 
     @staticmethod
@@ -184,6 +178,7 @@ class MPDQN(ExploringAgent):
         """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
         options, following = self.hparams, batch.get("next")
         observation = following.get("observation")
+        # inverted gradients lead back to the bounds, but do not keep outputs within them
         parameters = self.target_parameter_network(observation).clamp(-1.0, 1.0)
         bootstrap = self.action_values(self.target_value_network, observation, parameters).amax(dim=-1)
         given, steps = batch.get("discount", None), batch.get("steps_to_next_obs", None)
@@ -209,6 +204,7 @@ class MPDQN(ExploringAgent):
         values = self.value_network(torch.cat([observation, taken], dim=-1))
         difference = target - values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         parameters = InvertedGradients.apply(self.parameter_network(observation))
+        # the parameters' loss moves the parameters alone, not the values that judge them
         weights = {name: weight.detach() for name, weight in self.value_network.named_parameters()}
         frozen = partial(functional_call, self.value_network, weights)
         parameter_rows = -self.action_values(frozen, observation, parameters).sum(dim=-1)

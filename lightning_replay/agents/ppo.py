@@ -165,6 +165,7 @@ class PPO(SizedAgent):
             return dict.fromkeys(_NUMBERS, torch.zeros(()))
         raw: Any = self.optimizers(use_pl_optimizer=False)
         counted: Any = self.optimizers()
+        # of all rows: where some are left out, there are fewer minibatches of the same size
         size = -(-batch.numel() // self.hparams["minibatches"])
         parts = -(-len(rows) // size)
         columns = {name: rows.get(name) for name in _COLUMNS}
@@ -174,6 +175,7 @@ class PPO(SizedAgent):
             order = torch.randperm(len(rows), device=columns["advantage"].device)
             shuffled = [column[order].tensor_split(parts) for column in columns.values()]
             for minibatch in zip(*shuffled, strict=True):
+                # Lightning counts the steps of the optimizer that it wraps: one for each rollout
                 optimizer = counted if len(numbers) == steps - 1 else raw
                 numbers.append(self._step(dict(zip(columns, minibatch, strict=True)), optimizer))
         self.step_schedulers("step")

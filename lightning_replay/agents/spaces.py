@@ -35,14 +35,6 @@ class ParameterizedActions:
         space: of one environment.
         boxes: the space of each action's parameters.
         keys: of the discrete action and then of the boxes, where the space is a Dict.
-
-    Example:
-        >>> space = Tuple([Discrete(2), Box(-1, 1, (1,)), Box(0, 9, (2,))])
-        >>> actions = ParameterizedActions.of(space)
-        >>> actions.sizes, [float(value) for value in actions.high]
-        ((1, 2), [1.0, 9.0, 9.0])
-        >>> [part.tolist() for part in actions.for_environments(np.array([1]), np.array([[0.5, 3.0, 4.0]]))]
-        [[1], [[0.5]], [[3.0, 4.0]]]
     """
 
     space: Space[Any]

@@ -213,7 +213,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
 
     def is_due(self, source: EnvStepDataModule) -> bool:
         # A signal ends the run after this update too.
-        return self._source is not None and (self._signals.is_pending or self._is_save_due(source))
+        return self._source is not None and (self._signals.pending is not None or self._is_save_due(source))
 
     def _is_save_due(self, source: EnvStepDataModule) -> bool:
         every = source.updates_per_checkpoint if self.every_n_updates is None else self.every_n_updates
@@ -323,11 +323,11 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._previous: dict[int, Any] = {}
-        self._pending: int | None = None
+        self.pending: int | None = None  # a signal that waits for the end of the step
         self._process = 0
 
     def install(self) -> None:
-        self._pending = None
+        self.pending = None
         self._process = os.getpid()
         if threading.current_thread() is not threading.main_thread():
             return
@@ -342,13 +342,9 @@ class StopSignals:
             if signal.getsignal(number) == self._receive:  # else another handler was installed since
                 signal.signal(number, handler)
 
-    @property
-    def is_pending(self) -> bool:
-        return self._pending is not None
-
     def raise_pending(self) -> None:
-        if self._pending is not None:
-            self._raise(self._pending, None)
+        if self.pending is not None:
+            self._raise(self.pending, None)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
@@ -356,8 +352,8 @@ class StopSignals:
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
-        elif self._pending is None:
-            self._pending = number
+        elif self.pending is None:
+            self.pending = number
             os.write(2, _HINT)  # print may not be called in a handler: the step may be printing
         else:
             self._raise(number, frame)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Space
 from gymnasium.vector import VectorEnv
 
 from lightning_replay.agents.interfaces import acting_agent
@@ -25,7 +23,6 @@ from lightning_replay.lit.playing import Action, ActionReader, act_on, acting, r
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
-from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.training_replay import TrainingReplay
 
 __all__ = [
@@ -34,9 +31,7 @@ __all__ = [
     "Episode",
     "InformationColumns",
     "Pace",
-    "Rollout",
     "RolloutPace",
-    "RunningEpisodes",
     "TaskAssignment",
     "check_tasks",
 ]
@@ -47,30 +42,58 @@ _ROWS_PER_WRITE = 1_024
 
 @dataclass(frozen=True)
 class Episode:
-    """A finished training episode: the environment step it ended at, its return and its length."""
+    """A finished training episode: the step it ended at, its return of unchanged rewards, length, and level if any."""
 
     env_steps: int
     episode_return: float
     length: int
+    level_id: int | None = None
 
 
-class Collector(ABC):
-    """Clock, generator and newest finished episodes of collecting from environments built when they are needed."""
+class Collector:
+    """Clock, generator and newest finished episodes of environments that are built when they are needed."""
 
     def __init__(self, seed: int | None, kept_episodes: int) -> None:
         # NumPy and Gymnasium take no negative seeds.
         self._generator = np.random.default_rng(None if seed is None else checked_count("seed", seed, 0))
         self.env_steps: int = 0
         self.episodes: deque[Any] = deque(maxlen=kept_episodes)
+        self._vector: Any = None  # the environments in progress
 
     @property
     def recent_return(self) -> float:
         recent = [episode.episode_return for episode in list(self.episodes)[-10:]]
         return float(np.mean(recent)) if recent else math.nan
 
-    @abstractmethod
+    def _run(self, vector: VectorEnv[Any, Any, Any], seed: int | None = None) -> None:
+        self._read_actions = ActionReader(vector.single_action_space)
+        try:
+            self._observation, _ = vector.reset(seed=seed)
+        except Exception:
+            vector.close()
+            raise
+        self._vector, self._num_envs = vector, vector.num_envs
+        self._return = np.zeros(self._num_envs)
+        self._steps = 0
+        self._began = [0] * self._num_envs  # the step before the first of each episode
+
+    def _count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
+        """Returns environment, return and length of the episodes that ended."""
+        self._return += reward
+        self._steps += 1
+        if not np.count_nonzero(done):
+            return []
+        ended = [(i, float(self._return[i]), self._steps - self._began[i]) for i in np.flatnonzero(done).tolist()]
+        self._return[done] = 0.0
+        for i, _, _ in ended:
+            self._began[i] = self._steps
+        return ended
+
     def close(self) -> None:
         """Closes the environments, whose episodes are interrupted; new ones are built at the next step."""
+        if self._vector is not None:
+            self._vector.close()
+            self._vector = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"env_steps": self.env_steps, "generator": self._generator.bit_generator.state}
@@ -82,109 +105,17 @@ class Collector(ABC):
         self.episodes.clear()
 
 
-class RunningEpisodes:
-    """Environments in progress, with the observation, return and length of the episode that each of them plays."""
-
-    observation: Any
-
-    def __init__(self, environments: VectorEnv[Any, Any, Any], seed: int | None = None) -> None:
-        self.environments = environments
-        self.num_envs: int = environments.num_envs
-        self.action_space: Space[Any] = environments.single_action_space
-        self.read_actions: ActionReader = ActionReader(self.action_space)
-        try:
-            self.observation, _ = environments.reset(seed=seed)
-        except Exception:
-            environments.close()
-            raise
-        self._return = np.zeros(self.num_envs)
-        self._steps = 0
-        self._began = [0] * self.num_envs  # the step before the first of each episode
-
-    def count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
-        self._return += reward
-        self._steps += 1
-        if not np.count_nonzero(done):
-            return []
-        ended = [(i, float(self._return[i]), self._steps - self._began[i]) for i in np.flatnonzero(done).tolist()]
-        self._return[done] = 0.0
-        for i, _, _ in ended:
-            self._began[i] = self._steps
-        return ended
-
-
-class Rollout(RunningEpisodes):
-    """Environments in progress. Call :meth:`step` per action, :meth:`take_columns` before the replay is drawn from.
-
-    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`, for ``environments`` that reset in the same
-    step. Each also carries ``task``, that of the running episode, where environments have tasks, and the columns that
-    are read from infos.
-    """
-
-    environments: VectorSteps
-
-    def __init__(
-        self,
-        environments: VectorEnv[Any, Any, Any],
-        seed: int,
-        first_trajectory: int = 0,
-        assignment: TaskAssignment | None = None,
-        information: InformationColumns | None = None,
-    ) -> None:
-        if assignment is not None:
-            assignment.begin(environments)
-        super().__init__(VectorSteps(environments, first_trajectory=first_trajectory), seed)
-        # for random actions: a space may be shared by environments
-        self.action_space: Space[Any] = deepcopy(self.action_space)
-        self.action_space.seed(seed)
-        self._assignment = assignment
-        self._information = information or InformationColumns()
-        self._pending: list[Columns] = []
-
-    @property
-    def pending_rows(self) -> int:
-        return len(self._pending) * self.num_envs
-
-    def step(self, action: Action, env_steps: int) -> list[Episode]:
-        actions = self.read_actions.actions
-        taken = action if actions is None else actions.for_environments(*action)
-        following, reward, _, _, infos = self.environments.step(taken)
-        row = self.environments.columns
-        done = row["next", "done"][:, 0]
-        if isinstance(action, tuple):  # stored as the agent gives it, with the parameters of all actions
-            row = {key: column for key, column in row.items() if key[0] != "action"}
-            row["action", "discrete"] = action[0].copy()
-            row["action", "parameters"] = action[1].astype(np.float32)
-        if self._assignment is not None:
-            row["task"] = self._assignment.running.copy()
-        if self._information.keys:
-            for key, column in self._information.read(infos, done).items():
-                row["next", key] = column[:, None]
-        self._pending.append(row)  # joined to columns only when they are stored
-        self.observation = following
-        ended = self.count_step(reward, done)
-        if not ended:
-            return []
-        if self._assignment is not None:
-            returns = [episode_return for _, episode_return, _ in ended]
-            self._assignment.finish(self.environments.env, np.flatnonzero(done), returns)
-        return [Episode(env_steps, episode_return, length) for _, episode_return, length in ended]
-
-    def take_columns(self, most: int) -> Columns:
-        steps = self._pending
-        self._pending = []
-        if len(steps) == 1 and most >= self.num_envs:
-            return steps[0]
-        return {key: np.concatenate([step[key] for step in steps])[:most] for key in steps[0]}
-
-
 class Collection(Collector):
-    """Clock and state of collecting. Environments are built at the first step after the start, :meth:`close` or a load.
+    """Fills a replay from environments that reset in the same step, by the rows of their steps.
 
-    Episodes that a close or a load interrupted are marked truncated in the replay, and their partial n-step transitions
-    flushed, only just before the next step: until then the buffer is unchanged. The arguments are those of
+    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`. Each also carries ``task``, that of the running
+    episode, where environments have tasks, and the columns that are read from infos. Episodes that a close or a load
+    interrupted are marked truncated in the replay, and their partial n-step transitions flushed, only just before the
+    next step: until then the buffer is unchanged. The arguments are those of
     :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of environments.
     """
+
+    _vector: VectorSteps | None
 
     def __init__(
         self,
@@ -202,7 +133,7 @@ class Collection(Collector):
         self._steps_of_all = self._warmup_steps, self._last_step = warmup_steps, env_steps
         self._assignment = assignment
         self._information = InformationColumns(info_keys)
-        self._rollout: Rollout | None = None
+        self._pending: list[Columns] = []  # rows of steps that are not stored yet
         self._next_trajectory = 0
         self._is_interrupted = False
         self._has_single_stream = False
@@ -233,17 +164,17 @@ class Collection(Collector):
         with acting(agent):  # once for all steps that are due, not for each
             try:
                 while self.env_steps < env_steps:
-                    rollout = self._rollout or self._start(agent)
+                    vector = self._start(agent) if self._vector is None else self._vector
                     if self.env_steps < self._warmup_steps:
-                        action = random_actions(rollout.action_space, rollout.num_envs)
+                        action = random_actions(self._action_space, self._num_envs)
                     else:
-                        action = act_on(agent, rollout.observation, True, rollout.read_actions)
-                    self.env_steps += rollout.num_envs
-                    self.episodes.extend(rollout.step(action, self.env_steps))
+                        action = act_on(agent, self._observation, True, self._read_actions)
+                    self.env_steps += self._num_envs
+                    self._step(vector, action)
                     # One write for many steps of the warm-up; the last ones are written before the next draw.
-                    if self.env_steps < env_steps and rollout.pending_rows < _ROWS_PER_WRITE:
+                    if self.env_steps < env_steps and len(self._pending) * self._num_envs < _ROWS_PER_WRITE:
                         continue
-                    self._store(rollout)
+                    self._store()
                     if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
                         self._information.check()
                     for hook in pause_hooks if self.env_steps < env_steps else ():
@@ -252,31 +183,58 @@ class Collection(Collector):
                 self._store_finished()
                 raise
 
-    def _start(self, agent: Any) -> Rollout:
+    def _start(self, agent: Any) -> VectorSteps:
         acting_agent(agent)
         if self._is_interrupted:
             self._replay.end_episodes(range(self._next_trajectory))  # those that had ended stay as they are
             self._is_interrupted = False
         elif len(self._replay):  # rows of another run, or demonstrations, which these environments do not continue
             self._replay.end_episodes()
-        seed = int(self._generator.integers(2**31))
-        rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
+        seed, environments = int(self._generator.integers(2**31)), self._environments()
+        if self._assignment is not None:
+            self._assignment.begin(environments)
+        vector = VectorSteps(environments, first_trajectory=self._next_trajectory)
+        self._run(vector, seed)
+        # for random actions: a space may be shared by environments
+        self._action_space = deepcopy(vector.single_action_space)
+        self._action_space.seed(seed)
         # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
-        is_filled = isinstance(self._replay, Replay) and len(self._replay) > 0
-        self._has_single_stream = rollout.num_envs == 1 and is_filled and not self._has_trajectory()
-        self._rollout = rollout
-        return rollout
+        self._has_single_stream = False
+        if vector.num_envs == 1 and isinstance(self._replay, Replay) and len(self._replay):
+            storage: Any = self._replay.storage  # not the replay, whose transforms may refuse single rows
+            columns = storage.get(slice(0, 1)).keys()
+            self._has_single_stream = "trajectory" not in columns
+        return vector
 
-    def _has_trajectory(self) -> bool:
-        assert isinstance(self._replay, Replay)
-        storage: Any = self._replay.storage  # not the replay, whose transforms may refuse single rows
-        if isinstance(storage, PackedStorage):
-            return bool(storage.has_column("trajectory"))
-        return storage.get(slice(0, 1)).get("trajectory", None) is not None
+    def _step(self, vector: VectorSteps, action: Action) -> None:
+        actions = self._read_actions.actions
+        taken = action if actions is None else actions.for_environments(*action)
+        following, reward, _, _, infos = vector.step(taken)
+        row = vector.columns
+        done = row["next", "done"][:, 0]
+        if isinstance(action, tuple):  # stored as the agent gives it, with the parameters of all actions
+            row = {key: column for key, column in row.items() if key[0] != "action"}
+            row["action", "discrete"] = action[0].copy()
+            row["action", "parameters"] = action[1].astype(np.float32)
+        if self._assignment is not None:
+            row["task"] = self._assignment.running.copy()
+        if self._information.keys:
+            for key, column in self._information.read(infos, done).items():
+                row["next", key] = column[:, None]
+        self._pending.append(row)  # joined to columns only when they are stored
+        self._observation = following
+        ended = self._count_step(reward, done)
+        if ended and self._assignment is not None:
+            self._assignment.finish(vector.env, np.flatnonzero(done), [returned for _, returned, _ in ended])
+        self.episodes += [Episode(self.env_steps, returned, length) for _, returned, length in ended]
 
-    def _store(self, rollout: Rollout) -> None:
+    def _store(self) -> None:
         excess = max(0, self.env_steps - self._last_step)  # of the last step of several environments
-        columns = rollout.take_columns(rollout.pending_rows - excess)
+        steps, self._pending = self._pending, []
+        columns = steps[0]
+        if len(steps) > 1 or excess:
+            rows = len(steps) * self._num_envs - excess
+            columns = {key: np.concatenate([step[key] for step in steps])[:rows] for key in steps[0]}
         if self._has_single_stream:
             del columns["trajectory"]
         self._replay.extend_columns(columns)
@@ -287,25 +245,25 @@ class Collection(Collector):
 
     def _store_finished(self) -> None:
         self.env_steps = self._stored_steps  # not the step that raised
-        if self._rollout is not None and self._rollout.pending_rows:
-            self.env_steps += self._rollout.pending_rows
+        if self._pending:
+            self.env_steps += len(self._pending) * self._num_envs
             try:
-                self._store(self._rollout)
+                self._store()
             except (TypeError, ValueError):  # rows that the replay refuses are collected again
                 self.env_steps = self._stored_steps
 
     def close(self) -> None:
-        if self._rollout is not None:
+        if self._vector is not None:
             self._is_interrupted = True  # marked in the replay only before the next step
-            self._next_trajectory = self._rollout.environments.next_trajectory
-            self._rollout.environments.close()
-            self._rollout = None
+            self._next_trajectory = self._vector.next_trajectory
+            self._pending.clear()
+        super().close()
 
     def state_dict(self) -> dict[str, Any]:
-        rollout = self._rollout
+        vector = self._vector
         return super().state_dict() | {
             "processes": self._world_size,
-            "next_trajectory": self._next_trajectory if rollout is None else rollout.environments.next_trajectory,
+            "next_trajectory": self._next_trajectory if vector is None else vector.next_trajectory,
             "tasks": None if self._assignment is None else self._assignment.state_dict(),
             "missing_information": self._information.state_dict(),
         }
@@ -490,11 +448,6 @@ class RolloutPace:
 
     Environments step together, so a run may take up to ``num_envs - 1`` steps more than ``env_steps``. The arguments
     are those of :class:`~lightning_replay.lit.LevelDataModule`.
-
-    Example:
-        >>> pace = RolloutPace(env_steps=70, num_envs=4, rollout_length=8)
-        >>> pace.updates_after(0), [pace.length_after(steps) for steps in (0, 32, 64, 72)]
-        (3, [8, 8, 2, 0])
     """
 
     def __init__(self, env_steps: int, num_envs: int, rollout_length: int) -> None:

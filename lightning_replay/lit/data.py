@@ -13,17 +13,17 @@ from typing import Any, NoReturn
 import gymnasium
 import lightning as L
 import torch
-from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from lightning_replay.agents.interfaces import TrainingData, UpdateBatches, idle_schedulers
 from lightning_replay.envs.building import check_env
-from lightning_replay.lit.checkpoint_files import SyncedCheckpointIO
-from lightning_replay.lit.collection import Collector, Pace, RolloutPace
-from lightning_replay.lit.playing import EvaluationStream, make_environment
+from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO, SyncedCheckpointIO
+from lightning_replay.lit.collection import Collector, Pace, RolloutPace, check_tasks
+from lightning_replay.lit.playing import make_environment
 from lightning_replay.options import check_kind, checked_flag
 
 __all__ = ["ActsAtUpdates", "EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
@@ -50,7 +50,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     evaluation_episodes: int
     updates_per_checkpoint = 10_000
     steps_environments = True
-    _each_process_would: str  # completes the error of a trainer with several processes
 
     def __init__(
         self,
@@ -91,20 +90,17 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     def make_environment(self) -> gymnasium.Env[Any, Any]:
         return make_environment(self.env, self.evaluation_env_kwargs)
 
-    def _check_environment(self, environment: gymnasium.Env[Any, Any]) -> None:
-        """Refuses an environment that the run could not use."""
-
     @abstractmethod
     def draw(self) -> TensorDictBase:
         """Collects the steps due before the next update, then returns its batch or rollout on the agent's device."""
 
     @abstractmethod
-    def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
+    def evaluation_returns(self) -> Iterable[float]:
         """Plays the episodes of ``trainer.validate`` and returns their returns."""
 
     def val_dataloader(self) -> EvaluationStream:
         """Returns episodes for ``trainer.validate``; during ``fit`` a callback such as ``Evaluate`` plays them."""
-        return EvaluationStream(self._agent, self.evaluation_episodes, self._evaluate)
+        return EvaluationStream(self)
 
     def drop_open_update(self) -> None:
         if self.is_update_open:  # the update failed, and is due again
@@ -144,7 +140,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                 )
         if self.observation_space is None:
             with closing(make_environment(self.env, self.env_kwargs)) as probe:
-                self._check_environment(probe)
+                if self.replay is not None and self.replay.tasks:
+                    check_tasks(probe, self.replay.tasks)
                 self.observation_space, self.action_space = probe.observation_space, probe.action_space
         if self.trainer is not None:
             self._agent.configure_model()  # before callbacks such as StochasticWeightAveraging copy the agent
@@ -152,7 +149,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             plugin = self.trainer.strategy.checkpoint_io
             while isinstance(plugin, SyncedCheckpointIO):  # of an earlier fit
                 plugin = plugin.wrapped
-            self.trainer.strategy.checkpoint_io = self._checkpoint_io(plugin)
+            synced = SyncedCheckpointIO(plugin) if self.replay is None else ReplayCheckpointIO(plugin, self)
+            self.trainer.strategy.checkpoint_io = synced
             self._log_by_env_steps(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from
@@ -174,14 +172,11 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         log_metrics({**metrics, "updates": self.updates_done}, step=self.env_steps_done)
 
     def check_processes(self, world_size: int) -> None:
-        if world_size > 1:
+        if world_size > 1 and not (self.replay is not None and self.replay.is_shared):
             raise ValueError(
-                f"the trainer runs {world_size} processes; {type(self).__name__} supports one, because each would "
-                f"{self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
+                f"the trainer runs {world_size} processes; {type(self).__name__} supports one, because each would have "
+                "a replay or levels of its own. Use devices=1, num_nodes=1 (and num_envs for more environments)."
             )
-
-    def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
-        return SyncedCheckpointIO(plugin)
 
     def _limit_validation(self, is_fitting: bool) -> None:
         assert self.trainer is not None
@@ -251,6 +246,20 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.collection.close()
         if self.trainer is not None:
             self._limit_validation(False)
+
+
+class EvaluationStream:
+    """Validation data for ``trainer.validate``: one item ``{"return": ...}`` per episode that the data module plays."""
+
+    def __init__(self, source: EnvStepDataModule) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return self._source.evaluation_episodes
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for one in self._source.evaluation_returns():
+            yield {"return": torch.tensor(one, dtype=torch.float32, device=self._source._agent.device)}
 
 
 class ActsAtUpdates:

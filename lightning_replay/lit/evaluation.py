@@ -55,7 +55,7 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
     def enable(self) -> None:
         self._is_enabled = True
 
-    def disable(self) -> None:
+    def disable(self) -> None:  # Lightning calls it where a progress bar is not shown, such as in further processes
         self._is_enabled = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

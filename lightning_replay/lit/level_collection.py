@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -17,12 +16,12 @@ from lightning_replay.agents.interfaces import rollout_agent
 from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments import LevelVectorWrapper
 from lightning_replay.levels.scores import Discounting
-from lightning_replay.lit.collection import Collector, Episode, RunningEpisodes
+from lightning_replay.lit.collection import Collector, Episode
 from lightning_replay.lit.playing import act_with_value_on, acting, values_of
 from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
 from lightning_replay.state import DeclaredState
 
-__all__ = ["LevelCollection", "LevelEpisode", "ReturnNormalization"]
+__all__ = ["LevelCollection", "ReturnNormalization"]
 
 
 class ReturnNormalization(DeclaredState, Discounting):
@@ -81,13 +80,6 @@ class ReturnNormalization(DeclaredState, Discounting):
 _PLAYED_LEVELS = 10_000
 
 
-@dataclass(frozen=True)
-class LevelEpisode(Episode):
-    """A finished training episode and the level it was played on; its return is that of the unchanged rewards."""
-
-    level_id: int
-
-
 class LevelCollection(Collector):
     """Clock and state of collecting rollouts. Environments are built at the first step, and after :meth:`close`.
 
@@ -108,7 +100,6 @@ class LevelCollection(Collector):
         self._levels = levels
         self._make = environments
         self._normalization = normalization
-        self._running: RunningEpisodes | None = None
         self._is_trained = np.zeros(0, dtype=np.bool_)
         self._played: dict[int, None] = {}  # in order of the last episode's start
 
@@ -130,57 +121,51 @@ class LevelCollection(Collector):
         played: list[tuple[np.ndarray, ...]] = []
         cut: list[tuple[int, int, np.ndarray]] = []  # environment, step and last observation where time ran out
         with acting(policy):
-            running = self._running or self._begin()
+            if self._vector is None:
+                self._begin()
             for step in range(length):
-                row, action = act_with_value_on(policy, running.observation, running.read_actions)
+                row, action = act_with_value_on(policy, self._observation, self._read_actions)
                 # Where an episode ends, this step also chooses the next level and begins it.
-                following, reward, terminated, truncated, infos = running.environments.step(action)
+                following, reward, terminated, truncated, infos = self._vector.step(action)
                 done, level_id = terminated | truncated, infos["step_level_id"]
                 trained = reward if self._normalization is None else self._normalization(reward, done)
                 recorded.append(row)
                 played.append((trained, terminated, truncated, done, level_id, self._is_trained.copy()))
-                running.observation = following
+                self._observation = following
                 self.env_steps += len(reward)
-                ended = running.count_step(reward, done)
+                ended = self._count_step(reward, done)
                 if not ended:
                     continue
                 for i in np.flatnonzero(truncated & ~terminated).tolist():
                     cut.append((i, step, infos["final_obs"][i]))
                 for i, episode_return, steps in ended:
-                    self.episodes.append(LevelEpisode(self.env_steps, episode_return, steps, int(level_id[i])))
-                self._start_episodes(running, [i for i, _, _ in ended])
+                    self.episodes.append(Episode(self.env_steps, episode_return, steps, int(level_id[i])))
+                self._start_episodes([i for i, _, _ in ended])
             rollout = _joined(recorded, played)
             # Values of the observations that followed: those of the next row, or of the last one where time ran out.
-            followed = [running.observation, *(last[None] for _, _, last in cut)]
+            followed = [self._observation, *(last[None] for _, _, last in cut)]
             found = values_of(policy, np.concatenate(followed))
-        values = torch.cat([rollout["state_value"][:, 1:], found[: running.num_envs].unsqueeze(1)], dim=1)
-        for (i, step, _), value in zip(cut, found[running.num_envs :], strict=True):
+        values = torch.cat([rollout["state_value"][:, 1:], found[: self._num_envs].unsqueeze(1)], dim=1)
+        for (i, step, _), value in zip(cut, found[self._num_envs :], strict=True):
             values[i, step] = value
         rollout["next", "state_value"] = values.masked_fill(rollout["next", "terminated"], 0.0)
         return rollout
 
-    def _begin(self) -> RunningEpisodes:
-        running = self._running = RunningEpisodes(self._make(seed=int(self._generator.integers(2**31))))
-        self._is_trained = np.ones(running.num_envs, dtype=np.bool_)
-        self._start_episodes(running, range(running.num_envs))
+    def _begin(self) -> None:
+        self._run(self._make(seed=int(self._generator.integers(2**31))))
+        self._is_trained = np.ones(self._num_envs, dtype=np.bool_)
+        self._start_episodes(range(self._num_envs))
         if self._normalization is not None:
             self._normalization.restart()
-        return running
 
-    def _start_episodes(self, running: RunningEpisodes, began: Iterable[int]) -> None:
-        environments: Any = running.environments
-        actors, level_ids = environments.actors, environments.level_ids.tolist()
+    def _start_episodes(self, began: Iterable[int]) -> None:
+        actors, level_ids = self._vector.actors, self._vector.level_ids.tolist()
         for i in began:
             self._is_trained[i] = self._levels.trains_on(actors[i], level_ids[i])
             self._played.pop(level_ids[i], None)  # to the end: the one played longest ago is first
             self._played[level_ids[i]] = None
         while len(self._played) > _PLAYED_LEVELS:
             del self._played[next(iter(self._played))]
-
-    def close(self) -> None:
-        if self._running is not None:
-            self._running.environments.close()  # its episodes are abandoned when the next ones begin
-            self._running = None
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -74,7 +74,6 @@ class LevelDataModule(EnvStepDataModule):
     collection: LevelCollection
     updates_done: int
     updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
-    _each_process_would = "choose levels of its own"
 
     def __init__(
         self,
@@ -124,24 +123,19 @@ class LevelDataModule(EnvStepDataModule):
     def __repr__(self) -> str:
         return self._describe(repr(self.levels))
 
-    @property
-    def discounting_parts(self) -> Mapping[str, Any]:
-        return {"return_normalization": self.return_normalization, "levels.score": self.levels.score}
-
     def make_environment(self) -> gymnasium.Env[Any, Any]:
         """Builds one more environment of the same kind, for evaluation; ``reset(seed=...)`` chooses its level."""
         return LevelWrapper(super().make_environment(), check=False)
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces; refuses several processes, and held-out levels among those that are trained on."""
         self.levels.check_held_out(self.held_out_levels)
         super().setup(stage)
 
     def train_dataloader(self) -> UpdateStream:
         return UpdateStream(self, self._updates_of_epoch("rollouts_per_epoch", self.rollouts_per_epoch, 10))
 
-    def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
-        return self.returns_on(self.held_out_levels, agent, seed=10_000)
+    def evaluation_returns(self) -> Iterable[float]:
+        return self.returns_on(self.held_out_levels, self._agent, seed=10_000)
 
     def returns_on(self, level_ids: Sequence[int], agent: L.LightningModule, seed: int) -> np.ndarray:
         """Plays one episode on each level with the agent's policy in training; returns the returns, float64 ``[L]``.
@@ -186,8 +180,7 @@ class LevelDataModule(EnvStepDataModule):
         return super().state_dict() | {"levels": self.levels.state_dict(), "num_envs": self.pace.num_envs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores levels, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
-        if not self._is_fitting:
+        if not self._is_fitting:  # other stages need none of it
             return
         if (state["collection"]["normalization"] is None) != (self.return_normalization is None):
             raise ValueError(

@@ -212,6 +212,7 @@ class LearningCurve(_Picture, ActsAtUpdates):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         episodes = source_of(trainer, self).collection.episodes
+        # by identity, as the collector drops old episodes and their number stays the same
         ended = list(takewhile(lambda episode: episode is not self._newest, reversed(episodes)))
         if ended:
             self._newest = ended[0]
@@ -315,6 +316,7 @@ class LevelCurriculum(_Picture):
         levels = source.levels.probabilities()
         known, masses = self._known, defaultdict[float, float](float)
         ids = levels["level_id"].tolist()
+        # one measurement for each level that is held; those that were forgotten are dropped
         self._known = {one: known[one] if one in known else self._measure(trainer, one) for one in ids}
         for difficulty, probability in zip(self._known.values(), levels["probability"].tolist(), strict=True):
             masses[difficulty] += probability

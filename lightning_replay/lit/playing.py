@@ -36,7 +36,6 @@ from lightning_replay.options import checked_count
 __all__ = [
     "Action",
     "ActionReader",
-    "EvaluationStream",
     "act_on",
     "act_with_value_on",
     "acting",
@@ -89,11 +88,6 @@ class ActionReader:
     added: one observation needs no batch dimension. Numbers are cast to the space's dtype within a kind or upwards:
     integers to floats, not floats to integers. For actions with parameters an agent returns the pair
     ``(discrete, parameters)`` of :class:`~lightning_replay.agents.spaces.ParameterizedActions`.
-
-    Example:
-        >>> read = ActionReader(Discrete(3))
-        >>> read(2, 1, "Agent.act"), read(torch.tensor([[0], [1]]), 2, "Agent.act")
-        (array([2]), array([0, 1]))
     """
 
     def __init__(self, space: Space[Any]) -> None:
@@ -322,24 +316,6 @@ def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
     with acting(acts), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield policy
-
-
-class EvaluationStream:
-    """Validation data for ``trainer.validate``: one item ``{"return": ...}`` per episode that ``play(agent)`` plays."""
-
-    def __init__(
-        self, agent: L.LightningModule, episodes: int, play: Callable[[L.LightningModule], Iterable[float]]
-    ) -> None:
-        self._agent = agent
-        self._episodes = episodes
-        self._play = play
-
-    def __len__(self) -> int:
-        return self._episodes
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for episode_return in self._play(self._agent):
-            yield {"return": torch.tensor(episode_return, dtype=torch.float32, device=self._agent.device)}
 
 
 def make_environment(

@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium
 import lightning as L
 import torch
-from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
@@ -25,8 +24,8 @@ from lightning_replay.agents.interfaces import (
     observes_batches,
     takes_update_batches,
 )
-from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO, saved_replay
-from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, check_tasks
+from lightning_replay.lit.checkpoint_files import saved_replay
+from lightning_replay.lit.collection import Collection, Pace, TaskAssignment
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import episode_returns, make_environments
 from lightning_replay.options import check_kind, checked_count
@@ -61,9 +60,10 @@ class ReplayDataModule(EnvStepDataModule):
         asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
             environments that take milliseconds a step: 8 of MuJoCo cost this process more CPU than stepping them here.
         updates_per_training_step: batches per ``training_step``; several make small updates cheaper. ``None`` is up to
-            16 if only the speed changes by that: for agents of this library, unless a callback of another origin, or
-            one of Lightning's other than progress bars, is called for every batch. A training step ends early where a
-            callback acts, at the end of an epoch and on a signal, so that all happen after the same update. Else 1.
+            16 if only the speed changes by that: for agents of this library and this class itself, unless a callback of
+            another origin, or one of Lightning's other than progress bars, is called for every batch. A training step
+            ends early where a callback acts, at the end of an epoch and on a signal, so that all happen after the same
+            update. Else 1.
         updates_per_epoch: updates in one of Lightning's epochs, 1,000 by default; with the callback ``Evaluate`` an
             epoch ends with each evaluation instead.
         evaluation_episodes: episodes of ``trainer.validate``.
@@ -100,7 +100,6 @@ class ReplayDataModule(EnvStepDataModule):
     updates_done: int
     rollout_rows: int = 0
     takes_td_errors = True
-    _each_process_would = "fill a replay of its own"
 
     def __init__(
         self,
@@ -174,13 +173,6 @@ class ReplayDataModule(EnvStepDataModule):
             environment.set_wrapper_attr("task", self._tasks[0])
         return environment
 
-    def _check_environment(self, environment: gymnasium.Env[Any, Any]) -> None:
-        if self._tasks:
-            check_tasks(environment, self._tasks)
-
-    def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
-        return ReplayCheckpointIO(plugin, self)
-
     def setup(self, stage: str) -> None:
         """Reads the spaces and makes the trainer save the replay beside its checkpoints."""
         if self.trainer is not None and self.replay.is_shared:
@@ -208,10 +200,6 @@ class ReplayDataModule(EnvStepDataModule):
         self.replay = self.replay.for_rank(rank, world_size)
         self.collection.collect_share(self.replay, rank, world_size)
         self._draw_apart(rank)
-
-    def check_processes(self, world_size: int) -> None:
-        if not self.replay.is_shared:
-            super().check_processes(world_size)
 
     def _draw_apart(self, rank: int) -> None:
         if rank:
@@ -253,9 +241,9 @@ class ReplayDataModule(EnvStepDataModule):
         # A subclass may move batches in its hooks; it declares the number that they take.
         return type(self) is ReplayDataModule and not any(limits) and not is_observed
 
-    def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
+    def evaluation_returns(self) -> Iterable[float]:
         with closing(self.make_environment()) as environment:
-            yield from episode_returns(agent, environment, self.evaluation_episodes, seed=10_000)
+            yield from episode_returns(self._agent, environment, self.evaluation_episodes, seed=10_000)
 
     @property
     def remaining_updates(self) -> int:

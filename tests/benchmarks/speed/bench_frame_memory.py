@@ -17,12 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from bench_memory import resident_bytes
 from timing import Table
 
 if TYPE_CHECKING:
     from lightning_replay import Replay
-    from lightning_replay.lit.collection import Rollout
+    from lightning_replay.collecting import VectorSteps
 
 # By name: steps of a return (None is the uniform ring), and capacity as a share of the steps that go in.
 KINDS = {
@@ -66,12 +67,14 @@ def build(kind: str, steps: int) -> Replay:
     )
 
 
-def fill(replay: Replay, rollout: Rollout, act: Callable[[], object], steps: int, per_write: int) -> None:
+def fill(replay: Replay, vector: VectorSteps, act: Callable[[], object], steps: int, per_write: int) -> None:
     """Steps the environments, ``per_write`` rows at a time."""
     for _ in range(0, steps, per_write):
-        while rollout.pending_rows < per_write:
-            rollout.step(act(), 0)
-        replay.extend_columns(rollout.take_columns(per_write))
+        taken = []
+        while len(taken) * ENVIRONMENTS < per_write:
+            vector.step(act())
+            taken.append(vector.columns)
+        replay.extend_columns({key: np.concatenate([columns[key] for columns in taken]) for key in taken[0]})
 
 
 def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -> dict[str, int]:
@@ -80,29 +83,30 @@ def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -
     """
     import torch
 
-    from lightning_replay.lit.collection import Rollout
+    from lightning_replay.collecting import VectorSteps
     from lightning_replay.lit.playing import make_environments, random_actions
 
     torch.set_num_threads(1)
     environments = make_environments(
         "Atari-v0", {"game": GAME, "screen_size": screen_size}, ENVIRONMENTS, asynchronous=False
     )
-    rollout = Rollout(environments, seed=0)
+    vector = VectorSteps(environments)
+    vector.reset(seed=0)
 
     def act() -> object:
-        return random_actions(rollout.action_space, ENVIRONMENTS)
+        return random_actions(vector.single_action_space, ENVIRONMENTS)
 
     warm = build(kind, 500)  # libraries take memory at their first use
-    fill(warm, rollout, act, 600, per_write)
+    fill(warm, vector, act, 600, per_write)
     del warm
     before = resident_bytes()
     reset_peak()
     replay = build(kind, steps)
-    fill(replay, rollout, act, per_write, per_write)
+    fill(replay, vector, act, per_write, per_write)
     while not len(replay):  # returns over several steps come later
-        fill(replay, rollout, act, per_write, per_write)
+        fill(replay, vector, act, per_write, per_write)
     taken = resident_bytes() - before
-    fill(replay, rollout, act, steps, per_write)
+    fill(replay, vector, act, steps, per_write)
     peak, left = peak_bytes() - before, resident_bytes() - before
     environments.close()
     return {

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
 from lightning_replay.agents.agent import weighted_mean
+from tests.unit.agents.toys import Batches, fit, flags
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -28,54 +29,9 @@ AGENTS = [
 
 def make_batch(agent: OffPolicyAgent, size: int = 16) -> TensorDict:
     action = torch.randint(4, (size,)) if isinstance(agent, DQN) else torch.rand(size, 2)
-    flags = {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
-    following = {"observation": torch.randn(size, 3), "reward": torch.randn(size, 1), **flags}
-    return TensorDict(
-        {
-            "observation": torch.randn(size, 3),
-            "action": action,
-            "next": TensorDict(following, [size]),
-            "index": torch.arange(size),
-        },
-        [size],
-    )
-
-
-class Batches:
-    """A train loader of given batches."""
-
-    def __init__(self, batches: list[TensorDict]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self):
-        return iter(self.batches)
-
-
-class Outputs(L.Callback):
-    def __init__(self) -> None:
-        self.outputs = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.outputs.append(outputs)
-
-
-def fit(agent: OffPolicyAgent, batches: list[TensorDict], directory: Path, max_epochs: int = 1, callbacks=()):
-    record = Outputs()
-    trainer = L.Trainer(
-        max_epochs=max_epochs,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[record, *callbacks],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=directory,
-    )
-    trainer.fit(agent, Batches(batches))
-    return trainer, record.outputs
+    following = {"observation": torch.randn(size, 3), "reward": torch.randn(size, 1), **flags(size)}
+    columns = {"observation": torch.randn(size, 3), "action": action, "next": following, "index": torch.arange(size)}
+    return TensorDict(columns, [size])
 
 
 def td_error_of(agent: OffPolicyAgent, batch: TensorDict) -> torch.Tensor:
@@ -227,40 +183,9 @@ def test_for_env_reads_ids_callables_environments_and_vectors(kind, env, names) 
     vector.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "env", "message"),
-    [
-        (TD3, "CartPole-v1", "TD3 got the action space Discrete.*Use DQN"),
-        (SAC, "CartPole-v1", "SAC got the action space Discrete.*Use DQN"),
-        (DQN, "Pendulum-v1", "DQN got the action space Box.*Use TD3 or SAC"),
-        (DQN, "Taxi-v3", "DQN got the observation space Discrete.*FlattenObservation"),
-    ],
-)
-def test_for_env_refuses_other_spaces(kind, env, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind.for_env(env)
-
-
-def test_for_env_refuses_what_is_no_environment() -> None:
-    with pytest.raises(TypeError, match="env is 3"):
-        DQN.for_env(3)
-
-
 def test_an_unsized_agent_says_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r"without observation_size, action_low, action_high; .*TD3\.for_env"):
         TD3().configure_model()
-
-
-@pytest.mark.parametrize("make", AGENTS)
-def test_load_from_checkpoint_gives_the_same_actions(make, tmp_path: Path) -> None:
-    agent = make()
-    trainer, _ = fit(agent, [make_batch(agent) for _ in range(3)], tmp_path)
-    trainer.save_checkpoint(tmp_path / "agent.ckpt")
-    again = type(agent).load_from_checkpoint(tmp_path / "agent.ckpt")
-    observation = torch.randn(9, 3)
-    assert torch.equal(again.act(observation, explore=False), agent.act(observation, explore=False))
-    for (name, value), (other_name, other) in zip(agent.state_dict().items(), again.state_dict().items(), strict=True):
-        assert name == other_name and torch.equal(value, other)
 
 
 def test_sac_acts_as_the_loss_draws() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import lightning as L
@@ -15,30 +14,10 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay.agents import DQN, MPDQN, SAC, TD3
+from tests.unit.agents.toys import fit
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-
-
-class Batches:
-    """A train loader of given batches, whose passes all begin with the same seed."""
-
-    def __init__(self, batches: list[TensorDict]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self):
-        torch.manual_seed(7)
-        return iter([batch.clone() for batch in self.batches])
-
-
-def fit(agent: L.LightningModule, batches: list[TensorDict], epochs: int, directory: Path, **given: Any) -> L.Trainer:
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = L.Trainer(max_epochs=epochs, enable_model_summary=False, default_root_dir=directory, **options)
-    trainer.fit(agent, Batches(batches), **given)
-    return trainer
 
 
 SIZES = {"observation_size": 3, "action_low": [-2.0], "action_high": [1.0], "hidden_sizes": (8,)}
@@ -65,15 +44,15 @@ def test_a_copy_learns_the_same_and_alone(make, tmp_path: Path) -> None:
     agent = make()
     batches = [make_batch(agent) for _ in range(4)]
     observation = torch.randn(9, 3)
-    fit(agent, batches, 1, tmp_path)
+    fit(agent, batches, tmp_path, seed=7)
     before = {key: value.clone() for key, value in agent.state_dict().items()}
     actions = agent.act(observation, explore=False)
     copied = copy.deepcopy(agent)
     assert torch.equal(copied.act(observation, explore=False), actions)
-    fit(copied, batches, 1, tmp_path)
+    fit(copied, batches, tmp_path, seed=7)
     for key, value in agent.state_dict().items():
         assert torch.equal(value, before[key])
-    fit(agent, batches, 1, tmp_path)
+    fit(agent, batches, tmp_path, seed=7)
     for key, value in agent.state_dict().items():
         torch.testing.assert_close(copied.state_dict()[key], value)
     assert torch.equal(copied.act(observation, explore=False), agent.act(observation, explore=False))
@@ -87,9 +66,9 @@ def test_a_resumed_run_goes_on_as_one_without_a_break(make, tmp_path: Path) -> N
     torch.manual_seed(0)
     first, resumed = make(), make()
     batches = [make_batch(whole) for _ in range(3)]
-    fit(whole, batches, 2, tmp_path)
-    fit(first, batches, 1, tmp_path).save_checkpoint(tmp_path / "agent.ckpt")
-    trainer = fit(resumed, batches, 2, tmp_path, ckpt_path=tmp_path / "agent.ckpt")
+    fit(whole, batches, tmp_path, epochs=2, seed=7)
+    fit(first, batches, tmp_path, seed=7)[0].save_checkpoint(tmp_path / "agent.ckpt")
+    trainer, _ = fit(resumed, batches, tmp_path, ckpt_path=tmp_path / "agent.ckpt", epochs=2, seed=7)
     assert trainer.global_step == 6
     for (name, value), expected in zip(resumed.state_dict().items(), whole.state_dict().values(), strict=True):
         assert torch.equal(value, expected), name

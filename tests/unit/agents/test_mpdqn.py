@@ -16,7 +16,7 @@ from lightning_replay.agents import MPDQN
 from lightning_replay.agents.mpdqn import InvertedGradients
 from lightning_replay.agents.spaces import ParameterizedActions
 from lightning_replay.options import config_directory
-from tests.unit.agents.test_agents import fit
+from tests.unit.agents.toys import fit, flags
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -38,8 +38,7 @@ def make_agent(**options) -> MPDQN:
 
 def make_batch(size: int = 6) -> TensorDict:
     torch.manual_seed(1)
-    flags = {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
-    following = {"observation": torch.randn(size, 2), "reward": torch.randn(size, 1), **flags}
+    following = {"observation": torch.randn(size, 2), "reward": torch.randn(size, 1), **flags(size)}
     parameters = torch.rand(size, 3) * torch.tensor([2.0, 100.0, 10.0]) + torch.tensor([-1.0, 0.0, 10.0])
     action = {"discrete": torch.arange(size) % 3, "parameters": parameters}
     columns = {"observation": torch.randn(size, 2), "action": action, "next": following, "index": torch.arange(size)}
@@ -236,14 +235,8 @@ def test_actions_lie_in_the_space_and_random_ones_fill_it() -> None:
     assert not parameters.requires_grad
 
 
-def test_it_explores_less_and_less(tmp_path: Path) -> None:
-    agent = make_agent(exploration_start=1.0, exploration_end=0.1, exploration_steps=1_000)
-    assert agent.exploration_rate == 1.0
-    agent.act(torch.zeros(500, 2), explore=True)
-    agent.act(torch.zeros(500, 2), explore=False)
-    assert agent.exploration_rate == pytest.approx(0.55)
-    agent.act(torch.zeros(5_000, 2), explore=True)
-    assert agent.exploration_rate == pytest.approx(0.1)
+def test_it_explores_and_is_saved(tmp_path: Path) -> None:
+    agent = make_agent(exploration_start=0.1, exploration_end=0.1)
     observation = torch.zeros(20_000, 2)
     differs = (agent.act(observation, explore=True)[1] != agent.act(observation, explore=False)[1]).any(-1)
     assert differs.float().mean().item() == pytest.approx(0.1, abs=0.01)
@@ -275,12 +268,6 @@ def test_sizes_come_from_the_spaces() -> None:
     assert MPDQN.sizes_from(observation, SPACE) == SIZES
     named = Dict({"which": Discrete(3), "a": SPACE[1], "b": SPACE[2], "c": SPACE[3]})
     assert MPDQN.sizes_from(observation, named) == SIZES
-
-
-@pytest.mark.parametrize("space", [Discrete(3), Box(-1, 1, (2,))])
-def test_plain_spaces_are_refused(space) -> None:
-    with pytest.raises(ValueError, match="MPDQN got the action space .* Use DQN for Discrete, TD3 or SAC for a Box"):
-        MPDQN.sizes_from(Box(-1, 1, (2,)), space)
 
 
 @pytest.mark.parametrize(

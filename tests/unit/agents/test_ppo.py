@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gymnasium
 import lightning as L
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from lightning_replay.agents import PPO
+from tests.unit.agents.toys import fit
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -67,43 +67,6 @@ def torchrl_loss(agent: PPO) -> ClipPPOLoss:
         loss_critic_type="l2",
         functional=False,
     )
-
-
-class Rollouts:
-    """A train loader of given rollouts."""
-
-    def __init__(self, rollouts: list[TensorDict]) -> None:
-        self.rollouts = rollouts
-
-    def __len__(self) -> int:
-        return len(self.rollouts)
-
-    def __iter__(self):
-        return iter(self.rollouts)
-
-
-class Outputs(L.Callback):
-    def __init__(self) -> None:
-        self.outputs = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.outputs.append(outputs)
-
-
-def fit(agent: PPO, rollouts: list[TensorDict], directory: Path):
-    record = Outputs()
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[record],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=directory,
-    )
-    trainer.fit(agent, Rollouts(rollouts))
-    return trainer, record.outputs
 
 
 def two_actors() -> TensorDict:
@@ -268,25 +231,6 @@ def test_sizes_from_the_environment(tmp_path: Path) -> None:
     again = PPO.load_from_checkpoint(tmp_path / "agent.ckpt")
     observation = torch.randn(5, 4)
     assert torch.equal(again.value(observation), agent.value(observation))
-
-
-BOX = gymnasium.spaces.Box
-
-
-@pytest.mark.parametrize(
-    ("observation", "action", "message"),
-    [
-        (BOX(-1, 1, (3,)), BOX(-1, 1, (2,)), "it needs Discrete actions that start at 0"),
-        (BOX(-1, 1, (3,)), gymnasium.spaces.Discrete(2, start=1), "it needs Discrete actions that start at 0"),
-        (BOX(-1, 1, (3, 3)), gymnasium.spaces.Discrete(2), "it needs flat observations"),
-        (BOX(0, 255, (3, 14, 14), np.uint8), gymnasium.spaces.Discrete(2), "(height, width, channels)"),
-        (gymnasium.spaces.Discrete(4), gymnasium.spaces.Discrete(2), "it needs flat observations"),
-    ],
-)
-def test_spaces_it_cannot_act_in(observation, action, message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        PPO.sizes_from(observation, action)
-    assert message in str(error.value)
 
 
 def test_scaled_gradients_are_refused(tmp_path: Path) -> None:

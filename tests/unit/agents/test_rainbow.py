@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 
 import gymnasium
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -20,6 +19,7 @@ from torchrl.objectives import DistributionalDQNLoss, DQNLoss, HardUpdate
 from lightning_replay.agents import Rainbow
 from lightning_replay.agents.networks import ImageNetwork, with_noise
 from lightning_replay.retention.surprise import distributional_surprise
+from tests.unit.agents.toys import fit, flags
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -39,62 +39,14 @@ ATOMS = {"atoms": 3, "value_low": -1.0, "value_high": 1.0}
 
 
 def make_batch(size: int = 8, num_actions: int = 3) -> TensorDict:
-    flags = {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
-    following = {"observation": images(size), "reward": torch.randn(size, 1), **flags}
-    return TensorDict(
-        {
-            "observation": images(size),
-            "action": torch.randint(num_actions, (size,)),
-            "next": TensorDict(following, [size]),
-            "index": torch.arange(size),
-        },
-        [size],
-    )
+    following = {"observation": images(size), "reward": torch.randn(size, 1), **flags(size)}
+    action = torch.randint(num_actions, (size,))
+    columns = {"observation": images(size), "action": action, "next": following, "index": torch.arange(size)}
+    return TensorDict(columns, [size])
 
 
 def images(count: int) -> torch.Tensor:
     return torch.randint(256, (count, 2, 6, 6), dtype=torch.uint8)
-
-
-class Batches:
-    """A train loader of given batches."""
-
-    def __init__(self, batches: list[TensorDict]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self):
-        return iter(self.batches)
-
-
-class Record(L.Callback):
-    def __init__(self, look=lambda agent: None) -> None:
-        self.outputs, self.seen, self.look = [], [], look
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.outputs.append(outputs)
-        self.seen.append(self.look(pl_module))
-
-
-def fit(agent: Rainbow, batches: list[TensorDict], directory: Path, look=lambda agent: None, ckpt_path=None, epochs=1):
-    record = Record(look)
-    trainer = L.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[record],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=directory,
-    )
-    trainer.fit(agent, Batches(batches), ckpt_path=ckpt_path)
-    return trainer, record
-
-
-# The loss of one transition: tables as networks, observations choose their rows.
 
 
 class Table(nn.Module):
@@ -230,9 +182,6 @@ def test_the_loss_is_torchrls_own(distributional, steps):
                 if value.ndim > 1:
                     value.mul_(1.5)  # unlike the network, to tell them apart
     torch.testing.assert_close(agent.rows(batch).loss, loss(batch.clone())["loss"])
-
-
-# The agent.
 
 
 def test_a_training_step_returns_what_the_replay_learns_from(tmp_path: Path):
@@ -451,15 +400,3 @@ def test_for_env_reads_the_images_shape_and_range():
     agent = Rainbow.for_env(Images(), channels=(4,), kernel_sizes=(3,), strides=(1,), hidden_size=4)
     assert agent.is_built and agent.hparams["num_actions"] == 5
     assert agent.hparams["observation_shape"] == [2, 6, 6] and agent.hparams["observation_high"] == 200.0
-
-
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        ("CartPole-v1", "Rainbow got the observation space Box.*images, a Box of uint8.*Use DQN for flat"),
-        ("Pendulum-v1", "Rainbow got the action space Box.*Discrete"),
-    ],
-)
-def test_for_env_refuses_other_spaces(env, message):
-    with pytest.raises(ValueError, match=message):
-        Rainbow.for_env(env)

@@ -20,11 +20,10 @@ from lightning_replay.agents import DQN
 from lightning_replay.agents.spaces import ParameterizedActions
 from lightning_replay.envs.building import UnknownEnvironmentError, with_checked_steps
 from lightning_replay.lit import Evaluate, ReplayDataModule
-from lightning_replay.lit.collection import Collection, Rollout
+from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.playing import make_environment, make_environments, random_actions
 from lightning_replay.options import MissingExtraError
 from lightning_replay.replay import Replay
-from lightning_replay.storage.columns import rows_of_columns
 from lightning_replay.storage.packed import PackedStorage
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
@@ -37,9 +36,10 @@ def make_vector(*lengths: int, truncates: bool = False) -> gymnasium.vector.Vect
 @pytest.mark.parametrize("truncates", [False, True])
 def test_rows_and_episodes_of_two_environments(truncates: bool) -> None:
     # environment 0 (3 steps):  0-1-2-3| 0-1-2-3|    environment 1 (4 steps):  0-1-2-3-4| 0-1-2
-    rollout = Rollout(make_vector(3, 4, truncates=truncates), seed=0)
-    episodes = [e for step in range(6) for e in rollout.step(np.zeros((2, 1), np.float32), 2 * (step + 1))]
-    rows = rows_of_columns(rollout.take_columns(12))
+    replay = make_replay()
+    collection = Collection(replay, lambda: make_vector(3, 4, truncates=truncates), 12, 100, seed=0)
+    collection.collect_until(12, Tiny())
+    rows, episodes = replay[:], collection.episodes
     first, second = rows[0::2], rows[1::2]
     assert first["next", "observation"].tolist() == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2], [1, 3]]
     assert second["observation"].tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1]]

@@ -13,10 +13,9 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, ReplayDataModule
-from lightning_replay.lit.collection import InformationColumns, Rollout, TaskAssignment
+from lightning_replay.lit.collection import Collection, InformationColumns, TaskAssignment
 from lightning_replay.lit.playing import make_environments, random_actions
 from lightning_replay.schedulers import EasyToHard, MeanReturn
-from lightning_replay.storage.columns import rows_of_columns
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 LENGTHS = {"target": 4, "middle": 3, "easy": 2}
@@ -83,8 +82,15 @@ def curriculum(**options):
     )
 
 
-def zeros(count: int) -> np.ndarray:
-    return np.zeros((count, 1), np.float32)
+def collect(environments, steps: int, *assigned, info_keys: tuple[str, ...] = ()):
+    """Rows of so many steps of a vector of environments, and what collected them."""
+    replay = make_replay()
+    assignment = TaskAssignment(*assigned) if assigned else None
+    collection = Collection(
+        replay, lambda: environments, steps, 1_000, seed=0, assignment=assignment, info_keys=info_keys
+    )
+    collection.collect_until(steps, Tiny())
+    return replay[:], collection
 
 
 def test_a_task_holds_from_the_next_reset_on() -> None:
@@ -93,11 +99,8 @@ def test_a_task_holds_from_the_next_reset_on() -> None:
     #   episodes:     easy  1-2 | easy 1-2 | middle 1-2-3 | target 1-2-3-4
     replay = Moving()
     replay.actor_tasks = lambda num_actors: [(2, 1, 0, 0, 0)[len(replay.signals)]]
-    assignment = TaskAssignment(replay, MeanReturn(low=0.0, high=10.0, window=1, every=1))
-    rollout = Rollout(make_environments(Tasked, {}, 1, asynchronous=False), seed=0, assignment=assignment)
-    for _ in range(11):
-        rollout.step(zeros(1), 0)
-    rows = rows_of_columns(rollout.take_columns(11))
+    progress = MeanReturn(low=0.0, high=10.0, window=1, every=1)
+    rows, _ = collect(make_environments(Tasked, {}, 1, asynchronous=False), 11, replay, progress)
     assert rows["task"].tolist() == [2, 2, 2, 2, 1, 1, 1, 0, 0, 0, 0]
     assert rows["task"].dtype == torch.int64
     assert rows["trajectory"].tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
@@ -108,10 +111,7 @@ def test_a_task_holds_from_the_next_reset_on() -> None:
 
 def test_several_environments_play_their_own_tasks() -> None:
     environments = make_environments(Tasked, {}, 4, asynchronous=False)
-    rollout = Rollout(environments, seed=0, assignment=TaskAssignment(curriculum(), None))
-    for _ in range(12):
-        rollout.step(zeros(4), 0)
-    rows = rows_of_columns(rollout.take_columns(48))
+    rows, _ = collect(environments, 48, curriculum(), None)
     assert rows["task"].reshape(12, 4)[0].tolist() == [0, 1, 2, 0]
     for task, length in enumerate(LENGTHS.values()):
         ends = rows["next", "done"].squeeze(-1)[rows["task"] == task].reshape(12, -1)
@@ -123,13 +123,10 @@ def test_processes_of_their_own_play_the_same_tasks() -> None:
     rows = []
     for asynchronous in (False, True):
         environments = make_environments("HalfField-1v0", {"max_steps": 3}, 3, asynchronous)
-        assignment = TaskAssignment(curriculum(tasks=["target", "far", "near"]), None)
-        rollout = Rollout(environments, 0, assignment=assignment, information=InformationColumns(("ball_distance",)))
-        actions = random_actions(rollout.action_space, 3)
-        for _ in range(7):
-            rollout.step(actions, 0)
-        rows.append(rows_of_columns(rollout.take_columns(21)))
-        rollout.environments.close()
+        tasks = curriculum(tasks=["target", "far", "near"])
+        found, collection = collect(environments, 21, tasks, None, info_keys=("ball_distance",))
+        rows.append(found)
+        collection.close()
     for key in ("observation", "task", "trajectory", ("action", "parameters"), ("next", "ball_distance")):
         assert torch.equal(rows[0][key], rows[1][key]), key
     assert rows[0]["task"][:3].tolist() == [0, 1, 2]
@@ -138,11 +135,9 @@ def test_processes_of_their_own_play_the_same_tasks() -> None:
 def test_the_assignment_and_the_progress_go_on_after_a_restore() -> None:
     environments = [make_environments(Tasked, {}, 3, asynchronous=False) for _ in range(2)]
     replay = Moving()
-    assignment = TaskAssignment(replay, MeanReturn(low=0.0, high=10.0, every=2))
-    rollout = Rollout(environments[0], seed=0, assignment=assignment)
-    for _ in range(5):  # tasks 2, 0, 1 end twice, once, once: one signal, which moves all actors by one
-        rollout.step(zeros(3), 0)
-    state = assignment.state_dict()
+    # tasks 2, 0, 1 end twice, once, once: one signal, which moves all actors by one
+    _, collection = collect(environments[0], 15, replay, MeanReturn(low=0.0, high=10.0, every=2))
+    state = collection.state_dict()["tasks"]
     assert state["next"] == ["middle", "easy", "target"] and len(replay.signals) == 1
     other = TaskAssignment(Moving(), MeanReturn(low=0.0, high=10.0, every=2))
     other.load_state_dict(state)
@@ -168,22 +163,14 @@ def test_infos_become_columns_also_of_the_last_step() -> None:
 
     replay = Moving()
     replay.actor_tasks = lambda num_actors: [2, 1]
-    information = InformationColumns(("count", "is_even", "end"))
-    rollout = Rollout(
-        make_environments(Apart, {}, 2, asynchronous=False),
-        seed=0,
-        assignment=TaskAssignment(replay, None),
-        information=information,
-    )
-    for _ in range(4):
-        rollout.step(zeros(2), 0)
-    rows = rows_of_columns(rollout.take_columns(8))
+    keys = ("count", "is_even", "end")
+    rows, collection = collect(make_environments(Apart, {}, 2, asynchronous=False), 8, replay, None, info_keys=keys)
     first, second = rows[0::2], rows[1::2]
     assert first["next", "count"].tolist() == [[1.0], [2.0], [1.0], [2.0]]
     assert first["next", "is_even"].flatten().tolist() == first["next", "end"].flatten().tolist() == [0, 1, 0, 1]
     assert not any(second["next", key].any() for key in ("count", "is_even", "end"))  # its infos lack them
     assert all(rows["next", key].dtype == torch.float32 for key in ("count", "is_even", "end"))
-    information.check()
+    assert collection.state_dict()["missing_information"] == []
 
 
 def test_an_info_never_seen_is_named_after_the_warm_up(tmp_path: Path) -> None:
@@ -218,9 +205,8 @@ def test_infos_must_be_numbers(value) -> None:
             return *rest, {"odd": value}
 
     environments = make_environments(Odd, {}, 3, asynchronous=False)
-    rollout = Rollout(environments, seed=0, information=InformationColumns(("odd",)))
     with pytest.raises(ValueError, match="info 'odd' holds .* one number or flag"):
-        rollout.step(zeros(3), 0)
+        collect(environments, 3, info_keys=("odd",))
 
 
 @pytest.mark.parametrize("as_dict", [False, True])

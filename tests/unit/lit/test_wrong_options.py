@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import SyncVectorEnv
 
 from lightning_replay import recipes
 from lightning_replay.agents import DQN
@@ -18,8 +17,6 @@ from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
 from lightning_replay.lit.collection import Pace, RolloutPace
 from lightning_replay.lit.level_collection import ReturnNormalization
-from lightning_replay.lit.pictures import LearningCurve, LevelCurriculum, ScoreAgainstStaleness
-from lightning_replay.schedulers import MeanReturn
 from tests.unit.lit.level_toys import Stairs, Valuer
 from tests.unit.lit.toys import Counting, make_replay, make_trainer
 from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options
@@ -56,30 +53,15 @@ LEVELS: dict[str, Any] = {"env": Stairs, "levels": UniformLevels(5), "env_steps"
         (ReplayDataModule, {"replay": LevelBuffer(5)}, r"replay is LevelBuffer\(.*levels are replayed with LevelDataM"),
         (ReplayDataModule, {"replay": recipes.uniform}, "replay is <function uniform.*it must be a Replay"),
         (ReplayDataModule, {"env": Counting()}, "env is <.*Counting object.*; it must be a Gymnasium id, or a"),
-        (ReplayDataModule, {"env": SyncVectorEnv([Counting])}, "env is SyncVectorEnv.*; it must be a Gymnasium id"),
-        (ReplayDataModule, {"env_kwargs": ["length"]}, r"env_kwargs is \['length'\]; it must be arguments"),
-        (ReplayDataModule, {"evaluation_env_kwargs": 3}, "evaluation_env_kwargs is 3; it must be arguments"),
-        (ReplayDataModule, {"progress": MeanReturn}, "progress is <class .*it must be an object"),
         (ReplayDataModule, {"info_keys": "goal"}, "info_keys is 'goal'; it must be a sequence"),
         (ReplayDataModule, {"info_keys": (3,)}, r"info_keys\[0\] is 3; it must be the name of an info"),
         (LevelDataModule, {"levels": make_replay()}, "levels is a Replay; .*; transitions are replayed with Repl"),
-        (LevelDataModule, {"levels": LevelBuffer}, r"levels is <class .*; it must be LevelBuffer\(...\)"),
-        (LevelDataModule, {"return_normalization": True}, "return_normalization is True; it must be a ReturnNormaliz"),
-        (LevelDataModule, {"held_out_levels": [1.5]}, r"held_out_levels\[0\] is 1.5; it must be a whole number"),
         (LevelDataModule, {"check": 3}, "check is 3; it must be True, False or at least two different ids"),
     ],
 )
 def test_the_wrong_thing_is_refused_when_a_data_module_is_built(module, options, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         module(**((REPLAY if module is ReplayDataModule else LEVELS) | options))
-
-
-def test_the_wrong_thing_is_refused_when_a_callback_is_built() -> None:
-    with pytest.raises(TypeError, match="difficulty is 'hard'; it must be a function from a level's id to a number"):
-        LevelCurriculum(difficulty="hard")
-    for callback in (LearningCurve, LevelCurriculum, ScoreAgainstStaleness):
-        with pytest.raises(TypeError, match="path is 3; it must be a path, or None"):
-            callback(path=3)
 
 
 class Rewarding(Counting):

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits of agents on given batches, without a data module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from tensordict import TensorDict
+
+
+class Batches:
+    """A train loader of given batches; with a seed, all its passes begin with the same random numbers."""
+
+    def __init__(self, batches: list[TensorDict], seed: int | None = None) -> None:
+        self.batches, self.seed = batches, seed
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
+        return iter([batch.clone() for batch in self.batches])
+
+
+class Record(L.Callback):
+    """Outputs of the training steps, over which it iterates, and what a function of the agent returned after each."""
+
+    def __init__(self, look: Callable[[Any], Any] = lambda agent: None) -> None:
+        self.outputs: list[Any] = []
+        self.seen: list[Any] = []
+        self.look = look
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.outputs.append(outputs)
+        self.seen.append(self.look(pl_module))
+
+    def __getitem__(self, step: int) -> Any:
+        return self.outputs[step]
+
+
+def fit(
+    agent: L.LightningModule,
+    batches: list[TensorDict],
+    directory: Path,
+    look: Callable[[Any], Any] = lambda agent: None,
+    ckpt_path: Path | None = None,
+    epochs: int = 1,
+    callbacks: Sequence[L.Callback] = (),
+    seed: int | None = None,
+) -> tuple[L.Trainer, Record]:
+    record = Record(look)
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    options = {"accelerator": "cpu", "callbacks": [record, *callbacks], "default_root_dir": directory} | quiet
+    trainer = L.Trainer(max_epochs=epochs, **options)
+    trainer.fit(agent, Batches(batches, seed), ckpt_path=ckpt_path)
+    return trainer, record
+
+
+def flags(size: int) -> dict[str, torch.Tensor]:
+    """Neither terminated nor truncated."""
+    return {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
