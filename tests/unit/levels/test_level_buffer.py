@@ -108,14 +108,6 @@ def test_a_flushed_mean_of_zero_is_no_score():
     assert column(levels, "score") == {1: 0.0, 2: 1.5}
 
 
-def test_a_flushed_mean_below_zero_is_a_score():
-    levels = buffer(3, score=level_scores.SignedGae(discount=1.0, gae_lambda=0.0))
-    levels.start(0, 1)
-    levels.update(0, 1, segment([-2.0, -1.0], done=False), episode_done=False)
-    levels.flush()
-    assert column(levels, "score") == {1: -1.5}
-
-
 def test_ranks_and_staleness_by_hand():
     # scores 0.5 > 0.2 > 0.1 give 1, 1/2, 1/3 of 11/6; played in the episodes 1, 2, 3 of 3: staleness 2, 1, 0 of 3
     levels = buffer(score_temperature=1.0, staleness_weight=0.3)
@@ -249,7 +241,7 @@ def test_a_first_score_may_be_averaged_with_zero():
     levels.start(1, 3)
     levels.update(1, 3, scored(-2.0, done=False), episode_done=False)
     levels.flush()
-    assert column(levels, "score") == {2: 0.1875, 3: -0.5}
+    assert column(levels, "score") == {2: 0.1875, 3: -0.5}, "a flushed mean below 0 is a score"
     saved = levels.state_dict()
     levels = buffer(score_step_size=0.25)
     levels.load_state_dict(saved)
@@ -335,12 +327,6 @@ def test_the_best_return_of_a_level_is_remembered():
     levels.load_state_dict(levels.state_dict())
     levels.start(0, 2)
     assert levels.update(0, 2, segment([0.25], [0.0]), episode_done=True) == 1.5
-
-
-def test_a_function_of_the_users_own_scores():
-    levels = buffer(score=lambda steps: steps["next", "reward"].sum())
-    levels.start(0, 3)
-    assert levels.update(0, 3, segment([1.0, 2.0]), episode_done=True) == 3.0
 
 
 @pytest.mark.parametrize("source", [UniformLevels(range(4), seed=0), SequentialLevels([5, 3, 9])])
