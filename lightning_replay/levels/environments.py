@@ -52,7 +52,7 @@ def make_level_vector(
             :class:`LevelWrapper` refuses.
         ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
     """
-    check_option("num_envs", num_envs, Integral, "a whole number of sub-environments, at least 1", lowest=1)
+    checked_count("num_envs", num_envs, of="sub-environments")
     checked_flag("asynchronous", asynchronous)
     if seed is not None:
         checked_count("seed", seed, 0)
