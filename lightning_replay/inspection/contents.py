@@ -292,13 +292,8 @@ def _options_of(built_from: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     """Returns the parts of a buffer and their options as text."""
     shown = {}
     # of parts that were built in another way than by their class, the names of their classes are known alone
-    for part, kinds in (
-        ("storage", "storage"),
-        ("sampler", "sampler"),
-        ("writer", "writer"),
-        ("transform", "transforms"),
-    ):
-        names = built_from.get(kinds)
+    for part in ("storage", "sampler", "writer", "transform"):
+        names = built_from.get("transforms" if part == "transform" else part)
         names = names if isinstance(names, list) else [names]
         if arguments.get(part) is not None:
             shown[part] = text_of(arguments[part])
