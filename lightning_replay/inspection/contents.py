@@ -157,10 +157,6 @@ class ReplayContents:
         found = [self.columns[key] for key in (TERMINATED, TRUNCATED) if key in self.columns]
         return np.logical_or.reduce(found) if found else None
 
-    def places_of(self, slots: np.ndarray) -> np.ndarray:
-        """Returns where slots, int64 ``[n]``, stand in :attr:`slots`."""
-        return np.searchsorted(self.slots, slots)
-
     def figures(self) -> dict[str, float]:
         """Returns plain numbers by path, as far as they are known.
 

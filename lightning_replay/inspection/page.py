@@ -87,16 +87,15 @@ def lines(
     ylabel: str,
     title: str,
     *,
-    top: float | None = None,
     has_even: bool = False,
 ) -> str:
-    """Returns a line for each of ``series``, x and y by name; ``has_even`` adds the diagonal from 0 to 1.
+    """Returns a line for each of ``series``, x and y by name; up to six have a colour of their own.
 
-    Up to six series have a colour of their own.
+    ``has_even`` adds the diagonal from 0 to 1, for shares.
     """
     every = [np.asarray(part, dtype=np.float64) for pair in series.values() for part in pair]
     xs, ys = np.concatenate(every[0::2]), np.concatenate(every[1::2])
-    y_range = min(0.0, ys.min()), ys.max(initial=0.0) if top is None else top
+    y_range = min(0.0, ys.min()), 1.0 if has_even else ys.max(initial=0.0)
     chart = _Chart(title, (xs.min(), xs.max()), y_range, xlabel, ylabel)
     if has_even:
         chart.line([(0.0, 0.0), (1.0, 1.0)], "even")
@@ -117,7 +116,7 @@ def _concentration(probability: np.ndarray, chosen: str, things: str) -> str:
     title = f"Share of {chosen} over the share of {things}, the likeliest first"
     xlabel = f"share of {things}, the likeliest first"
     curve = {chosen: (places / count, falling[places])}
-    return lines(curve, xlabel, f"share of {chosen}", title, top=1.0, has_even=True)
+    return lines(curve, xlabel, f"share of {chosen}", title, has_even=True)
 
 
 def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, title: str) -> str:
@@ -438,7 +437,8 @@ def _timeline(contents: ReplayContents) -> str:
         return np.histogram(written[rows], edges)[0]
 
     there = np.diff(edges)
-    shares = {one.name: counts(contents.places_of(one.slots)) / there for one in contents.tables}
+    tables = ((one.name, np.searchsorted(contents.slots, one.slots)) for one in contents.tables)
+    shares = {name: counts(rows) / there for name, rows in tables}
     shares = shares or {"stored": counts(np.arange(len(contents))) / there}
     ended, terminated = contents.ended, contents.columns.get(TERMINATED)
     marks = {} if ended is None else {"episode ends": ended}

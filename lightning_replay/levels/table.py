@@ -275,6 +275,8 @@ class LevelSampler(LevelTable, Sampler):
         7
     """
 
+    dropped: int  # declared again, since pyright reads the assignment below as another attribute of TorchRL's Sampler
+
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws levels for ``batch_size`` episodes, one after another; returns rows ``[B]`` and the sampled keys."""
         rows, staleness, episodes = [], [], []
