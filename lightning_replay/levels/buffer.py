@@ -374,11 +374,7 @@ def _check_finite(score: float, level_id: int) -> None:
 class UnseenLevels:
     """Draws a level without a score, if possible one that no actor plays, in constant time.
 
-    Keeps the levels of a known set that have no score; an unbounded set is not kept.
-
-    Args:
-        level_ids: distinct ids of a known set; ``None`` if the level set is unbounded.
-        generate: draws an id of an unbounded set; uniform below 2^31 if absent.
+    Keeps the levels of a known set that have no score; an unbounded set, ``None``, is not kept.
     """
 
     def __init__(self, level_ids: list[int] | None, generate: LevelGenerator | None = None) -> None:
