@@ -38,10 +38,8 @@ AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up; MiniGrid's 
 class FullGrid(MiniGridEnv):
     """Mixin for the whole grid as observation, in place of MiniGrid's dictionary with the part ahead of the agent.
 
-    The same cells as in MiniGrid's ``FullyObsWrapper``; a change from outside shows once the agent faces it.
-
-    Attributes:
-        difficulty: of the present level; also in every info.
+    The same cells as in MiniGrid's ``FullyObsWrapper``; a change from outside shows once the agent faces it. The
+    ``difficulty`` of the present level is in every info.
 
     Observation: uint8 ``[width, height, 3]``: kind, colour and state of each cell in MiniGrid's numbers; the agent is
     red, with its direction.

@@ -85,12 +85,10 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts in a cell of the task.
+        """Starts in a cell of the task, drawn by the seed, as are the positions within the cells.
 
-        Args:
-            seed: of the start's cell and of the positions within the cells.
-            options: ``task``, a name, which becomes :attr:`task`; ``goal_cell`` and ``reset_cell`` (row, column), for
-                this episode only; distances are then those from that goal.
+        ``options`` may have ``task``, a name, which becomes :attr:`task`, and ``goal_cell`` and ``reset_cell``, (row,
+        column), for this episode only; distances are then those from that goal.
         """
         super().reset(seed=seed)
         self._begin_task(options)
@@ -133,12 +131,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
 
 
 def path_lengths(walls: Sequence[Sequence[int]], goal: Cell) -> dict[Cell, int]:
-    """Returns the number of cells on the shortest way to the goal, from every cell that has one.
-
-    Example:
-        >>> path_lengths([[1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 1, 1]], (1, 1))
-        {(1, 1): 0, (2, 1): 1}
-    """
+    """Returns the number of cells on the shortest way to the goal, from every cell that has one."""
     lengths = {goal: 0}
     waiting = deque([goal])  # breadth first: a cell is reached on its shortest way
     while waiting:

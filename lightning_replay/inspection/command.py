@@ -14,9 +14,6 @@ from lightning_replay.inspection.page import Subject, page_of, printable, text_a
 from lightning_replay.inspection.saves import read_buffers
 from lightning_replay.saving.files import DamagedFileError
 
-__all__ = ["main"]
-
-
 _DESCRIPTION = """Prints what a saved buffer holds, and writes a page of pictures.
 
 PATH is the directory of save_replay, of LevelBuffer.save or of a sharded replay; an RLlib checkpoint or the folder
@@ -27,13 +24,9 @@ without scripts, for light and dark screens.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the subcommand: prints a summary of each buffer, and writes the page where ``--output`` is given.
+    """Prints a summary of each buffer, and writes the page where ``--output`` is given.
 
-    Args:
-        arguments: without the names of program and subcommand.
-
-    Raises:
-        SystemExit: with status 2 and one line, for wrong options, a path without a save, or a damaged one.
+    Exits with status 2 and one line for wrong options, a path without a save, or a damaged one.
     """
     parser = argparse.ArgumentParser(
         prog="lightning-replay inspect", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -45,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f"--output is the folder {given.output}; give a file, such as {given.output / 'page.html'}")
     subjects = []
     try:
-        for buffer in read_buffers(given.path):
+        for buffer in read_buffers(given.path):  # one after the other: each is printed as soon as it is read
             name = buffer.name or ("" if buffer.path == given.path else buffer.path.name)
             subjects.append(Subject(name, buffer.contents, buffer.size))
             _print(text_about(subjects[-1]))
@@ -62,6 +55,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
+    # names in a damaged file may hold sequences that a terminal executes
     print(f"lightning-replay inspect: error: {printable(sentence)}", file=sys.stderr)
     raise SystemExit(2)
 

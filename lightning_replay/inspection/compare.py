@@ -22,7 +22,6 @@ from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.rows import Key
 
-PROJECTIONS = ("pca", "tsne")
 _USUAL_KEYS = (("observation",), ("pixels",))
 _OVERSAMPLED = 48  # further directions; with all directions of the rows the result is exact
 _ITERATIONS = 4
@@ -100,24 +99,13 @@ def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: i
 
     Observations are flattened, and centred but not scaled: columns of large numbers weigh more. PCA is torch's; the
     sign of an axis is that of its largest coefficient. t-SNE is scikit-learn's, on the first 50 principal components.
-
-    Args:
-        observations: by the buffers' names, ``[P, ...]``; numbers of any dtype.
-        projection: ``"pca"`` or ``"tsne"``.
-        seed: of the projection; the global generator is not used.
-
-    Raises:
-        ValueError: an unknown projection, observations of different shapes, NaN or infinite ones, or fewer than 4 of
-            them for t-SNE.
-        ModuleNotFoundError: t-SNE without scikit-learn.
+    ``observations`` are numbers of any dtype, ``[P, ...]``, by the buffers' names. The global generator is not used.
 
     Example:
         >>> points = project({"a": torch.tensor([[1.0, 0.0], [5.0, 0.0]]), "b": torch.tensor([[3.0, 1.0]])})
         >>> points["a"].round().int().tolist(), points["b"].round().int().tolist()
         ([[-2, 0], [2, 0]], [[0, 1]])
     """
-    checked_choice("projection", projection, PROJECTIONS)
-    check_option("seed", seed, Integral, "a whole number")
     shapes = {name: list(each.shape[1:]) for name, each in observations.items()}
     if len({*map(tuple, shapes.values())}) > 1:
         raise ValueError(
@@ -185,10 +173,12 @@ def inspect_buffers(
         trust: packages that loading a path may import from, see :func:`~lightning_replay.load_replay`.
 
     Raises:
-        ValueError: no buffers, an empty one, ``max_points`` below 1, or as :func:`project`.
+        ValueError: no buffers, an empty one, ``max_points`` below 1, an unknown projection; observations of different
+            shapes, NaN or infinite ones, or fewer than 4 of them for t-SNE.
         KeyError: no such column.
+        ModuleNotFoundError: t-SNE without scikit-learn.
     """
-    checked_choice("projection", projection, PROJECTIONS)  # before the buffers are read
+    checked_choice("projection", projection, ("pca", "tsne"))  # before the buffers are read
     checked_count("max_points", max_points, of="rows")
     check_option("seed", seed, Integral, "a whole number")
     check_kind("buffers", buffers, Mapping, "buffers or paths by name, such as {'retention': replay}")

@@ -157,10 +157,6 @@ class ReplayContents:
         found = [self.columns[key] for key in (TERMINATED, TRUNCATED) if key in self.columns]
         return np.logical_or.reduce(found) if found else None
 
-    def places_of(self, slots: np.ndarray) -> np.ndarray:
-        """Returns where slots, int64 ``[n]``, stand in :attr:`slots`."""
-        return np.searchsorted(self.slots, slots)
-
     def figures(self) -> dict[str, float]:
         """Returns plain numbers by path, as far as they are known.
 
@@ -289,15 +285,11 @@ def _entry(described: Any, name: str) -> Mapping[str, Any]:
 
 
 def _options_of(built_from: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the parts of a buffer and their options as text; of parts without a description their names."""
+    """Returns the parts of a buffer and their options as text."""
     shown = {}
-    for part, kinds in (
-        ("storage", "storage"),
-        ("sampler", "sampler"),
-        ("writer", "writer"),
-        ("transform", "transforms"),
-    ):
-        names = built_from.get(kinds)
+    # of parts that were built in another way than by their class, the names of their classes are known alone
+    for part in ("storage", "sampler", "writer", "transform"):
+        names = built_from.get("transforms" if part == "transform" else part)
         names = names if isinstance(names, list) else [names]
         if arguments.get(part) is not None:
             shown[part] = text_of(arguments[part])
@@ -348,7 +340,7 @@ def _counters_of(state: Mapping[str, Any], given: int | None) -> dict[str, int]:
 
 def _samplers(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the state of the sampler, and of the one that it draws its first rows from."""
-    sampler: Any = state["sampler"]
+    sampler: Any = state["sampler"]  # samplers of pairs keep the state of another under "first"
     while isinstance(sampler, Mapping):
         yield sampler
         sampler = sampler.get("first")
@@ -369,6 +361,7 @@ def _tables_of(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[T
     counts_events = len(fired) == len(named) - 1 and tested > 0  # not with several kinds of events into one table
     tables, offset = [], 0
     for number, (name, capacity) in enumerate(named):
+        # a ring of slots: entry k lies at place k modulo the capacity
         oldest = max(int(first[number]), int(appended[number]) - capacity)
         slots = entries[offset + np.arange(oldest, int(appended[number])) % capacity]
         so_far = int(drawn[number]) if len(drawn) == len(named) else 0
@@ -392,6 +385,7 @@ def _draws_of(state: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) 
             return None
         if not exponent > 0:
             return Draws(leaves / total)
+        # a leaf is (priority + offset) ** exponent, in float32
         priority = np.maximum(leaves ** (1 / exponent) - float(sampler["priority_offset"]), 0.0)
         return Draws(leaves / total, priority, _default_priority(sampler))
     if state["built_from"]["sampler"][-1] in _UNIFORM:
@@ -435,7 +429,7 @@ def _retained_of(writer: Mapping[str, Any]) -> Retained | None:
     rows = writer.get("rows")
     if not isinstance(rows, Mapping) or "keys" not in rows:
         return None
-    keys = array_of(rows["keys"])
+    keys = array_of(rows["keys"])  # the priority in the upper bits, the number of the arrival in the lower ones
     slots = np.delete(np.arange(len(keys)), rows["holes"])
     surprise = np.full(len(keys), np.nan, np.float32)
     saved = array_of(rows["surprise"])  # format 3 began with it only where a schedule needs it
@@ -464,6 +458,7 @@ def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.
         slots = np.sort(array_of(storage["live"]))
     if "cursor" not in writer:
         return slots, None, None
+    # The cursor is the slot of the next row: the one before it holds the newest
     capacity, given = int(state["built_from"]["capacity"]), int(writer["write_count"])
     return slots, given - 1 - (int(writer["cursor"]) - 1 - slots) % capacity, given
 
@@ -541,7 +536,7 @@ def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | No
     else:
         return None
     lengths = np.diff(starts, append=len(in_order))
-    sums = np.add.reduceat(value[in_order], starts)
+    sums = np.add.reduceat(value[in_order], starts)  # of each episode, without a loop over episodes
     rank = sums if by == "return" else sums / lengths
     newest = np.maximum.reduceat(written[in_order], starts)
     returns = None if reward is None else np.add.reduceat(reward[in_order].astype(np.float64), starts)

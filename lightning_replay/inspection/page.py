@@ -87,16 +87,15 @@ def lines(
     ylabel: str,
     title: str,
     *,
-    top: float | None = None,
     has_even: bool = False,
 ) -> str:
-    """Returns a line for each of ``series``, x and y by name; ``has_even`` adds the diagonal from 0 to 1.
+    """Returns a line for each of ``series``, x and y by name; up to six have a colour of their own.
 
-    Up to six series have a colour of their own.
+    ``has_even`` adds the diagonal from 0 to 1, for shares.
     """
     every = [np.asarray(part, dtype=np.float64) for pair in series.values() for part in pair]
     xs, ys = np.concatenate(every[0::2]), np.concatenate(every[1::2])
-    y_range = min(0.0, ys.min()), ys.max(initial=0.0) if top is None else top
+    y_range = min(0.0, ys.min()), 1.0 if has_even else ys.max(initial=0.0)
     chart = _Chart(title, (xs.min(), xs.max()), y_range, xlabel, ylabel)
     if has_even:
         chart.line([(0.0, 0.0), (1.0, 1.0)], "even")
@@ -117,7 +116,7 @@ def _concentration(probability: np.ndarray, chosen: str, things: str) -> str:
     title = f"Share of {chosen} over the share of {things}, the likeliest first"
     xlabel = f"share of {things}, the likeliest first"
     curve = {chosen: (places / count, falling[places])}
-    return lines(curve, xlabel, f"share of {chosen}", title, top=1.0, has_even=True)
+    return lines(curve, xlabel, f"share of {chosen}", title, has_even=True)
 
 
 def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, title: str) -> str:
@@ -278,11 +277,10 @@ def _with_bar(text: str, share: float | None) -> str:
     return f'{escape(text)}<span class="bar"><span style="width:{width:.1f}%"></span></span>'
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table of HTML cells; columns without a head are left out."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in heads if name)
-    shown = ([cell for name, cell in zip(heads, row, strict=True) if name] for row in rows)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in shown)
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Returns a table of rows of HTML cells by the heads of their columns."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row.values())}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -330,10 +328,10 @@ def _cards_of_levels(contents: LevelContents) -> Iterator[str]:
     rows = []
     for place in np.argsort(-by, kind="stable")[:_LISTED_LEVELS].tolist():
         score, stale = short(float(contents.score[place])), f"{contents.staleness[place]:,}"
-        rows.append([f"{contents.level_ids[place]}", score, stale, f"{by[place]:.2%}"])
-    heads = ["level", "score", "staleness", "" if probability is None else "replay probability"]
-    title = "Levels of the highest score" if probability is None else "Likeliest levels"
-    yield _card(title, _table(heads, rows))
+        rows.append({"level": f"{contents.level_ids[place]}", "score": score, "staleness": stale})
+        if probability is not None:
+            rows[-1]["replay probability"] = f"{probability[place]:.2%}"
+    yield _card("Levels of the highest score" if probability is None else "Likeliest levels", _table(rows))
 
 
 def _heat_map_card(title: str, contents: LevelContents, values: np.ndarray, what: str) -> str:
@@ -413,18 +411,16 @@ def _tables(contents: ReplayContents) -> str:
     for one in contents.tables:
         so_far = one.drawn / drawn if drawn else None
         rows.append(
-            [
-                escape(one.name),
-                _with_bar(f"{len(one.slots):,} of {one.capacity:,}", one.fill),
-                _with_bar(f"{one.share or 0.0:.1%}", one.share),
-                _with_bar(f"{so_far or 0.0:.1%}", so_far),
-                f"{one.appended - len(one.slots):,}",
-                "–" if one.events is None else f"{one.events:.2%}",
-            ]
+            {
+                "table": escape(one.name),
+                "entries": _with_bar(f"{len(one.slots):,} of {one.capacity:,}", one.fill),
+                "share of a batch": _with_bar(f"{one.share or 0.0:.1%}", one.share),
+                "share drawn so far": _with_bar(f"{so_far or 0.0:.1%}", so_far),
+                "entries that left": f"{one.appended - len(one.slots):,}",
+                "steps that were events": "–" if one.events is None else f"{one.events:.2%}",
+            }
         )
-    shares = ["share of a batch", "share drawn so far"]
-    heads = ["table", "entries", *shares, "entries that left", "steps that were events"]
-    return _card("Tables", _table(heads, rows), "" if drawn else "Nothing was drawn yet.", is_wide=True)
+    return _card("Tables", _table(rows), "" if drawn else "Nothing was drawn yet.", is_wide=True)
 
 
 def _timeline(contents: ReplayContents) -> str:
@@ -441,14 +437,13 @@ def _timeline(contents: ReplayContents) -> str:
         return np.histogram(written[rows], edges)[0]
 
     there = np.diff(edges)
-    shares = {one.name: counts(contents.places_of(one.slots)) / there for one in contents.tables}
+    tables = ((one.name, np.searchsorted(contents.slots, one.slots)) for one in contents.tables)
+    shares = {name: counts(rows) / there for name, rows in tables}
     shares = shares or {"stored": counts(np.arange(len(contents))) / there}
-    marks: dict[str, np.ndarray] = {}
     ended, terminated = contents.ended, contents.columns.get(TERMINATED)
-    if ended is not None:
-        marks = {"episode ends": ended}
-        if terminated is not None:
-            marks = {"terminated": terminated, "truncated": ended & ~terminated}
+    marks = {} if ended is None else {"episode ends": ended}
+    if ended is not None and terminated is not None:
+        marks = {"terminated": terminated, "truncated": ended & ~terminated}
     reward = contents.columns.get(REWARD)
     if reward is not None and 0 < np.count_nonzero(reward) < 0.5 * len(reward):  # else every part has some
         marks |= {"reward > 0": reward > 0, "reward < 0": reward < 0}
@@ -467,28 +462,24 @@ def _episodes(contents: ReplayContents, ranked: RankedEpisodes) -> str:
     rows = []
     for one in ranked.episodes:
         written = contents.written[one.places]
-        rows.append(
-            [
-                f"{int(written.min()):,} to {int(written.max()):,}",
-                f"{len(one.places):,}",
-                short(one.rank),
-                "–" if one.episode_return is None else short(one.episode_return),
-                f"{contents.given - 1 - int(written.max()):,}",
-            ]
-        )
-    rank = "" if ranked.by == "return" else ranked.by
-    heads = ["number of its rows", "rows stored", rank, "sum of their rewards", "age of the last"]
+        first, last = int(written.min()), int(written.max())
+        row = {"number of its rows": f"{first:,} to {last:,}", "rows stored": f"{len(one.places):,}"}
+        if ranked.by != "return":  # which is shown in any case
+            row[ranked.by] = short(one.rank)
+        row["sum of their rewards"] = "–" if one.episode_return is None else short(one.episode_return)
+        rows.append(row | {"age of the last": f"{contents.given - 1 - last:,}"})
     note = f"The first of {ranked.total:,} episodes, ranked by {ranked.by}; of an episode, the rows that are stored."
-    return _card(f"Episodes of the highest {ranked.by}", _table(heads, rows), note, is_wide=True)
+    return _card(f"Episodes of the highest {ranked.by}", _table(rows), note, is_wide=True)
 
 
-def _strips(
-    contents: ReplayContents, ranked: RankedEpisodes
-) -> Iterator[tuple[StoredEpisode, np.ndarray, list[np.ndarray]]]:
+_Strip = tuple[StoredEpisode, np.ndarray, list[np.ndarray]]
+
+
+def _strips(contents: ReplayContents, ranked: RankedEpisodes) -> Iterator[_Strip]:
     """Yields the first episodes, which of their rows are shown, and the images of these."""
-    if contents.images is not None:
-        for one in ranked.episodes[:_STRIPS]:
-            shown = shown_rows(one, _FRAMES)
+    for one in ranked.episodes[:_STRIPS]:
+        shown = shown_rows(one, _FRAMES)
+        if contents.images is not None:
             yield one, shown, contents.images.of_rows(contents.slots[one.places[shown]])
 
 

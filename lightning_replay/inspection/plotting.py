@@ -40,13 +40,8 @@ def make_figure(
     The figure draws into files alone: the display that ``pyplot`` uses, such as that of a notebook, stays as it is.
     Text of 10 points in a figure 7 inches wide is readable on a page that shows the picture 700 pixels wide.
 
-    Args:
-        picture: see :func:`import_matplotlib`.
-        rows: of panels.
-        columns: of panels.
-        height: of the figure, in inches.
-        width: of the figure, in inches.
-        options: further ones of ``Figure.subplots``.
+    ``rows`` and ``columns`` are those of panels, ``height`` and ``width`` of the figure are in inches, ``options``
+    further ones of ``Figure.subplots``. For ``picture`` see :func:`import_matplotlib`.
     """
     import_matplotlib(picture)
     from matplotlib.figure import Figure
@@ -75,17 +70,8 @@ def line_style(number: int) -> dict[str, str]:
 def draw_band(axes: Any, x: ArrayLike, curves: ArrayLike, label: str, **line_options: Any) -> Any:
     """Draws the mean of curves over seeds, with a band of one standard error of the mean, and returns the line.
 
-    A single curve has no band. Where one of the curves is NaN, mean and band have a gap.
-
-    Args:
-        axes: the panel.
-        x: of the points of all curves, ``[P]``.
-        curves: ``[seeds, P]``.
-        label: for the legend; :func:`band_note` describes the band.
-        line_options: further ones of ``axes.plot``.
-
-    Raises:
-        ValueError: curves of another shape.
+    ``curves`` are ``[seeds, P]`` at ``x``, ``[P]``. A single curve has no band. Where one of the curves is NaN, mean
+    and band have a gap. :func:`band_note` describes the band; ``line_options`` are further ones of ``axes.plot``.
     """
     values, at = np.asarray(curves, dtype=np.float64), np.asarray(x)
     if values.ndim != 2 or not len(values) or values.shape[1:] != at.shape:
@@ -131,10 +117,9 @@ def count_on(axis: Any) -> None:
 
 
 def log_colors(values: ArrayLike) -> tuple[np.ndarray, Any]:
-    """Returns the values ``[P]`` to draw on a logarithmic colour scale, and matplotlib's ``LogNorm``.
+    """Returns values ``[P]``, not negative, to draw on a logarithmic colour scale, and matplotlib's ``LogNorm``.
 
-    Args:
-        values: not negative, ``[P]``; those below a millionth of the largest get the lowest colour.
+    Those below a millionth of the largest get the lowest colour.
     """
     from matplotlib.colors import LogNorm
 

@@ -93,7 +93,7 @@ def _places(path: Path) -> list[tuple[str, Path]]:
         return [(f"{name}, {inner}" if inner else name, place) for name, inner, place in found]
     if (path / _MODULES_MANIFEST).exists():
         data, _ = _data_of(path / _MODULES_MANIFEST)
-        modules = sorted(data.glob("module-*"))
+        modules = sorted(data.glob("module-*"))  # names of modules may have characters that files must not have
         names = [unquote(module.name.removeprefix("module-")) for module in modules]
         return [("" if len(modules) == 1 else f"module {name}", one) for name, one in zip(names, modules, strict=True)]
     inside = [path / name for name in _CHECKPOINT_FOLDERS if (path / name).is_dir()]

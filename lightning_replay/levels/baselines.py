@@ -33,12 +33,12 @@ class _Unscored(LevelSelector):
         return 0
 
     def _next(self, actor: Actor) -> int:
-        level_id = self._choose()
-        self._play(actor, level_id)
+        self._play(actor, level_id := self._choose())
         return level_id
 
     def _play(self, actor: Actor, level_id: int) -> None:
         self.episodes += 1
+        # the learner learns from every episode, as no level has a score
         self.running.begin(actor, ActiveEpisode(level_id, self.episodes, replayed=False, trains=True))
 
     @abstractmethod
@@ -50,6 +50,7 @@ class _Unscored(LevelSelector):
         return TensorDict(columns, [0])
 
     def _load(self, state: dict[str, Any]) -> None:
+        # a place in the order, and draws by place, are of other levels otherwise
         if state["fingerprint"] != self.fingerprint:
             raise ValueError("the saved levels are not those this was built with; give the same in the same order")
         super()._load(state)

@@ -198,19 +198,22 @@ class LevelBuffer(LevelSelector):
             return 1.0
         if self.replay_probability is not None:
             return float(self.replay_probability)
-        return _UNBOUNDED_REPLAY_PROBABILITY if self.count is None else len(self) / self.count
+        count = self.count
+        return _UNBOUNDED_REPLAY_PROBABILITY if count is None else len(self.table) / count
 
     @property
-    def _left_out(self) -> Collection[int]:
-        return () if self.replay_in_flight else self.running.played  # by a replay for the score
+    def _left_out(self) -> Collection[int]:  # by a replay for the score
+        return () if self.replay_in_flight else self.running.played
 
     @property
     def _may_replay(self) -> bool:
-        count = len(self)
+        count = len(self.table)
         if count == 0 or count / self.capacity < self.min_fill:
             return False
+        if self.replay_in_flight or not self._new.has_idle:
+            return True
         # While all levels with a score are being played, a new one goes first, if there is any that is not.
-        return not self._new.has_idle or sum(level_id in self.table for level_id in self._left_out) < count
+        return sum(level_id in self.table for level_id in self.running.played) < count
 
     @property
     def plays_unlearned(self) -> bool:  # new or edited levels
@@ -371,11 +374,7 @@ def _check_finite(score: float, level_id: int) -> None:
 class UnseenLevels:
     """Draws a level without a score, if possible one that no actor plays, in constant time.
 
-    Keeps the levels of a known set that have no score; an unbounded set is not kept.
-
-    Args:
-        level_ids: distinct ids of a known set; ``None`` if the level set is unbounded.
-        generate: draws an id of an unbounded set; uniform below 2^31 if absent.
+    Keeps the levels of a known set that have no score; an unbounded set, ``None``, is not kept.
     """
 
     def __init__(self, level_ids: list[int] | None, generate: LevelGenerator | None = None) -> None:

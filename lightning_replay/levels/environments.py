@@ -52,7 +52,7 @@ def make_level_vector(
             :class:`LevelWrapper` refuses.
         ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
     """
-    check_option("num_envs", num_envs, Integral, "a whole number of sub-environments, at least 1", lowest=1)
+    checked_count("num_envs", num_envs, of="sub-environments")
     checked_flag("asynchronous", asynchronous)
     if seed is not None:
         checked_count("seed", seed, 0)
@@ -182,7 +182,11 @@ class LevelVectorWrapper(VectorWrapper):
         done = np.logical_or(terminated, truncated)
         if np.count_nonzero(done):  # a tenth of any() for a few environments
             # Copied before the reset, which may write into the same arrays.
-            final = {"final_obs": self._final_observations(observations, done), "final_info": of_rows(infos, done)}
+            last = np.full(self.num_envs, None, dtype=object)
+            for row, observation in enumerate(iterate(self.env.observation_space, observations)):
+                if done[row]:
+                    last[row] = deepcopy(observation)
+            final = {"final_obs": last, "final_info": of_rows(infos, done)}
             self._level_ids = self._choose(done, [None] * self.num_envs)
             observations, begun = self._reset(self._level_ids.tolist(), {"reset_mask": done.copy()})
             infos = overlaid(of_rows(infos, ~done), begun) | final | {f"_{key}": done.copy() for key in final}
@@ -216,13 +220,6 @@ class LevelVectorWrapper(VectorWrapper):
     def _first_observations(self, level_ids: list[int]) -> list[Any]:
         observations, _ = self._reset(level_ids)
         return [deepcopy(row) for row in iterate(self.env.observation_space, observations)]
-
-    def _final_observations(self, observations: Any, done: np.ndarray) -> np.ndarray:
-        final = np.full(self.num_envs, None, dtype=object)
-        for row, observation in enumerate(iterate(self.env.observation_space, observations)):
-            if done[row]:
-                final[row] = deepcopy(observation)
-        return final
 
 
 def of_rows(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:

@@ -85,16 +85,9 @@ class ActiveEpisodes:
 
 
 class Segment:
-    """Consecutive steps of one episode, checked before anything is learned from them.
+    """Consecutive steps of one episode, ``[T]``, checked before anything is learned from them.
 
-    Args:
-        steps: TensorDict ``[T]`` in TorchRL's layout.
-        episode_done: whether the episode ended with the last of them.
-
-    Attributes:
-        length: T.
-        reward_sum: over all steps.
-        columns: rewards and values; ``None`` unless the steps have all of them, one number each.
+    ``columns`` are rewards and values; ``None`` unless the steps have all of them, one number each.
     """
 
     def __init__(self, steps: TensorDictBase, episode_done: bool) -> None:

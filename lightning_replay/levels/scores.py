@@ -135,14 +135,10 @@ def discounts_of(part: Any) -> dict[str, float]:
 class ValueScore(SegmentScore):
     """Base class of the scores of rewards and values; a subclass computes its score from their lists.
 
-    Needs ``state_value`` and ``("next", "reward" | "state_value" | "terminated" | "done")``.
+    Needs ``state_value`` and ``("next", "reward" | "state_value" | "terminated" | "done")``, one number per step.
 
     Args:
-        discount: γ of the learner.
-
-    Raises:
-        TypeError: a discount that is no number.
-        ValueError: one outside [0, 1]; when called, columns that are not one number per step.
+        discount: γ of the learner, in [0, 1].
 
     Example:
         >>> class LargestReward(ValueScore):
@@ -150,11 +146,8 @@ class ValueScore(SegmentScore):
         ...         return max(columns.reward)
     """
 
-    discount: float
-
     def __init__(self, discount: float = 0.999) -> None:
-        checked_share("discount", discount)
-        self.discount = discount
+        self.discount: float = checked_share("discount", discount)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         following = steps["next"]
@@ -184,13 +177,11 @@ class _AdvantageScore(ValueScore):
         gae_lambda: λ of the learner's advantage estimate.
     """
 
-    gae_lambda: float
     _term: Callable[[float], float]
 
     def __init__(self, discount: float = 0.999, gae_lambda: float = 0.95) -> None:
         super().__init__(discount)
-        checked_share("gae_lambda", gae_lambda)
-        self.gae_lambda = gae_lambda
+        self.gae_lambda: float = checked_share("gae_lambda", gae_lambda)
 
     def of_columns(self, columns: ValueColumns) -> float:
         advantages = columns.advantages(self.discount, self.gae_lambda)
@@ -317,10 +308,7 @@ def td_errors(
 ) -> Tensor:
     """δ_t = r_t + γ V(s_{t+1}) - V(s_t), float64 ``[T]``; bootstraps after a truncation, not after a termination.
 
-    ``discount`` is γ; the others are ``[T]`` or ``[T, 1]``, described in :class:`ValueColumns`.
-
-    Raises:
-        ValueError: no step, or tensors of different lengths.
+    ``discount`` is γ; the others are ``[T]`` or ``[T, 1]`` of at least one step, described in :class:`ValueColumns`.
     """
     columns = ValueColumns.of(reward, state_value, next_state_value, terminated)
     return torch.tensor(columns.td_errors(checked_share("discount", discount)), dtype=torch.float64, device="cpu")

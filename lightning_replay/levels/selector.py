@@ -31,16 +31,12 @@ class LevelSelector(Seeded, ABC):
 
     Args:
         level_ids: of a known set; ``None`` if the level set is unbounded.
-
-    Attributes:
-        running: the active episodes.
-        score: of a segment of an episode; ``None`` where levels have no scores.
     """
 
-    score: Any = None
+    score: Any = None  #: Of a segment of an episode; ``None`` where levels have no scores.
 
     def __init__(self, level_ids: Iterable[int] | None = None) -> None:
-        self.running: ActiveEpisodes = ActiveEpisodes()
+        self.running: ActiveEpisodes = ActiveEpisodes()  #: Active episodes of all actors.
         self._members = None if level_ids is None else frozenset(level_ids)
 
     @property
@@ -142,11 +138,7 @@ class LevelSelector(Seeded, ABC):
         """
 
     def trains_on(self, actor: Actor, level_id: int) -> bool:
-        """Returns whether the learner may learn from the actor's newest episode on this level.
-
-        Raises:
-            ValueError: the actor does not play this level.
-        """
+        """Returns whether the learner may learn from the actor's newest episode on this level, which it must play."""
         self.running.oldest(actor, level_id)  # raises if there is none
         return next(one.trains for one in reversed(self.running.of(actor)) if one.level_id == level_id)
 

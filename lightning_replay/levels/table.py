@@ -24,10 +24,7 @@ REFUSED = -1
 
 
 class LevelTable:
-    """Ids, scores and timestamps of the levels that have a score, one level a row.
-
-    Arguments as of :class:`~lightning_replay.levels.LevelSampler`, the same table as a TorchRL sampler.
-    """
+    """Ids, scores and timestamps of the levels that have a score, one level a row; see :class:`LevelSampler`."""
 
     def __init__(
         self,
@@ -220,7 +217,7 @@ class LevelTable:
         self._sums.fill([*self._timestamps.tolist()])
         self.generator.set_state(state_dict["generator"].cpu())
 
-    def stored_levels(self) -> dict[str, Any]:
+    def stored_levels(self) -> dict[str, Any]:  # the state of a writer
         level_ids = torch.tensor(self.level_ids, dtype=torch.int64, device="cpu")
         return {"level_id": level_ids, "refused": self.refused, "replaced": self.replaced}
 
@@ -278,6 +275,8 @@ class LevelSampler(LevelTable, Sampler):
         7
     """
 
+    dropped: int  # declared again, since pyright reads the assignment below as another attribute of TorchRL's Sampler
+
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws levels for ``batch_size`` episodes, one after another; returns rows ``[B]`` and the sampled keys."""
         rows, staleness, episodes = [], [], []
@@ -320,10 +319,6 @@ class LevelSampler(LevelTable, Sampler):
             storage: ignored.
             generation: of the rows when they were drawn, ``[N]``; scores of levels evicted since are dropped and
                 counted in ``dropped``. Without it a score may go to another level that took the row.
-
-        Raises:
-            ValueError: scores of another number, NaN or infinite; nothing is changed.
-            IndexError: a row that holds no level.
         """
         rows: Sequence[int] = torch.as_tensor(index, device="cpu").reshape(-1).tolist()
         scores = torch.as_tensor(priority, dtype=torch.float64, device="cpu").reshape(-1).tolist()

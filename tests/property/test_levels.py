@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any sequence of choices, updates, saves and loads by many actors against the rules over dictionaries."""
+"""Any sequence of choices, updates, saves and loads by many actors against the rules over dictionaries; sum trees."""
 
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, LevelSampler, Proportional, Rank
+from lightning_replay.levels.prioritization import SumTree
 from tests.level_oracle import LevelOracle
 from tests.level_steps import first_reward, segment
 
@@ -154,3 +156,32 @@ def test_the_least_probable_row_is_that_of_the_lowest_score_among_equals():
     for row, score in enumerate([0.3, 0.1, 0.2]):
         sampler.put(row, score, timestamp=0)
     assert sampler.least_probable() == 1
+
+
+ROWS = st.integers(0, 20)
+
+
+@given(st.lists(st.integers(0, 5), max_size=6), st.lists(st.tuples(ROWS, st.integers(0, 9)), max_size=30))
+def test_a_prefix_is_found_in_the_row_whose_share_it_lies_in(filled, changes):
+    tree, values = SumTree(), [0] * 21
+    tree.fill(filled)
+    values[: len(filled)] = filled
+    for row, value in changes:
+        tree[row] = value
+        values[row] = value
+    assert tree.total == sum(values)
+    found = Counter(tree.find(prefix) for prefix in range(sum(values)))
+    assert found == Counter({row: value for row, value in enumerate(values) if value})
+
+
+@given(st.lists(st.integers(0, 20), max_size=6), st.lists(st.tuples(ROWS, st.integers(0, 20)), max_size=20))
+def test_rows_are_found_in_proportion_to_their_staleness(filled, changes):
+    tree, timestamps = SumTree(), list(filled)
+    tree.fill(list(filled))
+    for row, timestamp in changes:
+        place = min(row, len(timestamps))  # a row more, or one of those there are
+        timestamps[place : place + 1] = [timestamp]
+        tree[place] = timestamp
+    staleness = [20 - timestamp for timestamp in timestamps]
+    found = Counter(tree.find_below(20, len(staleness), prefix) for prefix in range(sum(staleness)))
+    assert found == Counter({row: stale for row, stale in enumerate(staleness) if stale})

@@ -110,7 +110,6 @@ OTHERS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (conflict_averse_gradient, {"gradients": torch.zeros(2, 2), "c": 0.5}),
     (events.suggest_events, {"replay": STEPS}),
     (inspection.inspect_buffers, {"buffers": {}}),
-    (inspection.project, {"observations": {"one": torch.zeros(4, 2)}}),
     (storage_for, {"capacity": 10, "frame_stack": 2, "frame_capacity": 30}),
     (levels.LevelBuffer, {"capacity": 4}),
     (levels.LevelSampler, {}),

@@ -85,16 +85,6 @@ def test_processes_get_the_options_of_the_command_and_what_is_left_of_its_budget
         assert (parsed.seeds, parsed.pilot, parsed.arms) == (3, True, ["dr*", "no*"])
 
 
-def test_unfinished_experiments_have_no_verdict(tmp_path) -> None:
-    more = dataclasses.replace(EXPERIMENT, seeds=range(8))
-    start(tmp_path, "--seeds", "6", "--partial", experiment=more)
-    (text,) = json.loads((tmp_path / "results" / "walk.json").read_text())["verdicts"]
-    assert text == "no verdict yet, drift with no drift: +5.000 [+5.000, +5.000], 6 of 6 seeds"
-    start(tmp_path, experiment=more)
-    (text,) = json.loads((tmp_path / "results" / "walk.json").read_text())["verdicts"]
-    assert text.startswith("drift is better than no drift")
-
-
 def test_arms_with_all_seeds_have_a_verdict_while_other_arms_are_unfinished(tmp_path) -> None:
     arms = {**EXPERIMENT.arms, "back": {"drift": -1.0}, "far": {"drift": 2.0}}
     more = dataclasses.replace(EXPERIMENT, seeds=range(8), arms=arms)
@@ -125,11 +115,6 @@ def test_the_list_names_what_is_finished_and_written(tmp_path, capsys) -> None:
     capsys.readouterr()
     start(tmp_path, "--list")
     assert capsys.readouterr().out == "walk: 0 of 4 units finished, results are written\n"
-
-
-def test_the_page_of_a_fast_command_has_its_settings(tmp_path, capsys) -> None:
-    start(tmp_path, "--fast")
-    assert 'Settings: `{"kind": "walk", "steps": 2}`' in capsys.readouterr().out
 
 
 def test_an_error_ends_the_processes_that_were_started(tmp_path, monkeypatch) -> None:

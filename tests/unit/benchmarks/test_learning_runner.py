@@ -217,19 +217,13 @@ def test_another_machine_goes_on_from_the_results_of_an_unfinished_experiment(tm
     assert len(CALLS) == 8, "complete results are computed again"
 
 
-@pytest.mark.parametrize("flags", [["--restart"], ["--pilot"]])
-def test_units_of_results_are_not_taken_where_that_is_not_asked_for(flags, tmp_path) -> None:
+@pytest.mark.parametrize(("flags", "steps", "more"), [(["--restart"], 5, 4), (["--pilot"], 5, 2), ([], 6, 4)])
+def test_units_of_results_are_taken_only_where_asked_for_and_with_their_settings(flags, steps, more, tmp_path) -> None:
     start(tmp_path, "--seeds", "2", "--partial")
     shutil.rmtree(tmp_path / "state")
-    start(tmp_path, *flags)
-    assert len(CALLS) == 2 + (4 if flags == ["--restart"] else 2)
-
-
-def test_units_of_results_with_other_settings_are_not_taken(tmp_path) -> None:
-    start(tmp_path, "--seeds", "2", "--partial")
-    shutil.rmtree(tmp_path / "state")
-    start(tmp_path, experiment=dataclasses.replace(EXPERIMENT, settings={"kind": "walk", "steps": 6}))
-    assert len(CALLS) == 2 + 4
+    experiment = dataclasses.replace(EXPERIMENT, settings={"kind": "walk", "steps": steps})
+    start(tmp_path, *flags, experiment=experiment)
+    assert len(CALLS) == 2 + more
 
 
 def test_pilots_are_kept_apart(tmp_path) -> None:
@@ -260,7 +254,8 @@ def test_pages_are_drawn_anew_without_running(tmp_path) -> None:
 def test_a_fast_command_keeps_nothing(tmp_path, capsys) -> None:
     start(tmp_path, "--fast")
     assert CALLS == [("walk", (0, 1))] * 2 and not list(tmp_path.iterdir())
-    assert "+2.000" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "+2.000" in printed and 'Settings: `{"kind": "walk", "steps": 2}`' in printed
 
 
 def test_wrong_records_are_refused() -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mended surprise by hand-worked numbers, and that the experiments around it run."""
+"""Mended surprise by hand-worked numbers."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ from torch import Tensor
 
 from lightning_replay import PackedStorage, Replay
 from lightning_replay.writers import RetentionWriter, SurpriseOnly
-from tests.benchmarks.learning.experiments.retention_mending import STICKY, Draws, MendedRetention, mended, run
-from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder
+from tests.benchmarks.learning.experiments.retention_mending import Draws, MendedRetention, mended
 
 
 def test_draws_are_counted_anew_for_a_new_row() -> None:
@@ -74,24 +72,3 @@ def test_an_order_by_discounted_surprise_is_the_same_at_all_times() -> None:
     assert dated.argsort().tolist() == discounted.argsort().tolist()
     older, newer = fed("age", 10.0, [[2.0, 2.0]])[0]
     assert newer - older == pytest.approx(0.1, abs=1e-5)
-
-
-SHORT = STICKY | {
-    **{"env_steps": 300, "warmup_steps": 40, "exploration_steps": 100, "check_every": 100},
-    **{"capacity": 60, "compared_rows": 60, "hidden_sizes": (8,), "batch_size": 8},
-}
-
-
-def recorded(folder: Path | None = None, deadline: float = float("inf")) -> dict:
-    out = Recorder((3, 5), folder, deadline)
-    run(SHORT | mended("draws", 0.9), (3, 5), out)
-    return {name: out.content[name] for name in ("steps", "curves")}
-
-
-@pytest.mark.filterwarnings("ignore:.*AdroitHand")
-def test_mended_runs_go_on_from_a_checkpoint_as_if_they_had_not_stopped(tmp_path: Path) -> None:
-    whole = recorded()
-    for _ in range(2):
-        with pytest.raises(OutOfTimeError):
-            recorded(tmp_path, deadline=0.0)
-    assert recorded(tmp_path) == whole

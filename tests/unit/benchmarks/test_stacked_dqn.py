@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from tests.benchmarks.learning.experiments import retention
+from tests.benchmarks.learning.experiments import retention, retention_mending
 from tests.benchmarks.learning.learners.minatar_players import StackedPlayers
 from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder
@@ -83,25 +85,36 @@ def test_rows_of_several_steps_have_their_own_discount() -> None:
     torch.testing.assert_close(agent.td_error(0, rows), errors(network, network, rows, rows["discount"]).detach())
 
 
-SHORT = retention.SETTINGS | {
+FEW = {
     **{"env_steps": 300, "warmup_steps": 40, "exploration_steps": 100, "check_every": 100},
-    **{"capacity": 60, "compared_rows": 60, "hidden_sizes": (8,), "batch_size": 8, "rule": "SurpriseOnPolicyness"},
+    **{"capacity": 60, "compared_rows": 60, "hidden_sizes": (8,), "batch_size": 8},
 }
+SHORT = retention.SETTINGS | FEW | {"rule": "SurpriseOnPolicyness"}
+MENDED = retention_mending.STICKY | FEW | retention_mending.mended("draws", 0.9)
 
 
-def recorded(seeds: tuple[int, ...], folder: Path | None = None, deadline: float = float("inf")) -> dict:
+def recorded(
+    seeds: tuple[int, ...],
+    folder: Path | None = None,
+    deadline: float = float("inf"),
+    run: Callable[..., None] = retention.run,
+    settings: dict[str, Any] = SHORT,
+) -> dict[str, Any]:
     out = Recorder(seeds, folder, deadline)
-    retention.run(SHORT, seeds, out)
-    return {name: out.content[name] for name in ("steps", "curves", "final")}
+    run(settings, seeds, out)
+    return {name: out.content.get(name) for name in ("steps", "curves", "final")}
 
 
 @pytest.mark.filterwarnings("ignore:.*AdroitHand")
-def test_runs_go_on_from_a_checkpoint_as_if_they_had_not_stopped(tmp_path: Path) -> None:
-    whole = recorded((3, 5))
+@pytest.mark.parametrize(("run", "settings"), [(retention.run, SHORT), (retention_mending.run, MENDED)])
+def test_runs_go_on_from_a_checkpoint_as_if_they_had_not_stopped(run: Any, settings: Any, tmp_path: Path) -> None:
+    whole = recorded((3, 5), run=run, settings=settings)
     for _ in range(2):
         with pytest.raises(OutOfTimeError):
-            recorded((3, 5), tmp_path, deadline=0.0)
-    assert recorded((3, 5), tmp_path) == whole
+            recorded((3, 5), tmp_path, 0.0, run, settings)
+    resumed = recorded((3, 5), tmp_path, run=run, settings=settings)
+    compared = ("steps", "curves", "final") if run is retention.run else ("steps", "curves")  # mending keeps more
+    assert [resumed[name] for name in compared] == [whole[name] for name in compared]
     assert whole["steps"] == [100, 200, 300]
 
 

@@ -76,6 +76,7 @@ def cut_short_before_its_end():
             "neither terminated nor truncated",
         ),
         (0, "4", scored(0.5), True, r"does not play level '4'; it plays \[4\]"),
+        (0, 4, {"state_value": torch.zeros(1)}, True, "steps are a dict; give a TensorDict"),
         (0, 4, segment([1.0] * 2).set(("next", "reward"), torch.zeros(2, 2)), True, r"give \[T\] or \[T, 1\]"),
     ],
 )
@@ -83,36 +84,29 @@ def test_updates_that_are_refused_change_nothing(actor, level_id, steps, done, m
     levels = buffer()
     levels.start(0, 4)
     before = levels.state_dict()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         levels.update(actor, level_id, steps, episode_done=done)
     assert str(levels.state_dict()) == str(before)
     assert levels.update(0, 4, scored(0.5), episode_done=True) == 0.5
 
 
-@pytest.mark.parametrize("steps", [None, {"state_value": torch.zeros(1)}, torch.zeros(1)])
-def test_steps_that_are_no_tensordict_are_refused(steps):
-    levels = buffer()
-    levels.start(0, 4)
-    with pytest.raises(TypeError, match=f"steps are a {type(steps).__name__}; give a TensorDict"):
-        levels.update(0, 4, steps, episode_done=True)
-
-
-@pytest.mark.parametrize("score", [lambda steps: "high", lambda steps: steps["next", "reward"], lambda steps: 1 + "a"])
-def test_a_score_function_that_fails_changes_nothing(score):
-    levels = buffer(score=score)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda steps: "high", "could not convert"),
+        (lambda steps: steps["next", "reward"], "only one element tensors|converted to Scalar"),
+        (lambda steps: 1 + "a", "unsupported operand"),
+        (lambda steps: math.nan, "the score of level 4 is nan"),
+    ],
+)
+def test_a_score_function_that_fails_changes_nothing(wrong, message):
+    answers = iter([wrong, first_reward])
+    levels = buffer(score=lambda steps: next(answers)(steps))
     levels.start(0, 4)
     before = str(levels.state_dict())
-    with pytest.raises((TypeError, ValueError, RuntimeError)):
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
         levels.update(0, 4, scored(0.5, length=2), episode_done=True)
     assert str(levels.state_dict()) == before
-
-
-def test_a_score_that_is_no_number_is_refused_and_changes_nothing():
-    answers = iter([math.nan, 0.5])
-    levels = buffer(score=lambda steps: next(answers))
-    levels.start(0, 4)
-    with pytest.raises(ValueError, match="the score of level 4 is nan"):
-        levels.update(0, 4, scored(0.5), episode_done=True)
     assert levels.update(0, 4, scored(0.5), episode_done=True) == 0.5
 
 
@@ -145,6 +139,8 @@ def test_states_of_other_buffers_are_refused():
         buffer(range(1, 11)).load_state_dict(state)
     with pytest.raises(ValueError, match="known set"):
         LevelBuffer(capacity=10).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"the state is \[\], without 'kind'; give what state_dict"):
+        buffer().load_state_dict({})
     with pytest.raises(ValueError, match="that of a LevelBuffer; this is a UniformLevels"):
         UniformLevels(10).load_state_dict(state)
     with pytest.raises(ValueError, match="the state has version 0; 1 can be read"):
@@ -153,11 +149,6 @@ def test_states_of_other_buffers_are_refused():
         UniformLevels([7, 8]).load_state_dict(UniformLevels([1, 2]).state_dict())
     with pytest.raises(ValueError, match="levels is None"):
         SequentialLevels(None)
-
-
-def test_a_state_of_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"the state is \[\], without 'kind'; give what state_dict"):
-        buffer().load_state_dict({})
 
 
 @pytest.mark.parametrize("other", [tscl(10).state_dict(), LevelBuffer(10).state_dict() | {"capacity": 3}, None])

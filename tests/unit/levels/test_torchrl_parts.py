@@ -99,7 +99,7 @@ def test_data_that_does_not_fit_what_is_stored_is_refused_before_anything_is_cha
         {"layout": torch.zeros(1, 5)},
         {"layout": torch.zeros(1, 4, dtype=torch.int64)},
         {},
-        {"more": torch.zeros(1)},
+        {"x": torch.zeros(1)},
     ):
         with pytest.raises(ValueError, match="same keys, shapes and dtypes"):
             levels.extend(rows([2], [0.9], **other))

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TD3 of several seeds in one process learns what the library's TD3 learns, and no run changes another."""
+"""TD3 and SAC of several seeds in one process learn what the library's learn, and no run changes another."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -10,17 +13,31 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import recipes
-from lightning_replay.agents import TD3
+from lightning_replay.agents import SAC, TD3
 from tests.benchmarks.learning.learners.stacked_runs import StackedRuns
+from tests.benchmarks.learning.learners.stacked_sac import StackedSAC
 from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
 from tests.unit.benchmarks.stacked_batches import PlainBatches, continuous_batches, weights_of
 
-OBSERVATION, ACTION, BATCH, UPDATES = 3, 1, 16, 5
+OBSERVATION, ACTION, BATCH, UPDATES = 3, 2, 16, 5
 OPTIONS = {"hidden_sizes": (8, 8), "target_update_rate": 0.1, "target_noise": 0.0}
 
 
 def batches(runs: int, is_weighted: bool = False) -> TensorDict:
     return continuous_batches(runs, UPDATES, BATCH, (OBSERVATION, ACTION), is_weighted)
+
+
+def both(stacked: torch.nn.ParameterList, run: int, runs: int) -> list[torch.Tensor]:
+    """The weights of both critics of a run."""
+    return [torch.stack(pair) for pair in zip(weights_of(stacked, run), weights_of(stacked, runs + run), strict=True)]
+
+
+def assert_learned(agent: Any, stacked: Any, run: int) -> None:
+    for parameter, learned in zip(agent.actor.parameters(), weights_of(stacked.policy, run), strict=True):
+        torch.testing.assert_close(parameter, learned.to(parameter.dtype), atol=1e-5, rtol=1e-4)
+    for networks, critics in ((stacked.critics, agent.critics), (stacked.target_critics, agent.target_critics)):
+        for parameter, learned in zip(critics.parameters(), both(networks, run, 2), strict=True):
+            torch.testing.assert_close(parameter, learned.to(parameter.dtype), atol=1e-5, rtol=1e-4)
 
 
 def fit(agent: L.LightningModule, steps: list[TensorDict]) -> list[torch.Tensor]:
@@ -40,15 +57,15 @@ def fit(agent: L.LightningModule, steps: list[TensorDict]) -> list[torch.Tensor]
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_a_run_learns_what_the_agent_learns(is_weighted: bool) -> None:
     stacked = StackedTD3(OBSERVATION, ACTION, seeds=(4, 9), learning_rate=1e-2, **OPTIONS)
-    agent = TD3(OBSERVATION, [-1.0], [1.0], actor_learning_rate=1e-2, critic_learning_rate=1e-2, **OPTIONS)
+    agent = TD3(
+        OBSERVATION, [-1.0] * ACTION, [1.0] * ACTION, actor_learning_rate=1e-2, critic_learning_rate=1e-2, **OPTIONS
+    )
     run = 1
-    sources = [*weights_of(stacked.policy, run)]
-    both = zip(weights_of(stacked.critics, run), weights_of(stacked.critics, 2 + run), strict=True)
     with torch.no_grad():
-        for parameter, source in zip(agent.actor.parameters(), sources, strict=True):
+        for parameter, source in zip(agent.actor.parameters(), weights_of(stacked.policy, run), strict=True):
             parameter.copy_(source)
-        for parameter, pair in zip(agent.critics.parameters(), both, strict=True):
-            parameter.copy_(torch.stack(pair))
+        for parameter, source in zip(agent.critics.parameters(), both(stacked.critics, run, 2), strict=True):
+            parameter.copy_(source)
         agent.target_actor.load_state_dict(agent.actor.state_dict())
         agent.target_critics.load_state_dict(agent.critics.state_dict())
     given = batches(2, is_weighted)
@@ -56,19 +73,13 @@ def test_a_run_learns_what_the_agent_learns(is_weighted: bool) -> None:
     flat["next", "done"] = flat["next", "terminated"]
     td_errors = stacked.learn(given)
     torch.testing.assert_close(torch.stack(fit(agent, list(flat[run].unbind(0)))), td_errors[run], atol=1e-4, rtol=1e-4)
-    for parameter, learned in zip(agent.actor.parameters(), weights_of(stacked.policy, run), strict=True):
-        torch.testing.assert_close(parameter, learned.to(parameter.dtype), atol=1e-5, rtol=1e-4)
-    learned = zip(weights_of(stacked.critics, run), weights_of(stacked.critics, 2 + run), strict=True)
-    for parameter, pair in zip(agent.critics.parameters(), learned, strict=True):
-        torch.testing.assert_close(parameter, torch.stack(pair), atol=1e-5, rtol=1e-4)
-    targets = zip(weights_of(stacked.target_critics, run), weights_of(stacked.target_critics, 2 + run), strict=True)
-    for parameter, pair in zip(agent.target_critics.parameters(), targets, strict=True):
-        torch.testing.assert_close(parameter, torch.stack(pair), atol=1e-5, rtol=1e-4)
+    assert_learned(agent, stacked, run)
 
 
-def test_an_agent_goes_on_from_a_save_between_two_policy_updates(tmp_path) -> None:
-    whole, resumed = (StackedTD3(OBSERVATION, ACTION, (3, 5), (8, 8)) for _ in range(2))
-    whole.learn(batches(2))  # five updates, and every second is one of the policy
+@pytest.mark.parametrize("kind", [StackedTD3, StackedSAC])
+def test_an_agent_goes_on_from_a_save_as_if_it_had_not_stopped(kind: Any, tmp_path: Path) -> None:
+    whole, resumed = (kind(OBSERVATION, ACTION, (3, 5), (8, 8)) for _ in range(2))
+    whole.learn(batches(2))  # five updates, and every second of TD3 is one of the policy
     whole.save(tmp_path / "agent.pt")
     resumed.load(tmp_path / "agent.pt")
     given = batches(2)
@@ -163,3 +174,66 @@ def test_runs_without_a_readable_environment_begin_a_new_episode(tmp_path) -> No
     rows = resumed.replays[0].storage[:]
     assert len(rows) == 60 and rows["trajectory"].unique().tolist() == [0, 1, 2, 3]
     assert (rows["trajectory"][54:56] == torch.tensor([2, 3])).all()
+
+
+class Alone:
+    """The library's SAC with the noise that is given, its optimisers stepped directly."""
+
+    def __init__(self, stacked: StackedSAC, run: int, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        rates = {f"{name}_learning_rate": 1e-2 for name in ("actor", "critic", "entropy")}
+        self.agent = SAC(OBSERVATION, [-1.0] * ACTION, [1.0] * ACTION, (8, 8), **rates, target_update_rate=0.1)
+        with torch.no_grad():
+            for parameter, source in zip(self.agent.actor.parameters(), weights_of(stacked.policy, run), strict=True):
+                parameter.copy_(source)
+            critics = self.agent.critics
+            for parameter, source in zip(critics.parameters(), both(stacked.critics, run, runs), strict=True):
+                parameter.copy_(source)
+            self.agent.target_critics.load_state_dict(critics.state_dict())
+        optimizers = self.agent.configure_optimizers()
+        monkeypatch.setattr(self.agent, "critic_and_other_optimizers", lambda: (optimizers[0], optimizers[1:]))
+        monkeypatch.setattr(self.agent, "descend", _descend, raising=True)
+        self.noise: list[torch.Tensor] = []
+        monkeypatch.setattr(torch, "randn_like", lambda mean: self.noise.pop(0))
+
+    def learn(self, batch: TensorDict, noise: torch.Tensor) -> torch.Tensor:
+        self.noise = list(noise)
+        return self.agent.update(batch)["td_error"]
+
+
+def _descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_a_run_of_sac_learns_what_the_agent_learns(is_weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked = StackedSAC(OBSERVATION, ACTION, (4, 9), (8, 8), 1e-2, target_update_rate=0.1)
+    run = 1
+    noise = torch.randn(UPDATES, 2, BATCH, ACTION, generator=torch.Generator().manual_seed(9))
+    alone = Alone(stacked, run, 2, monkeypatch)
+    given = batches(2, is_weighted)
+    td_errors = stacked.learn(given)
+    for batch, drawn, errors in zip(given[run].unbind(0), noise, td_errors[run], strict=True):
+        torch.testing.assert_close(alone.learn(batch, drawn), errors, atol=1e-4, rtol=1e-4)
+    assert_learned(alone.agent, stacked, run)
+    log_alpha = stacked.log_alpha[run].detach().reshape(())
+    torch.testing.assert_close(alone.agent.log_alpha.detach(), log_alpha, atol=1e-5, rtol=1e-4)
+
+
+def test_actions_are_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked = StackedSAC(OBSERVATION, ACTION, (4, 9), (8, 8), 1e-2)
+    alone = Alone(stacked, 0, 2, monkeypatch)
+    observation = torch.randn(2, 6, OBSERVATION)
+    torch.testing.assert_close(alone.agent.act(observation[0], explore=False), stacked.act(observation, False)[0])
+    alone.noise = [torch.randn(6, ACTION, generator=torch.Generator().manual_seed(4))]
+    torch.testing.assert_close(alone.agent.act(observation[0], explore=True), stacked.act(observation, True)[0])
+
+
+def test_a_run_of_sac_is_the_same_beside_others() -> None:
+    together, single = (StackedSAC(OBSERVATION, ACTION, seeds, (8, 8), 1e-2) for seeds in ((3, 5), (5,)))
+    given = batches(2)
+    torch.testing.assert_close(together.learn(given)[1], single.learn(given[1:])[0], atol=1e-5, rtol=1e-4)
+    for ours, theirs in zip(weights_of(together.policy, 1), weights_of(single.policy, 0), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    assert together.log_alpha[0] != together.log_alpha[1]

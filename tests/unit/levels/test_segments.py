@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of a segment, and by which scores."""
+"""What is read of a segment and by which scores, and rollouts cut where episodes end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import math
 
 import pytest
 import torch
+from tensordict import TensorDict
 
+from lightning_replay.levels import LevelBuffer, segments, update_rollout
 from lightning_replay.levels import scores as level_scores
 from lightning_replay.levels.episodes import Segment
-from tests.level_steps import buffer, segment
+from tests.level_steps import buffer, first_reward, segment
 
 
 def test_rewards_and_values_are_read_once_as_lists():
@@ -83,3 +85,51 @@ def test_columns_of_several_numbers_a_step_are_named(column):
     steps["next", column] = torch.zeros(2, 2, dtype=steps["next", column].dtype)
     with pytest.raises(ValueError, match=rf"of 2 steps {column} has shape \[2, 2\]; give \[T\]"):
         Segment(steps, episode_done=True)
+
+
+def rollout(rewards: list[list[float]], done: list[list[bool]]) -> TensorDict:
+    reward, ends = torch.tensor(rewards).unsqueeze(-1), torch.tensor(done).unsqueeze(-1)
+    shape = list(ends.shape[:2])
+    following = {"reward": reward, "done": ends, "terminated": ends, "state_value": torch.zeros_like(reward)}
+    return TensorDict(
+        {"state_value": torch.zeros_like(reward), "observation": torch.zeros(*shape, 5), "next": following}, shape
+    )
+
+
+def test_episodes_are_given_actor_after_actor():
+    #         step 0      1      2
+    # actor a:  4 -------- 4 end  6 ->       actor b:  5 -> -> -> end (with the rollout)
+    steps = rollout([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[False, True, False], [False, False, True]])
+    played = torch.tensor([[4, 4, 6], [5, 5, 5]])
+    cut = list(segments(steps, played, actors=["a", "b"]))
+    assert [(actor, level, piece["next", "reward"].flatten().tolist(), done) for actor, level, piece, done in cut] == [
+        ("a", 4, [1.0, 2.0], True),
+        ("a", 6, [3.0], False),
+        ("b", 5, [4.0, 5.0, 6.0], True),
+    ]
+    levels = LevelBuffer(10, score=first_reward, seed=0)
+    for actor, level in (("a", 4), ("a", 6), ("b", 5)):
+        levels.start(actor, level)
+    update_rollout(levels, steps, played, actors=["a", "b"])
+    assert levels.probabilities()["score"].tolist() == [1.5, 5.0]
+    assert levels.in_flight("a") == [6]
+    assert levels.in_flight("b") == []
+
+
+@pytest.mark.parametrize(
+    ("played", "actors", "message"),
+    [
+        ([[4, 4], [5, 6]], None, r"are one episode on the levels \[5, 6\]"),
+        ([[4, 4], [5, 5]], None, "actor 1 plays no level"),
+        ([[4, 4, 4], [5, 5, 5]], None, r"give \[actors, T\] for both"),
+        ([[4, 5], [4, 5], [4, 5]], None, r"give \[actors, T\] for both"),
+        ([[4, 4], [5, 5]], ["a", "b", "c"], "there are 3 actors"),
+    ],
+)
+def test_a_rollout_that_is_refused_teaches_nothing(played, actors, message):
+    steps = rollout([[1.0, 2.0], [1.0, 2.0]], [[False, False], [False, False]])
+    levels = LevelBuffer(10, score=first_reward, seed=0)
+    levels.start(0, 4)
+    with pytest.raises(ValueError, match=message):
+        update_rollout(levels, steps, torch.tensor(played), actors)
+    assert levels.running.of(0)[0].steps == 0
