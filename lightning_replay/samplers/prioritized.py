@@ -366,9 +366,8 @@ class PrioritizedSampler(TorchRLNames):
     def _attach_storage(self, storage: Storage | None) -> None:
         if storage is None:
             return
-        device = device_of(storage)
-        moves = self._tree.device.type == "cpu" and self._backend != "numba"
-        if moves and device is not None and device.type == "cuda":
+        device, tree = device_of(storage), self._tree
+        if device is not None and device.type == "cuda" and tree.device.type == "cpu" and self._backend != "numba":
             # A tree on the CPU would make every draw wait for a copy of the slots.
             leaves = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")

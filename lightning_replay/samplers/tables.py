@@ -264,7 +264,7 @@ class WithinTables(TorchRLNames):
 
     def _uniform(self, count: int) -> np.ndarray:
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device=self._generator.device)
-        return uniform.cpu().numpy()
+        return (uniform if uniform.is_cpu else uniform.cpu()).numpy()
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Sets priorities, in every table that refers to a row; -1 is skipped, refused ones change nothing."""
