@@ -235,7 +235,7 @@ def fit_action(column: np.ndarray, space: gym.Space[Any], name: str, *, normaliz
     _check_bounds(column, low, high, space, name)
     floats = column.dtype.kind == "f"
     if normalized and isinstance(space, gym.spaces.Box) and space.is_bounded("both"):
-        if floats:
+        if floats:  # a bound with itself as the other leaves one action, at -1
             width = np.where(high > low, high - low, 1.0)
             column = np.clip((column - low) * 2.0 / width - 1.0, -1.0, 1.0)
         else:

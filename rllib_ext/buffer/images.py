@@ -88,6 +88,7 @@ class ImageDQNModule(DefaultDQNTorchRLModule):
 
     def _qf_forward_helper(self, batch: dict[str, Any], encoder: Any, head: Any) -> dict[str, Any]:
         if is_image(self.observation_space):
+            # Floats only here: as bytes, images take a quarter of the memory everywhere before.
             brightest = float(self.observation_space.high.max())
             images = batch[RLlibColumns.OBS].movedim(-3, -1).to(torch.float32) / brightest
             batch = {**batch, RLlibColumns.OBS: images}

@@ -117,6 +117,7 @@ def check_environment(
 ) -> gymnasium.Space[Any]:
     """Makes the environment once, begins these levels and returns its action space; refuses one that ignores them."""
     # On an EnvRunner such an error, or a held-out level that cannot be played, would have RLlib restart it endlessly.
+    # One level alone cannot show whether the environment follows it.
     environment = LevelWrapper(make_environment(config), check=level_ids if len(level_ids) > 1 else False)
     try:
         environment.reset(seed=level_ids[0])
