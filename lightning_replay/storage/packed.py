@@ -412,8 +412,12 @@ class PackedStorage(LazyTensorStorage):
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
         assert self._columns is not None
         places = slots if type(slots) is slice or self.generations is None else slots.numpy()
-        with self.snapshots.lock:
-            self.begin_write(places)
+        snapshots = self.snapshots
+        with snapshots.lock:
+            snapshots.keep(places)  # as begin_write, without the call
+            if self._shared_writes is not None:
+                self._shared_writes[0] += 1
+                self._own_writes += 1
             single = self._single
             if (
                 # One row, as environments give it, is written by one copy.
