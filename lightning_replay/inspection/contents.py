@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lightning_replay.inspection.rows import PackedColumns, RowImages, array_of, images_of
 from lightning_replay.levels.prioritization import effective_number
-from lightning_replay.retention.eviction import ARRIVAL_BITS, priority_of
 from lightning_replay.saving.chunks import ChunkedTensor
 from lightning_replay.storage.rows import Key, RowLayout
 
@@ -266,9 +265,6 @@ def _default_priority(sampler: Mapping[str, Any]) -> float:
     return largest if largest > 0 else 1.0
 
 
-_ARRIVALS = (1 << ARRIVAL_BITS) - 1
-
-
 class Retained(NamedTuple):
     """Rows kept by importance. Arrays ``[N]`` are of the rows in ``slots``, int64 ``[N]``, ascending.
 
@@ -305,6 +301,9 @@ def retained_of(writer: Mapping[str, Any]) -> Retained | None:
     rows = writer.get("rows")
     if not isinstance(rows, Mapping) or "keys" not in rows:
         return None
+    # Here: other buffers are read without numba.
+    from lightning_replay.retention.eviction import ARRIVALS, priority_of
+
     keys = array_of(rows["keys"])
     slots = np.delete(np.arange(len(keys)), rows["holes"])
     surprise = np.full(len(keys), np.nan, np.float32)
@@ -314,7 +313,7 @@ def retained_of(writer: Mapping[str, Any]) -> Retained | None:
     newest = np.zeros(0, np.float32) if diagnostics is None else array_of(diagnostics["newest"]["surprise"])
     return Retained(
         slots=slots,
-        arrival=(keys & _ARRIVALS)[slots],
+        arrival=(keys & ARRIVALS)[slots],
         priority=priority_of(keys[slots]),
         surprise=surprise[slots],
         newest_surprise=newest[~np.isnan(newest)],

@@ -22,7 +22,7 @@ from lightning_replay.retention.rules import RetentionRule
 
 ARRIVAL_BITS = 32  # the lower half of a key
 WIDEST_TOP = 1024  # nodes of the highest level, which is searched as one row
-_ARRIVALS = (1 << ARRIVAL_BITS) - 1
+ARRIVALS = (1 << ARRIVAL_BITS) - 1
 _SIGN = 0x7FFF_FFFF
 _SHIFT = 6
 _FAN_OUT = 1 << _SHIFT
@@ -92,7 +92,7 @@ class LeavingOrder:
         return priority_of(self.nodes[slots])
 
     def arrival(self, slots: np.ndarray) -> np.ndarray:
-        return self.nodes[slots] & _ARRIVALS
+        return self.nodes[slots] & ARRIVALS
 
     def write(self, slots: np.ndarray, keys: np.ndarray) -> None:
         self.nodes[slots] = keys  # NumPy writes in order: the last duplicate stays
@@ -182,7 +182,7 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
         mine, other = wide ^ ((wide >> 63) & _SIGN), lowest >> ARRIVAL_BITS
         if not (always_admits or mine > other or (ties_enter and mine == other)):
             continue
-        earlier = (lowest & _ARRIVALS) - first_arrival
+        earlier = (lowest & ARRIVALS) - first_arrival
         if earlier >= 0:  # a row of this call leaves again
             slots[earlier] = -1
         slots[row] = slot

@@ -336,8 +336,8 @@ class RetentionWriter(Seeded, ReplayWriter):
             signals: ``action_values`` ``[B, A]`` with ``action``, and ``surprise`` ``[B]`` in place of ``td_error**2``.
 
         Raises:
-            ValueError: feedback of another shape, or that is no surprise; none that the rule needs. IndexError: an action
-                that does not exist.
+            ValueError: feedback of another shape, or that is no surprise; none that the rule needs.
+            IndexError: an action that does not exist.
         """
         rule = self.rule
         if signals.get("surprise") is not None:
