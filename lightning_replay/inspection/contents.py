@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lightning_replay.inspection.rows import PackedColumns, RowImages, array_of, images_of
 from lightning_replay.levels.prioritization import effective_number
-from lightning_replay.retention.eviction import ARRIVAL_BITS, priority_of
 from lightning_replay.saving.chunks import ChunkedTensor
 from lightning_replay.storage.rows import Key, RowLayout
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 _SHOWN_OPTIONS = ("batch_size", "n_steps", "discount", "prefetch")
 _UNIFORM = ("UniformSampler", "RandomSampler")
-_ARRIVALS = (1 << ARRIVAL_BITS) - 1
 _TOP = 0.1  # the likeliest tenth of the rows
 
 REWARD: Key = ("next", "reward")
@@ -429,6 +427,9 @@ def _retained_of(writer: Mapping[str, Any]) -> Retained | None:
     rows = writer.get("rows")
     if not isinstance(rows, Mapping) or "keys" not in rows:
         return None
+    # Here: other buffers are read without numba.
+    from lightning_replay.retention.eviction import ARRIVALS, priority_of
+
     keys = array_of(rows["keys"])  # the priority in the upper bits, the number of the arrival in the lower ones
     slots = np.delete(np.arange(len(keys)), rows["holes"])
     surprise = np.full(len(keys), np.nan, np.float32)
@@ -438,7 +439,7 @@ def _retained_of(writer: Mapping[str, Any]) -> Retained | None:
     newest = np.zeros(0, np.float32) if diagnostics is None else array_of(diagnostics["newest"]["surprise"])
     counts = (int(writer[name]) for name in ("offered", "refused", "evicted"))
     known = newest[~np.isnan(newest)]
-    return Retained(slots, (keys & _ARRIVALS)[slots], priority_of(keys[slots]), surprise[slots], known, *counts)
+    return Retained(slots, (keys & ARRIVALS)[slots], priority_of(keys[slots]), surprise[slots], known, *counts)
 
 
 def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.ndarray, np.ndarray | None, int | None]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows that leave first: the order of their priorities, as if one row at a time arrived, and what feedback sets."""
+"""The rows that leave first: the order of their priorities, as if one row at a time arrived.
+
+Imported to read saves, so without TorchRL.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,17 @@ from numba import njit
 from torch import Tensor
 
 from lightning_replay.compiled import compiled
-from lightning_replay.feedback import real_numbers
 from lightning_replay.memory import check_free
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.retention.rules import RetentionRule
-from lightning_replay.retention.surprise import squared_td_error
 
 ARRIVAL_BITS = 32  # the lower half of a key
 WIDEST_TOP = 1024  # nodes of the highest level, which is searched as one row
-_ARRIVALS = (1 << ARRIVAL_BITS) - 1
+ARRIVALS = (1 << ARRIVAL_BITS) - 1
 _SIGN = 0x7FFF_FFFF
 _SHIFT = 6
 _FAN_OUT = 1 << _SHIFT
 _ABSENT = np.iinfo(np.int64).max
-_LARGEST = torch.finfo(torch.float32).max
 _NO_SLOTS = np.zeros(0, dtype=np.int64)
 # A call between compiled functions counts references to every array it passes.
 _inlined = njit(inline="always")
@@ -92,7 +92,7 @@ class LeavingOrder:
         return priority_of(self.nodes[slots])
 
     def arrival(self, slots: np.ndarray) -> np.ndarray:
-        return self.nodes[slots] & _ARRIVALS
+        return self.nodes[slots] & ARRIVALS
 
     def write(self, slots: np.ndarray, keys: np.ndarray) -> None:
         self.nodes[slots] = keys  # NumPy writes in order: the last duplicate stays
@@ -182,7 +182,7 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
         mine, other = wide ^ ((wide >> 63) & _SIGN), lowest >> ARRIVAL_BITS
         if not (always_admits or mine > other or (ties_enter and mine == other)):
             continue
-        earlier = (lowest & _ARRIVALS) - first_arrival
+        earlier = (lowest & ARRIVALS) - first_arrival
         if earlier >= 0:  # a row of this call leaves again
             slots[earlier] = -1
         slots[row] = slot
@@ -217,74 +217,6 @@ class Factors(NamedTuple):
 
     def rows(self, kept: np.ndarray) -> Factors:
         return Factors(self.surprise[kept], self.on_policyness[kept], self.priority[kept], self.is_known)
-
-
-def read_factors(rule: RetentionRule, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
-    """Returns the factors in feedback for ``count`` rows, validated; only TD errors may still be infinite or NaN."""
-    if signals.get("surprise") is not None:
-        measured = checked_surprise("surprise", signals["surprise"], count, "No priority was changed")
-    elif td_error is not None:
-        measured = squared_td_error(td_error.reshape(-1).to("cpu", torch.float32)).clamp_max(_LARGEST)
-    elif rule.takes_surprise:
-        raise ValueError(
-            f"update_priority got neither td_error nor surprise, and {type(rule).__name__} keeps rows by their "
-            "surprise; pass one of them. No priority was changed"
-        )
-    else:
-        measured = torch.full((count,), torch.nan, device="cpu")  # unknown, and not used
-    weight = _on_policyness(rule, count, signals)
-    if len(measured) == count:
-        return Factors.by(rule, measured, weight)
-    return Factors(measured.numpy(), weight.numpy(), measured.numpy())  # TD errors that the caller refuses
-
-
-def checked_surprise(what: str, given: Any, count: int, outcome: str) -> Tensor:
-    """Returns the surprise of ``count`` rows, finite and not negative, as float32 ``[count]`` on the CPU.
-
-    Args:
-        what: the name of what was given, for errors, which end with ``outcome``.
-    """
-    numbers = real_numbers(what, given, outcome)
-    if numbers.shape not in ((count,), (count, 1)):
-        raise ValueError(
-            f"{what} is {list(numbers.shape)} for {count} rows; one number for each is accepted, [{count}]. {outcome}"
-        )
-    numbers = numbers.detach().reshape(-1).to("cpu", torch.float32)
-    array = numbers.numpy()
-    if count and not (array.min() >= 0 and array.max() < np.inf):  # of NaN neither is true
-        rows = np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist()
-        raise ValueError(
-            f"{what} is {array[rows[0]]} in rows {rows[:10]}; surprise is finite and not negative. {outcome}"
-        )
-    return numbers
-
-
-def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) -> Tensor:
-    action_values, action = signals.get("action_values"), signals.get("action")
-    if rule.needs_actions and action_values is None:
-        raise ValueError(
-            f"{type(rule).__name__} learns from action_values [B, A] and action [B] alone, and update_priority got "
-            "none; pass both. No priority was changed"
-        )
-    if not rule.weighs_actions or action_values is None:
-        return torch.ones(count, device="cpu")
-    if action is None:
-        raise ValueError("update_priority got action_values without action; pass action=batch['action'] as well")
-    action_values = real_numbers("action_values", action_values, "No priority was changed")
-    if action_values.ndim != 2 or action_values.shape[0] != count:
-        raise ValueError(
-            f"action_values must be [{count}, A], the values of all actions for each row of the batch; got "
-            f"{list(action_values.shape)}. No priority was changed"
-        )
-    action = real_numbers("action", action, "No priority was changed").to(action_values.device)
-    weight = rule.on_policyness(action_values, action).to("cpu", torch.float32)
-    if bool(weight.isnan().any()):
-        rows = weight.isnan().nonzero().flatten().tolist()
-        raise ValueError(
-            f"action_values are NaN or infinite in rows {rows[:10]} of the batch; finite ones are accepted, and -inf "
-            "for illegal actions. No priority was changed"
-        )
-    return weight
 
 
 class Decisions(NamedTuple):

@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer
 
+from lightning_replay.feedback import real_numbers
 from lightning_replay.options import check_kind, checked_flag
 from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.retention.eviction import (
@@ -24,10 +25,9 @@ from lightning_replay.retention.eviction import (
     Decisions,
     Factors,
     RetainedRows,
-    checked_surprise,
-    read_factors,
 )
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnly, SurpriseOnPolicyness
+from lightning_replay.retention.surprise import squared_td_error
 from lightning_replay.saving.spec import recorded
 from lightning_replay.state import DeclaredState
 from lightning_replay.storage.columns import Column, as_array, as_rows
@@ -39,6 +39,7 @@ HOARDING_RATIO = 2.0  # of the share of episode ends, or of the TD error, to tha
 MIN_ROWS = 100  # shares of fewer rows are chance
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TERMINATED = ("next", "terminated")
+_LARGEST = torch.finfo(torch.float32).max
 _UNKNOWN = -1  # whether a row ends an episode
 logger: logging.Logger = logging.getLogger(__name__)
 InitialSurprise = Callable[[TensorDictBase], Tensor]
@@ -94,6 +95,55 @@ class NewestRows(DeclaredState):
 
 def _mean(values: np.ndarray) -> float:
     return float(values.mean(dtype=np.float64)) if len(values) else math.nan
+
+
+def checked_surprise(what: str, given: Any, count: int, outcome: str) -> Tensor:
+    """Returns the surprise of ``count`` rows, finite and not negative, as float32 ``[count]`` on the CPU.
+
+    Args:
+        what: the name of what was given, for errors, which end with ``outcome``.
+    """
+    numbers = real_numbers(what, given, outcome)
+    if numbers.shape not in ((count,), (count, 1)):
+        raise ValueError(
+            f"{what} is {list(numbers.shape)} for {count} rows; one number for each is accepted, [{count}]. {outcome}"
+        )
+    numbers = numbers.detach().reshape(-1).to("cpu", torch.float32)
+    array = numbers.numpy()
+    if count and not (array.min() >= 0 and array.max() < np.inf):  # of NaN neither is true
+        rows = np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist()
+        raise ValueError(
+            f"{what} is {array[rows[0]]} in rows {rows[:10]}; surprise is finite and not negative. {outcome}"
+        )
+    return numbers
+
+
+def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) -> Tensor:
+    action_values, action = signals.get("action_values"), signals.get("action")
+    if rule.needs_actions and action_values is None:
+        raise ValueError(
+            f"{type(rule).__name__} learns from action_values [B, A] and action [B] alone, and update_priority got "
+            "none; pass both. No priority was changed"
+        )
+    if not rule.weighs_actions or action_values is None:
+        return torch.ones(count, device="cpu")
+    if action is None:
+        raise ValueError("update_priority got action_values without action; pass action=batch['action'] as well")
+    action_values = real_numbers("action_values", action_values, "No priority was changed")
+    if action_values.ndim != 2 or action_values.shape[0] != count:
+        raise ValueError(
+            f"action_values must be [{count}, A], the values of all actions for each row of the batch; got "
+            f"{list(action_values.shape)}. No priority was changed"
+        )
+    action = real_numbers("action", action, "No priority was changed").to(action_values.device)
+    weight = rule.on_policyness(action_values, action).to("cpu", torch.float32)
+    if bool(weight.isnan().any()):
+        rows = weight.isnan().nonzero().flatten().tolist()
+        raise ValueError(
+            f"action_values are NaN or infinite in rows {rows[:10]} of the batch; finite ones are accepted, and -inf "
+            "for illegal actions. No priority was changed"
+        )
+    return weight
 
 
 def _warn_of_hoard(stats: Mapping[str, float], newest_share: float, rule: RetentionRule) -> None:
@@ -286,16 +336,31 @@ class RetentionWriter(ReplayWriter):
             signals: ``action_values`` ``[B, A]`` with ``action``, and ``surprise`` ``[B]`` in place of ``td_error**2``.
 
         Raises:
-            ValueError, IndexError: as :func:`~lightning_replay.retention.eviction.read_factors`.
+            ValueError: feedback of another shape, or that is no surprise; none that the rule needs.
+            IndexError: an action that does not exist.
         """
-        factors = read_factors(self.rule, count, td_error, signals)
+        rule = self.rule
+        if signals.get("surprise") is not None:
+            measured = checked_surprise("surprise", signals["surprise"], count, "No priority was changed")
+        elif td_error is not None:
+            measured = squared_td_error(td_error.reshape(-1).to("cpu", torch.float32)).clamp_max(_LARGEST)
+        elif rule.takes_surprise:
+            raise ValueError(
+                f"update_priority got neither td_error nor surprise, and {type(rule).__name__} keeps rows by their "
+                "surprise; pass one of them. No priority was changed"
+            )
+        else:
+            measured = torch.full((count,), torch.nan, device="cpu")  # unknown, and not used
+        weight = _on_policyness(rule, count, signals)
+        if len(measured) != count:  # TD errors, which the caller refuses with a message of its own
+            return Factors.unknown(count)
         if self.rule.weighs_actions and signals.get("action_values") is None and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "update_priority was given no action_values, so rows are kept by surprise alone; pass action_values= "
                 "and action=, or build the buffer with rule=SurpriseOnly()"
             )
-        return factors
+        return Factors.by(rule, measured, weight)
 
     def update_priority(self, index: Tensor, factors: Factors, *, both: bool = False) -> None:
         slots = index.cpu().numpy()
