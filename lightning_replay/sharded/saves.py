@@ -106,10 +106,8 @@ def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | No
     if previous is not None:
         with suppress(DamagedFileError, OSError, ValueError):
             manifest = read_manifest(previous / names.manifest, SHARDS_VERSION)
-            return [
-                Folder.at(previous) / name
-                for name in names_of_shards(Path(manifest["data"]).name, manifest["num_shards"])
-            ]
+            data = Path(manifest["data"]).name
+            return [Folder.at(previous) / name for name in names_of_shards(data, manifest["num_shards"])]
     return []
 
 

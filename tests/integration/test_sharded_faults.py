@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,9 @@ def test_a_shard_that_dies_between_the_halves_of_a_load_reads_its_part_again(
             module.load_shards = stage
             result = stage(shards, *arguments)
             ray.kill(shards.handles[0])
+            with suppress(ray.exceptions.RayActorError):  # it may live for a while, and use the save
+                while True:
+                    ray.get(shards.handles[0].report.remote())
             return result
 
         module.load_shards = staged
