@@ -91,7 +91,7 @@ class ConflictAverseStep(DeclaredState):
         tensor([1.3333, 2.6667])
     """
 
-    saved_attributes = ("updates",)
+    saved_attributes: tuple[str, ...] = ("updates",)
 
     def __init__(
         self,

@@ -226,7 +226,7 @@ class Collection(Collector):
         ended = self._count_step(reward, done)
         if ended and self._assignment is not None:
             self._assignment.finish(vector.env, np.flatnonzero(done), [returned for _, returned, _ in ended])
-        self.episodes += [Episode(self.env_steps, returned, length) for _, returned, length in ended]
+        self.episodes.extend(Episode(self.env_steps, returned, length) for _, returned, length in ended)
 
     def _store(self) -> None:
         excess = max(0, self.env_steps - self._last_step)  # of the last step of several environments

@@ -42,7 +42,7 @@ class ReturnNormalization(DeclaredState, Discounting):
     """
 
     # Not the running sums, which belong to episodes that are not resumed.
-    saved_attributes = ("_count", "_mean", "_squares")
+    saved_attributes: tuple[str, ...] = ("_count", "_mean", "_squares")
 
     def __init__(self, discount: float = 0.999, clip: float = 10.0) -> None:
         self.discount: float = checked_share("discount", discount)
