@@ -40,7 +40,7 @@ def make_figure(
     The figure draws into files alone: the display that ``pyplot`` uses, such as that of a notebook, stays as it is.
     Text of 10 points in a figure 7 inches wide is readable on a page that shows the picture 700 pixels wide.
 
-    ``rows`` and ``columns`` are those of panels, ``height`` and ``width`` of the figure are in inches, ``options``
+    ``rows`` and ``columns`` count panels, ``height`` and ``width`` of the figure are in inches, ``options`` are
     further ones of ``Figure.subplots``. For ``picture`` see :func:`import_matplotlib`.
     """
     import_matplotlib(picture)

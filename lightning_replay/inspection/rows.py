@@ -88,7 +88,7 @@ class PackedColumns:
         self.layout: RowLayout = layout
 
     def whole(self, keys: Sequence[Key]) -> dict[Key, np.ndarray]:
-        """Returns columns ``[N, ...]`` by key, read in one pass over all rows; those that are not stored are absent."""
+        """Returns columns ``[N, ...]`` by key, read in one pass over all rows; keys that are not stored are absent."""
         wanted = [key for key in keys if key in self.layout.columns]
         pieces: dict[Key, list[np.ndarray]] = {key: [] for key in wanted}
         for _, rows in self._rows.pieces() if wanted else ():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved buffers at a path: a replay, levels, and those in checkpoints of Lightning and RLlib."""
+"""Saved buffers at a path: a replay, levels, and buffers in checkpoints of Lightning and RLlib."""
 
 from __future__ import annotations
 

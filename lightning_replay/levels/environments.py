@@ -166,7 +166,7 @@ class LevelVectorWrapper(VectorWrapper):
         if not self._has_begun and self._probes:
             _require_levels_to_show(self._first_observations, self._probes, self.num_envs, str(self.env))
         chosen = self._choose(mask, named)
-        # Chosen first, abandoned after: the choices equal those of a run without a break.
+        # Chosen first, abandoned after: the choices equal the choices of a run without a break.
         for row in np.flatnonzero(mask):
             self.levels.abandon_all_but_newest(self.actors[row])
         observations, infos = self._reset(chosen.tolist(), others or None)

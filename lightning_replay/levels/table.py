@@ -142,7 +142,7 @@ class LevelTable:
             drawn = int(torch.randint(total or self._count, (), generator=self.generator, device="cpu"))
             row = self._sums.find_below(self.episodes, self._count, drawn) if total else drawn
         elif in_flight:
-            # Linear in the number of levels: ranks among those that are left are others for each set in flight.
+            # Linear in the number of levels: each set in flight leaves other levels, with other ranks.
             cumulative = np.cumsum(self._by_score(in_flight))
             row = int(np.searchsorted(cumulative, uniform(self.generator) * cumulative[-1], side="right"))
             row = min(row, self._count - 1)
@@ -164,7 +164,7 @@ class LevelTable:
     def probabilities(self, in_flight: Collection[int] = ()) -> np.ndarray:
         """Returns the replay probability of each row, float64 ``[L]``.
 
-        Levels ``in_flight`` have probability 0 by score, and ranks are those among the others, unless all levels are in
+        Levels ``in_flight`` have probability 0 by score, and ranks are among the others, unless all levels are in
         flight. Staleness is not concerned.
         """
         if self._count == 0:
@@ -314,7 +314,7 @@ class LevelSampler(LevelTable, Sampler):
         """Sets the scores of the levels that rows hold; their staleness is unchanged.
 
         Args:
-            index: rows ``[N]``; rows below 0, those of refused levels, are skipped.
+            index: rows ``[N]``; rows below 0, of refused levels, are skipped.
             priority: scores ``[N]``, finite, of any sign.
             storage: ignored.
             generation: of the rows when they were drawn, ``[N]``; scores of levels evicted since are dropped and
