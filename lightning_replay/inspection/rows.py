@@ -56,7 +56,11 @@ class StoredRows:
             found += memoryview(self._content)[start - begin : end - begin]
             start = begin + len(self._content)
         # an empty buffer has no memory to share
-        flat = torch.frombuffer(found, dtype=self._rows.dtype) if found else torch.zeros(0, dtype=self._rows.dtype, device="cpu")
+        flat = (
+            torch.frombuffer(found, dtype=self._rows.dtype)
+            if found
+            else torch.zeros(0, dtype=self._rows.dtype, device="cpu")
+        )
         return flat.view(shape)
 
     def _read(self, number: int, file: Any, expected: Mapping[str, Any]) -> None:
