@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -12,29 +13,34 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_replay.saves import save_id
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import LOCK_FILE, exclusive
 from lightning_replay.saving.files import sync
 
-__all__ = ["ReplayCheckpointIO", "SyncedCheckpointIO", "check_checkpoint", "replays_beside", "saved_replay"]
+__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "check_checkpoint", "replays_beside", "saved_replay"]
 
 
 _UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
 
 
-class SyncedCheckpointIO(CheckpointIO):
-    """Waits until a checkpoint file is on the disk; the plug-in ``wrapped`` writes and reads it.
+class CheckedCheckpointIO(CheckpointIO):
+    """Warns once of entries that could not be loaded again, and waits until a checkpoint file is on the disk.
 
-    A data module installs it around the trainer's own.
+    A data module installs it around the trainer's own plug-in, ``wrapped``, which writes and reads the file.
     """
 
     def __init__(self, wrapped: CheckpointIO) -> None:
         self.wrapped = wrapped
+        self._is_first = True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+        if self._is_first:
+            self._is_first = False
+            _warn_of_unloadable(checkpoint)
         if Path(path).is_file():  # not if a plug-in writes later or elsewhere
             sync(Path(path))
             sync(Path(path).parent)
@@ -50,7 +56,7 @@ class SyncedCheckpointIO(CheckpointIO):
         self.wrapped.teardown()
 
 
-class ReplayCheckpointIO(SyncedCheckpointIO):
+class ReplayCheckpointIO(CheckedCheckpointIO):
     """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
 
     An existing folder is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
@@ -146,6 +152,33 @@ def check_checkpoint(path: str | Path | None) -> None:
         raise ValueError(f"ckpt_path is {str(path)!r}, which torch does not load ({reason}); {accepted}") from error
     if not isinstance(content, Mapping) or not {"state_dict", "pytorch-lightning_version"} <= set(content):
         raise ValueError(f"ckpt_path is {str(path)!r}, which is no checkpoint of Lightning; {accepted}")
+
+
+def _warn_of_unloadable(checkpoint: Mapping[str, Any]) -> None:
+    parts: dict[str, Any] = {}
+    for name, value in checkpoint.items():
+        if name not in ("state_dict", "optimizer_states"):  # tensors, which load, and large
+            nested = isinstance(value, Mapping)
+            parts |= {f"{name}.{key}": entry for key, entry in value.items()} if nested else {name: value}
+    unloadable = [f"{name} ({type(value).__name__})" for name, value in parts.items() if not _is_loadable(value)]
+    if unloadable:
+        rank_zero_warn(
+            f"a checkpoint holds {', '.join(unloadable)}, which fit(ckpt_path=...) and load_from_checkpoint do not "
+            "load unless weights_only=False is given. Give the hyperparameters as plain numbers, texts, lists and "
+            "tensors, or leave them out with save_hyperparameters(ignore=...)."
+        )
+
+
+def _is_loadable(value: Any) -> bool:
+    # As Lightning loads by default, weights_only.
+    content = io.BytesIO()
+    try:
+        torch.save(value, content)
+        content.seek(0)
+        torch.load(content, weights_only=True)
+    except Exception:  # as of objects of any class
+        return False
+    return True
 
 
 def replays_beside(file: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lightning_replay.agents.interfaces import TrainingData, UpdateBatches, idle_schedulers
 from lightning_replay.envs.building import check_env
-from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO, SyncedCheckpointIO
+from lightning_replay.lit.checkpoint_files import CheckedCheckpointIO, ReplayCheckpointIO
 from lightning_replay.lit.collection import Collector, Pace, RolloutPace, check_tasks
 from lightning_replay.lit.playing import make_environment
 from lightning_replay.options import check_kind, checked_flag
@@ -147,10 +147,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             self._agent.configure_model()  # before callbacks such as StochasticWeightAveraging copy the agent
             # last: Lightning does not undo changes of the trainer if setup raises
             plugin = self.trainer.strategy.checkpoint_io
-            while isinstance(plugin, SyncedCheckpointIO):  # of an earlier fit
+            while isinstance(plugin, CheckedCheckpointIO):  # of an earlier fit
                 plugin = plugin.wrapped
-            synced = SyncedCheckpointIO(plugin) if self.replay is None else ReplayCheckpointIO(plugin, self)
-            self.trainer.strategy.checkpoint_io = synced
+            checked = CheckedCheckpointIO(plugin) if self.replay is None else ReplayCheckpointIO(plugin, self)
+            self.trainer.strategy.checkpoint_io = checked
             self._log_by_env_steps(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from

@@ -314,37 +314,37 @@ class ContinuousTransitionSampler(PairSampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(first=first, update_partners=update_partners, seed=seed)
-        self._episodes = FollowedEpisodes(done_key, check_continuity)
+        self.followed = FollowedEpisodes(done_key, check_continuity)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""
-        assert self._episodes.links is not None
-        following = self._episodes.links.successor[index]
+        assert self.followed.links is not None
+        following = self.followed.links.successor[index]
         return torch.where(following < 0, index, following)
 
     def check_rows(self, rows: TensorDictBase) -> None:
         super().check_rows(rows)
-        self._episodes.check_rows(rows, type(self).__name__, "pairs of consecutive steps")
+        self.followed.check_rows(rows, type(self).__name__, "pairs of consecutive steps")
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        self._episodes.write(index, storage)
-        self._episodes.warn()
+        self.followed.write(index, storage)
+        self.followed.warn()
 
     def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         super().cut(index, trajectories)
-        self._episodes.cut(index, trajectories)
+        self.followed.cut(index, trajectories)
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self._episodes.nbytes
+        return super().nbytes + self.followed.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"learned": self._episodes.state_dict()}
+        return super().state_dict() | {"learned": self.followed.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._episodes.load_state_dict(state_dict["learned"])
+        self.followed.load_state_dict(state_dict["learned"])
 
     def _empty(self) -> None:
         super()._empty()
-        self._episodes.links = None
+        self.followed.links = None

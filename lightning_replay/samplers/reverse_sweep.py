@@ -115,7 +115,7 @@ class ReverseSweepSampler(UniformSampler):
         super().__init__(seed=seed)
         self.goal: ConditionLike = own(goal, "goal")
         self.sweep_share: float = checked_share("sweep_share", sweep_share)
-        self._followed = FollowedEpisodes(done_key, check_continuity)
+        self.followed = FollowedEpisodes(done_key, check_continuity)
         self._empty()
 
     @property
@@ -131,7 +131,7 @@ class ReverseSweepSampler(UniformSampler):
         """
         if not len(storage):
             raise empty_storage()
-        if self._followed.links is None:
+        if self.followed.links is None:
             self._attach_storage(storage, torch.empty(0, dtype=torch.int64, device="cpu"))
         generator = self._generator
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
@@ -157,26 +157,26 @@ class ReverseSweepSampler(UniformSampler):
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
-        self._followed.check_rows(rows, type(self).__name__, "sweeps along episodes")
+        self.followed.check_rows(rows, type(self).__name__, "sweeps along episodes")
         # A copy: the condition is evaluated once more for each row that is stored, and may keep a state.
         holds(copy.deepcopy(self.goal) if isinstance(self.goal, Condition) else self.goal, rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         slots = written_slots(index, storage, type(self).__name__)
         assert storage is not None
-        if self._followed.links is None:
+        if self.followed.links is None:
             self._attach_storage(storage, slots)
         self._link(slots, storage)
-        self._followed.warn()
+        self.followed.warn()
 
     @property
     def nbytes(self) -> int:
-        return self._followed.nbytes + self._episode.nbytes + self._place.nbytes
+        return self.followed.nbytes + self._episode.nbytes + self._place.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            **self._followed.state_dict(),
+            **self.followed.state_dict(),
             "episode": self._episode.clone(),
             "next_episode": self._next_episode,
             "goals": self._goals.state(),
@@ -187,7 +187,7 @@ class ReverseSweepSampler(UniformSampler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._empty()
-        self._followed.load_state_dict(state_dict)
+        self.followed.load_state_dict(state_dict)
         self._episode = state_dict["episode"].clone()
         self._place = torch.full_like(self._episode, -1)
         self._next_episode = state_dict["next_episode"]
@@ -199,7 +199,7 @@ class ReverseSweepSampler(UniformSampler):
             self.goal.load_state_dict(state_dict["condition"])  # type: ignore[union-attr]
 
     def _empty(self) -> None:
-        self._followed.links = None
+        self.followed.links = None
         # The running number of each slot's episode, and scratch space: the place of a slot in a batch of new rows.
         self._episode = self._place = torch.empty(0, dtype=torch.int64, device="cpu")
         self._next_episode = 0  # counts rows, each of which may begin one
@@ -209,15 +209,15 @@ class ReverseSweepSampler(UniformSampler):
         self.goal = own(self.goal)  # a copy without running episodes
 
     def on_evict(self, index: Tensor) -> None:
-        if self._followed.links is None:
+        if self.followed.links is None:
             return
-        self._followed.links.release(index)
+        self.followed.links.release(index)
         self._goals.drop(index)
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
 
     def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        self._followed.cut(index, trajectories)
+        self.followed.cut(index, trajectories)
 
     @torch.inference_mode(False)
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
@@ -233,7 +233,7 @@ class ReverseSweepSampler(UniformSampler):
         self._goals.drop(index)
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
-        self._followed.write(index, storage)
+        self.followed.write(index, storage)
         episode = self._number(index)
         reached = holds(self.goal, storage.get(index))
         if bool(reached.any()):
@@ -242,14 +242,14 @@ class ReverseSweepSampler(UniformSampler):
         elif self._next_episode >= max(self._unmet_after, storage.max_size):
             rows, slots = self._next_episode, occupancy_of(storage).slots()
             self._unmet_after = _NEVER  # before a warning that may be made an error
-            if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self._followed.done_key):
+            if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self.followed.done_key):
                 self._unmet_after = 2 * rows
 
     def _number(self, index: Tensor) -> Tensor:
-        assert self._followed.links is not None
+        assert self.followed.links is not None
         own = torch.arange(len(index), device=index.device)
         self._place[index] = own
-        before = self._followed.links.predecessors(index)
+        before = self.followed.links.predecessors(index)
         place = torch.where(before >= 0, self._place[before], -1)
         self._place[index] = -1
         first = torch.where(place >= 0, place, own)
@@ -262,12 +262,12 @@ class ReverseSweepSampler(UniformSampler):
 
     def _walk(self, count: int) -> Tensor:
         # The steps of an episode lie equally far apart in most rings: that distance is assumed, then checked.
-        assert self._followed.links is not None
+        assert self.followed.links is not None
         here = torch.tensor([self._cursor], device=self._episode.device)
-        before = self._followed.links.predecessors(here)
+        before = self.followed.links.predecessors(here)
         distance = here - before
-        guess = (here - distance * torch.arange(count, device=here.device)) % self._followed.links.capacity
-        before = self._followed.links.predecessors(guess)
+        guess = (here - distance * torch.arange(count, device=here.device)) % self.followed.links.capacity
+        before = self.followed.links.predecessors(guess)
         wrong = (before[:-1] != guess[1:]).nonzero()
         right = count if not len(wrong) else int(wrong[0]) + 1
         self._cursor = int(before[right - 1])

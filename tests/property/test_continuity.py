@@ -106,7 +106,7 @@ def test_links_are_those_of_rows_that_connect(batches, named, kind) -> None:
         replay = Replay(storage=PackedStorage(100), sampler=sampler, batch_size=4)
     for batch in batches:
         replay.extend(rows_of(batch, named=named))
-    links = replay._episodes.links if kind == "returns" else replay.sampler.links
+    links = replay._episodes.links if kind == "returns" else replay.sampler.followed.links
     expected = followers(batches, named=named)
     assert links.successor[: len(expected)].tolist() == expected
 

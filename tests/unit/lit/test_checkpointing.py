@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -246,3 +247,18 @@ def test_remote_paths_are_refused(ended) -> None:
 def test_overwriting_at_the_same_update_keeps_the_replay(ended) -> None:
     ended[0].save_checkpoint(ended[1])
     assert checkpoints_in(ended[1].parent) == (["end.ckpt"], ["end.40.replay"])
+
+
+class Sized(Tiny):
+    def __init__(self, width=np.float64(3)) -> None:  # noqa: B008
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_hyperparameters_that_are_not_loaded_again_are_named_at_the_save(tmp_path: Path) -> None:
+    save, file = SaveAt(40, tmp_path / "by_hand.ckpt"), tmp_path / "by_hand.ckpt"
+    with pytest.warns(UserWarning, match=r"holds hyper_parameters.width \(float64\), which fit.*do not load unless"):
+        make_trainer(tmp_path, [save]).fit(Sized(), datamodule=make_data())
+    data = make_data(env_steps=64)
+    make_trainer(tmp_path).fit(Sized(3.0), datamodule=data, ckpt_path=file, weights_only=False)
+    assert data.updates_done == 44

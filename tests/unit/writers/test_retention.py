@@ -476,7 +476,7 @@ def test_rows_are_not_linked_across_a_row_that_was_refused(at_once, sampler) -> 
     for part in parts:
         replay.extend(part)
     assert rewards(replay) == [5.0, 6.0, 6.0, 3.0]
-    links = replay.sampler.links
+    links = replay.sampler.followed.links
     # a2 in 0 is followed by a3 in 1; b1 in 3 not by b3 in 2, as bx is missing
     assert links.successor.tolist() == [1, -1, -1, -1]
 
