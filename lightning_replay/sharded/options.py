@@ -12,7 +12,6 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from lightning_replay import recipes
 from lightning_replay.options import (
     ABOVE_ZERO,
     accepted_names,
@@ -119,6 +118,8 @@ class ReplayOptions:
 
     @classmethod
     def checked(cls, recipe: str, options: Mapping[str, Any], limits: dict[str, Any]) -> ReplayOptions:
+        from lightning_replay import recipes  # here: RLlib's EnvRunners import this file without TorchRL
+
         shards, of_recipe = split_options(options)
         check_kind("recipe", recipe, str, "the name of a recipe, such as 'prioritized'")
         if of_recipe.get("prefetch"):
@@ -136,6 +137,8 @@ class ReplayOptions:
         return {name: int(self.of_recipe[name]) for name in CAPACITIES if self.of_recipe.get(name) is not None}
 
     def template(self) -> Replay:
+        from lightning_replay import recipes
+
         # A replay as in the shards, but without rows: its sampler divides draws.
         return recipes.by_name(self.recipe)(**options_of_shard(self.of_recipe, self.shards.num_shards))
 

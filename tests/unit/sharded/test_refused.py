@@ -78,7 +78,7 @@ def test_bad_feedback_changes_nothing() -> None:
             replay.update_priority(*arguments)
     with pytest.raises(TypeError, match="the signal 'surprize'"):
         replay.update_priority(batch, torch.ones(8), surprize=torch.ones(8))
-    with pytest.raises(ValueError, match="the batch has no 'td_error'"):
+    with pytest.raises(TypeError, match="no td_error"):
         replay.update_tensordict_priority(batch)
     assert replay.awaits_priorities and np.isclose(sum(replay.stats()["mass"]), 40, rtol=1e-4)
 
