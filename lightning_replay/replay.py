@@ -30,7 +30,7 @@ from lightning_replay.episodes.running import (
     slots_by_age,
     stored_trajectories,
 )
-from lightning_replay.feedback import Feedback, given_feedback, given_priority, judged, td_error_of
+from lightning_replay.feedback import Feedback, given_feedback, given_priority, judged, set_in_one_pass, td_error_of
 from lightning_replay.options import (
     check_kind,
     checked_count,
@@ -467,35 +467,39 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         check_divisible(self._sampler)
         if self._prefetch_queue:
             self._wait_for_draws()
-        replies: list[PartDraw] = []
-        data, info = self._sample(len(part), part, replies)
+        reply: Any = None
+
+        def draw() -> tuple[Tensor, dict[str, Any]]:
+            nonlocal reply
+            index, info, reply = self._sampler_hooks.sample_part(self._storage, part)
+            return index, info
+
+        data, info = self._sample(len(part), draw)
         self._feedback.last_index = info["index"]
         self._feedback.draws_since_update += 1
-        return data, replies[0]
+        return data, reply
 
     def _sample(
-        self, batch_size: int, part: DrawPart | None = None, replies: Any = None
+        self, batch_size: int, draw: Callable[[], tuple[Tensor, dict[str, Any]]] | None = None
     ) -> tuple[TensorDictBase, dict[str, Any]]:
+        # By ``draw`` where the sampler is to draw a part of a batch, see sample_part.
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
-                return self._sample(batch_size, part, replies)
+                return self._sample(batch_size, draw)
         with self._replay_lock, self._write_lock:
             storage, packed, episodes = self._storage, self._packed, self._episodes
             # Interleaved episodes in a ring are refused here, because TorchRL's slices would join them.
             if self._cuts_ring:
                 self._check_slices(self._sampler, storage, self._writer, batch_size)
             # The sampler chooses the slots and gives their weights; it reads no row unless its method needs it.
-            if part is None:
-                index, info = self._sampler.sample(storage, batch_size)
-            else:
-                index, info, reply = self._sampler_hooks.sample_part(storage, part)
-                replies.append(reply)
-            if isinstance(index, tuple):  # TorchRL's slices
+            index, info = self._sampler.sample(storage, batch_size) if draw is None else draw()
+            if isinstance(index, tuple):  # of TorchRL's slices, never of a sampler of this library
                 index = index[0]
             else:
                 if type(index) is not Tensor or index.dtype is not torch.int64 or index.shape != (batch_size,):
                     self._check_draw(index, batch_size)
-                if packed is not None and episodes is None and not self._has_transforms:  # a batch that is just rows
+                if packed is not None and episodes is None and not self._has_transforms:
+                    # A batch that is just rows; the storage adds ``generation``, a stored column.
                     info["index"] = index
                     return storage.get(index, extra=info), info
             # Rows are complete, with their returns over n steps, before a transform changes them.
@@ -506,7 +510,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if generation is not None:
                 info["generation"] = generation if self._sampler_hooks.update_partners else data.get("generation")
             for key, value in info.items():
-                # A batch that is just rows has these entries already.
+                # Set again only what a transform has replaced: the rows were read with their index and generation.
                 if data.get(key, None) is not value:
                     data.set(key, value)
             return data, info
@@ -607,11 +611,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             feedback = writer.read_feedback(len(index), td_error, signals) if needs_feedback else None
             # A sampler on the CPU compares generations in the same pass in which it sets priorities. Not where the
             # writer needs the slots of the rows that are left, too.
-            found = judged(index, td_error, generation, self._storage, None if needs_feedback else self._set_held)
-            if isinstance(found, int):  # the priorities are set
-                self._feedback.count(len(index), found)
-                return
-            slots, magnitudes, late = found
+            if self._set_held is not None and not needs_feedback:
+                num_late = set_in_one_pass(index, td_error, generation, self._storage, self._set_held)
+                if num_late is not None:
+                    self._feedback.count(len(index), num_late)
+                    return
+            slots, magnitudes, late = judged(index, td_error, generation, self._storage)
             if is_prioritized:
                 sampler.set_priorities(slots, magnitudes, self._storage)
             if needs_feedback:

@@ -225,7 +225,8 @@ class UpdatePriorities(L.Callback):
 
     Return it from ``configure_callbacks`` of a LightningModule whose ``training_step`` returns ``{"td_error": ...}``,
     detached, ``[B]``, and optionally ``surprise`` ``[B]``, ``action_values`` ``[B, A]`` and ``action`` ``[B]`` for a
-    replay that keeps transitions by their priority. Others ignore these.
+    replay that keeps transitions by their priority. Others ignore these, and need no TD errors. It acts after single
+    batches; a ``training_step`` that gets several calls ``batches.update_priority(batch, td_error)`` in its loop.
     """
 
     def on_train_batch_end(
@@ -235,6 +236,8 @@ class UpdatePriorities(L.Callback):
         if not isinstance(batch, TensorDictBase) or source is None or not source.takes_td_errors:
             return
         if not isinstance(outputs, dict) or "td_error" not in outputs:
+            if isinstance(source.replay, TrainingReplay) and not source.replay.awaits_priorities:
+                return
             raise KeyError(
                 f"training_step of {type(pl_module).__name__} returned no 'td_error'; return "
                 "{'loss': ..., 'td_error': detached TD errors [B]} so that the priorities can be updated."

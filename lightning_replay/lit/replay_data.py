@@ -261,8 +261,8 @@ class ReplayDataModule(EnvStepDataModule):
         if self._has_drawn and replay.awaits_priorities:
             raise RuntimeError(
                 "the replay is prioritized, but no TD errors came back since its last draw. Return "
-                "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
-                "replay.update_priority(batch, td_error) after each update."
+                "[UpdatePriorities()] from configure_callbacks (agents of this library do); a training_step that gets "
+                "several batches calls batches.update_priority(batch, td_error) in its loop."
             )
         self.is_update_open: bool = False
         # The steps due before this update are stored first, then the schedules are set to both clocks.

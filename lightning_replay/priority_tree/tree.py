@@ -165,7 +165,7 @@ class PriorityTree:
             self.backend = "numba" if self.device.type == "cpu" else "torch"
         check_free(4 * self.capacity, f"a priority tree of {self.capacity:,} slots", self.device)
         kind: Any = NumbaTree if self.backend == "numba" else TorchTree
-        self._tree = kind(self.capacity, self.device)
+        self._backend = kind(self.capacity, self.device)
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
         """Writes values; of several for one slot the last stays. Slots of value 0, as at first, are never drawn.
@@ -180,7 +180,7 @@ class PriorityTree:
         else:  # on CUDA without a copy from the host
             value = torch.full(index.shape, value, dtype=torch.float32, device=self.device)
         if index.numel():
-            self._tree.set(index, value)
+            self._backend.set(index, value)
 
     def remove(self, index: Tensor) -> None:
         """Writes 0 to slots."""
@@ -188,26 +188,26 @@ class PriorityTree:
 
     def get(self, index: Tensor) -> Tensor:
         """Returns values, float32 ``[n]``."""
-        return self._tree.get(self._as(index, torch.int64))
+        return self._backend.get(self._as(index, torch.int64))
 
     def total(self) -> Tensor:
         """Returns the sum of all values, a float64 scalar on the device."""
-        return self._tree.total()
+        return self._backend.total()
 
     def min(self) -> Tensor:
         """Returns the smallest positive value, a float32 scalar on the device; infinity when there is none."""
-        return self._tree.min()
+        return self._backend.min()
 
     def bounds(self) -> tuple[float, float]:
         """Returns :meth:`total` and :meth:`min` as numbers."""
-        return self._tree.bounds()
+        return self._backend.bounds()
 
     def find(self, prefix_sum: Tensor) -> Tensor:
         """Returns the first slot whose cumulative sum exceeds ``prefix_sum``, int64 ``[n]``; none of value zero.
 
         At or past :meth:`total` it is the last slot that adds to the sum. Meaningless without :meth:`has_mass`.
         """
-        return self._tree.find(self._as(prefix_sum, torch.float64))
+        return self._backend.find(self._as(prefix_sum, torch.float64))
 
     def draw(self, uniform: Tensor, *, over_batch: bool = False, exponent: float = 1.0) -> tuple[Tensor, Tensor]:
         """Draws in proportion to the values.
@@ -219,18 +219,18 @@ class PriorityTree:
             Slots int64 ``[n]``, and each drawn value over the smallest positive one of all slots (of the drawn
             ones with ``over_batch``), raised to ``exponent``, float32 ``[n]``.
         """
-        return self._tree.draw(uniform, over_batch, exponent)
+        return self._backend.draw(uniform, over_batch, exponent)
 
     def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Returns the slots at the points of [0, 1), float64 ``[n]``, of the sum of all values, and their parts in it.
 
         Slots are int64 ``[n]``, parts float64 ``[n]`` on the CPU.
         """
-        return self._tree.draw_at(points)
+        return self._backend.draw_at(points)
 
     def has_mass(self) -> bool:
         """Returns whether any value is positive."""
-        return self._tree.bounds()[0] > 0
+        return self._backend.bounds()[0] > 0
 
     def set_checked(
         self, index: Tensor, priority: Tensor, limit: int, *, offset: float = 0.0, exponent: float = 1.0
@@ -246,7 +246,7 @@ class PriorityTree:
             The largest priority written (a scalar tensor on CUDA), -1 when every entry was skipped, or ``None`` with
             nothing written when an entry is invalid. While a CUDA graph is captured invalid entries are skipped.
         """
-        return self._tree.set_checked(index, priority, offset, exponent, limit)
+        return self._backend.set_checked(index, priority, offset, exponent, limit)
 
     def update(
         self,
@@ -272,19 +272,19 @@ class PriorityTree:
             The largest magnitude written, -1 when there was none, and the number of late rows; ``None``, with nothing
             written, when an error is not finite or a row that is not late lies outside of ``limit``.
         """
-        return self._tree.update(index, error, generation, stored, offset, exponent, limit)
+        return self._backend.update(index, error, generation, stored, offset, exponent, limit)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         """Writes one value to every slot, fast for a run of slots; ``False``, nothing written, for an invalid slot."""
-        return self._tree.fill_checked(index, value, limit)
+        return self._backend.fill_checked(index, value, limit)
 
     def clear(self) -> None:
         """Writes 0 to every slot."""
-        self._tree.load_leaves(torch.zeros(self.capacity, device="cpu"))
+        self._backend.load_leaves(torch.zeros(self.capacity, device="cpu"))
 
     def leaves(self) -> Tensor:
         """Returns a copy of all values, float32 ``[capacity]``."""
-        return self._tree.leaves()
+        return self._backend.leaves()
 
     def effective_slots(self) -> float:
         """Returns the square of the sum of all values over the sum of their squares, 0 without any; O(capacity).
@@ -307,12 +307,12 @@ class PriorityTree:
                 f"the saved tree has {leaves.numel()} slots and this one {self.capacity}; "
                 "build it with the saved capacity"
             )
-        self._tree.load_leaves(leaves.to(torch.float32))
+        self._backend.load_leaves(leaves.to(torch.float32))
 
     @property
     def nbytes(self) -> int:
         """Bytes of leaves, sums and minima."""
-        return self._tree.nbytes
+        return self._backend.nbytes
 
     def _as(self, values: Tensor | float, dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(values, dtype=dtype, device=self.device)

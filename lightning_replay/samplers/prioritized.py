@@ -26,8 +26,11 @@ from lightning_replay.storage.packed import device_of, empty_storage, occupancy_
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
-    """TorchRL's sampler without its constructor, its trees and its compiled code."""
+class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
+    """Exponents, clocks and TorchRL's names, which all prioritized samplers share.
+
+    Of TorchRL's class only the type is used, for which its buffers look: no constructor, tree or compiled code.
+    """
 
     uses_priorities = True
     reduction = "max"  # how TorchRL's buffers make one priority of several per row
@@ -179,7 +182,7 @@ def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) ->
 
 
 @recorded
-class PrioritizedSampler(TorchRLNames):
+class PrioritizedSampler(PrioritizedBase):
     """Draws item i with probability proportional to ``(priority[i] + priority_offset) ** priority_exponent``.
 
     New items get the largest priority given so far (1 when none), so each is drawn early. Call
@@ -279,11 +282,12 @@ class PrioritizedSampler(TorchRLNames):
         # On CUDA the test would wait for the device.
         if tree.device.type == "cpu" and not tree.has_mass():
             raise self._without_mass(stored)
-        uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._rng, device=self._rng.device)
+        generator = self._generator
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
         if uniform.device != tree.device:
             uniform = uniform.to(tree.device, non_blocking=True)
-        # In one loop, 256 rows and weights in 27 microseconds; by group_totals, sample_part and weigh in 73, and
-        # on CUDA these would wait for the device.
+        # The tree gives the importance weights, (p / smallest p) ** -beta, too: in one loop, 256 rows and weights in 27
+        # microseconds; by group_totals, sample_part and weigh in 73, and on CUDA these would wait for the device.
         index, weight = tree.draw(uniform, over_batch=self.normalize_over_batch, exponent=-self.beta)
         self._clocks["draws"] += 1
         if storage.ndim > 1:

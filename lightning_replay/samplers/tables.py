@@ -26,7 +26,7 @@ from lightning_replay.options import (
 )
 from lightning_replay.parts import DrawPart, GroupTotals, PartDraw
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.prioritized import TorchRLNames
+from lightning_replay.samplers.prioritized import PrioritizedBase
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers import Scheduler, checked_probabilities
 from lightning_replay.schedules import Schedule
@@ -80,7 +80,7 @@ def without_tables(sampler: str) -> TypeError:
     )
 
 
-class WithinTables(TorchRLNames):
+class WithinTables(PrioritizedBase):
     """Draws a number of rows from each table that the writer keeps; a subclass defines how many.
 
     With a ``priority_exponent`` above 0, rows of a table are drawn in proportion to

@@ -81,7 +81,7 @@ def test_equals_the_oracle(
     with patch.object(torch_tree, "WIDEST_TOP", widest_top):  # 64: one level more from 2,049 slots on
         tree, oracle = PriorityTree(capacity, backend=backend), PriorityOracle(capacity)
     if backend == "torch":
-        tree._tree._is_monotone = tree._tree._on_cpu = is_monotone  # False: the way of CUDA, on the CPU
+        tree._backend._is_monotone = tree._backend._on_cpu = is_monotone  # False: the way of CUDA, on the CPU
     for kind, index, value in steps:
         _apply(tree, oracle, kind, index, value)
         _assert_equal(tree, oracle, np.array(uniform))

@@ -173,7 +173,10 @@ def test_feedback_without_td_errors_is_an_error(tmp_path: Path) -> None:
             return {"loss": self.update(batch)["loss"]}
 
     with pytest.raises(KeyError, match="training_step of Forgetful returned no 'td_error'"):
-        make_trainer(tmp_path).fit(Forgetful(), datamodule=make_data())
+        make_trainer(tmp_path).fit(Forgetful(), datamodule=make_data(make_replay(prioritized=True)))
+    uniform = make_data()
+    make_trainer(tmp_path).fit(Forgetful(), datamodule=uniform)  # the loss is sufficient
+    assert uniform.updates_done > 0
 
 
 class Endless(Counting):

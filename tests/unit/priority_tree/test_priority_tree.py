@@ -24,7 +24,7 @@ def tree(request: pytest.FixtureRequest) -> PriorityTree:
     #   cumulative  1    1    3    3    7   7
     tree = PriorityTree(100, backend=request.param.split()[0])
     if request.param == "torch as on CUDA":
-        tree._tree._on_cpu = tree._tree._is_monotone = False
+        tree._backend._on_cpu = tree._backend._is_monotone = False
     tree.set(torch.tensor([0, 1, 2, 4]), torch.tensor([1.0, 0.0, 2.0, 4.0]))
     return tree
 
@@ -153,7 +153,7 @@ def test_a_cumulative_sum_that_is_not_monotone_never_gives_a_zero(monkeypatch: p
     positive = torch.arange(0, 256, 3)
     tree.set(torch.arange(256), 0.0)
     tree.set(positive, 1.0)
-    tree._tree._is_monotone = False
+    tree._backend._is_monotone = False
     exact = torch.Tensor.cumsum
 
     def jittered(values: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
