@@ -22,14 +22,8 @@ from torchrl.envs import MultiStepTransform, Transform
 
 from lightning_replay.divided_draws import check_divisible
 from lightning_replay.episodes.links import with_real_ends
-from lightning_replay.episodes.returns import NStepTransitions
-from lightning_replay.episodes.running import (
-    EpisodeTracker,
-    newest_running,
-    refuse_formed,
-    slots_by_age,
-    stored_trajectories,
-)
+from lightning_replay.episodes.returns import EpisodeTracker, NStepTransitions, refuse_formed
+from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.feedback import Feedback, given_feedback, given_priority, judged, set_in_one_pass, td_error_of
 from lightning_replay.options import (
     check_kind,

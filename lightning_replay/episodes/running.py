@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running episodes of a storage, the links between its rows, and returns over several steps along them."""
+"""Running episodes of a storage: their trajectories, newest rows, and what their last observations were."""
 
 from __future__ import annotations
 
@@ -15,68 +15,17 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import (
     TRAJECTORY_KEYS,
-    Continuity,
-    EpisodeLinks,
     Tally,
     consecutive,
     equal_rows,
     trajectory_name,
     trajectory_of,
 )
-from lightning_replay.options import checked_count, checked_flag, checked_share
 from lightning_replay.parts import WriterHooks
-from lightning_replay.storage.packed import PackedStorage, device_of, occupancy_of, read_columns, stored_before
+from lightning_replay.storage.packed import PackedStorage, device_of, occupancy_of
 from lightning_replay.tables.kernels import EpisodeGroups
 
-# Columns of rows whose rewards are returns, as this library, TorchRL's transform and its collectors' MultiStep have.
-_FORMED = ("steps_to_next_obs", ("next", "original_reward"))
-
-
 ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
-
-
-def refuse_formed(rows: TensorDictBase, n_steps: int) -> None:
-    """Raises ``ValueError`` for rows whose rewards are returns already, where ``n_steps`` is above 1."""
-    found = next((key for key in _FORMED if rows.get(key, None) is not None), None)
-    if n_steps > 1 and found is not None:
-        raise ValueError(
-            f"the rewards of the transitions are returns over several steps already, as their column {found!r} shows, "
-            f"and returns over n_steps={n_steps} would sum them again; nothing was stored. Form returns once: store "
-            "single steps, without MultiStep or another n-step transform, or build the buffer with n_steps=1"
-        )
-
-
-def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tensor:
-    """Computes ``sum(discount**t * reward[:, t] for t < steps_used)`` of rewards ``[B, n]`` along a chain of links.
-
-    Rewards after ``steps_used``, int64 ``[B]`` from 1 to n, are ignored. The result ``[B]`` has the dtype of the
-    rewards; float32 for integers and for floats of fewer bits, in which a sum may be infinite.
-
-    Example:
-        >>> n_step_returns(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([2]), discount=0.5)
-        tensor([2.])
-    """
-    if not reward.is_floating_point() or reward.itemsize < torch.float32.itemsize:
-        reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
-    step = torch.arange(reward.shape[1], device=reward.device)
-    powers = [discount**power for power in range(reward.shape[1])]
-    factors = torch.tensor(powers, dtype=reward.dtype, device=reward.device)
-    # where, not a product: the ignored rewards may be anything, NaN included.
-    return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
-
-
-def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float) -> Tensor:
-    """Computes the factor of the bootstrap value: ``discount**steps_used``, and 0 where the last step terminated.
-
-    ``steps_used`` is int64 ``[B]``, ``terminated`` bool ``[B]``, of the last step used; truncation does not count.
-    Returns float64 ``[B]``.
-
-    Example:
-        >>> bootstrap_discounts(torch.tensor([2, 1]), torch.tensor([False, True]), discount=0.5)
-        tensor([0.2500, 0.0000], dtype=torch.float64)
-    """
-    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=steps_used.device), steps_used)
-    return factors.masked_fill(terminated, 0.0)
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
@@ -116,120 +65,6 @@ def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_f
             f"{key!r} is {column.dtype} {list(column.shape)}, and {purpose} need {kind} for each row, [{count}] or "
             f"[{count}, 1]; nothing was stored"
         )
-
-
-class EpisodeTracker:
-    """Follows the episodes in a storage and turns drawn rows into n-step rows.
-
-    Call :meth:`mark_update` after every write. A return never crosses an episode end, the newest row, another
-    trajectory or a row that was overwritten, nor a row that starts with another observation than the row before ended
-    with; it is shortened there. Sutton and Barto, section 7.1.
-
-    Args:
-        n_steps: rewards summed into one return.
-        discount: γ per environment step.
-        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
-    """
-
-    def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
-        self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
-        self.discount: float = checked_share("discount", discount)
-        self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
-        self.links: EpisodeLinks | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.links is None else self.links.nbytes
-
-    def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already."""
-        if self.links is None:  # later rows have the columns of the first
-            refuse_formed(rows, self.n_steps)
-            require_columns(rows, f"returns over {self.n_steps} steps")
-
-    def mark_update(self, index: Tensor, storage: Storage) -> None:
-        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order."""
-        if self.links is None:
-            self.links = self._new_links(storage)
-            # A buffer that was filled before its episodes were followed: its rows are linked in the order of slots.
-            index = torch.cat((stored_before(storage, index), index))
-        (done,) = read_columns(storage, index, [("next", "done")])
-        self.links.write(index, read_trajectory(storage, index), done.flatten())
-
-    def _new_links(self, storage: Storage) -> EpisodeLinks:
-        continuity = Continuity(storage) if self.check_continuity else None
-        return EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu", continuity=continuity)
-
-    def warn(self) -> None:
-        if self.links is not None and self.links.continuity is not None:
-            self.links.continuity.warn()
-
-    def draw(self, data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
-        """Turns the rows drawn at ``index`` into n-step rows.
-
-        Args:
-            data: TensorDict of the shape of ``index``, ``[B]`` or ``[B, 2]``.
-
-        Returns:
-            ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
-            float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
-        """
-        # The rows of a return are found when it is drawn, not when they are stored: until its episode ends or has n
-        # more rows, a return grows with every step.
-        slots, last, steps_used = self._chain(index, storage)
-        shape = (*index.shape, 1)
-        # The state to bootstrap from is that after the last reward of the sum.
-        following = storage.get(last.view(index.shape)).get("next")
-        if following.is_locked:  # TorchRL's memory-mapped rows
-            following = following.copy()
-        following.set("reward", self._summed(slots, steps_used, storage).view(shape))
-        data.set("next", following)
-        # Truncation does not count: there the value of the last state is still part of the return.
-        remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), self.discount)
-        data.set("discount", remaining.to(torch.float32).view(shape))
-        data.set("steps_to_next_obs", steps_used.view(shape))
-        return data
-
-    def returns(self, index: Tensor, storage: Storage) -> Tensor:
-        """Returns the sums ``[N]`` over up to :attr:`n_steps` rewards from the rows ``index`` on, int64 ``[N]``."""
-        slots, _, steps_used = EpisodeTracker._chain(self, index, storage)  # a subclass may draw the lengths
-        return self._summed(slots, steps_used, storage)
-
-    def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
-        """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
-        if self.links is None:  # rows were stored before the tracker came
-            self.mark_update(_held(storage).to(index.device), storage)
-        assert self.links is not None
-        slots, steps_used = self.links.chain(index.flatten(), self.n_steps)
-        return slots, slots[:, -1], steps_used
-
-    def _summed(self, slots: Tensor, steps_used: Tensor, storage: Storage) -> Tensor:
-        (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
-        return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
-
-    def cut(self, index: Tensor) -> None:
-        if self.links is not None:
-            self.links.cut(index)
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        if self.links is not None:
-            self.links.break_episodes(trajectories)
-
-    def on_evict(self, index: Tensor) -> None:
-        if self.links is not None:
-            self.links.release(index)
-
-    def clear(self) -> None:
-        self.links = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"links": None if self.links is None else self.links.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
-        self.links = None
-        if state_dict["links"] is not None:
-            self.links = self._new_links(storage)
-            self.links.load_state_dict(state_dict["links"])
 
 
 class Breaks(NamedTuple):
@@ -324,19 +159,19 @@ def _bytes_at(columns: Sequence[np.ndarray], places: np.ndarray) -> list[bytes]:
     return rows.view(f"V{rows.shape[1] * rows.itemsize}")[:, 0].tolist()
 
 
-def _held(storage: Storage) -> Tensor:
+def held_slots(storage: Storage) -> Tensor:
     return occupancy_of(storage).slots().to(device_of(storage) or "cpu")
 
 
 def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
     """Returns the slots of the stored rows, int64 ``[N]``, oldest first; ``None`` where the writer keeps no order."""
-    slots = _held(storage)
+    slots = held_slots(storage)
     age = writer.age_of(slots)
     return None if age is None else slots[age.to(slots.device).argsort(descending=True)]
 
 
 def stored_trajectories(storage: Storage) -> list[int | None]:
-    slots = _held(storage)
+    slots = held_slots(storage)
     ids = read_trajectory(storage, slots) if len(slots) else None
     return [None] if ids is None else ids.unique().tolist()
 

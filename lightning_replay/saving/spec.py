@@ -61,7 +61,10 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         refuse_unknown(cls.__name__, kwargs, accepted)
         if "init_arguments" not in self.__dict__:  # of a subclass, whose constructor calls this one
-            bound = signature.bind(self, *args, **kwargs)
+            try:
+                bound = signature.bind(self, *args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}: {error}") from None
             bound.apply_defaults()
             arguments: dict[str, Any] = {}
             for name, value in list(bound.arguments.items())[1:]:

@@ -19,7 +19,7 @@ from rllib_ext.buffer.building import MinSizes, Returns, build_progress, build_r
 from rllib_ext.buffer.images import check_stacks
 from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics, Counts
 from rllib_ext.episodes import TASK, EpisodeConverter, FlatEpisode, Information, TaskProgress
-from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece, deal
+from rllib_ext.learner.blocks import LAYOUTS, BatchCutter, Piece, deal
 from rllib_ext.rllib_compat import BufferType
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     """A replay of :mod:`lightning_replay` as the replay buffer of DQN, SAC or TQC.
 
     RLlib calls :meth:`add`, :meth:`sample`, :meth:`get_metrics` and :meth:`update_priorities` in every training step.
+    A TD error finds its row in the order of the batch: :meth:`sample` deals the rows out to the Learners, each
+    :class:`ModuleReplay` expects the TD errors of its rows in the order in which RLlib will return them, and
+    :meth:`update_priorities` passes them with slot and generation to :meth:`Replay.update_priority
+    <lightning_replay.replay.Replay.update_priority>`.
+
     Build it with :func:`rllib_ext.replay_config`. RLlib's type checks need the base class
     (:mod:`rllib_ext.rllib_compat`); its constructor, which allocates Python trees, is not called. Torch and TorchRL
     are imported when a buffer is built: EnvRunners get the class alone.
@@ -514,6 +519,7 @@ class ModuleReplay:
             self._min_sizes.update(batch_size, held)
 
     def expect(self, places: np.ndarray) -> None:
+        # The TD errors of the rows drawn last come back in the order of ``places``, as RLlib joins its Learners'.
         batch, self._batch = self._batch, None
         assert batch is not None
         if self.replay.takes_feedback:
@@ -588,7 +594,7 @@ class ModuleReplay:
         import torch
 
         signals: dict[str, Tensor] = {}
-        if given.ndim == 2 and given.shape[1] > 2:
+        if given.ndim == 2 and given.shape[1] > 2:  # TD error, surprise and action values, see learner.signals
             columns = torch.as_tensor(given, dtype=torch.float32, device="cpu")
             if action is not None:
                 signals = {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
@@ -646,9 +652,9 @@ class ModuleReplay:
         self._num_draws += 1
         self.replay.advance(updates=self._num_draws)
 
-    def _drawn_rows(self, rows: TensorDictBase) -> DrawnRows:
+    def _drawn_rows(self, rows: TensorDictBase) -> BatchCutter:
         columns = self.converter.columns
-        return DrawnRows(rows, columns["observation"], columns["action"], self._module_id)
+        return BatchCutter(rows, columns["observation"], columns["action"], self._module_id)
 
 
 class Added(NamedTuple):

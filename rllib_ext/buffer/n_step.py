@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes.running import EpisodeTracker
+from lightning_replay.episodes.returns import EpisodeTracker
 from lightning_replay.options import checked_counts
 from lightning_replay.parts import declared_writer
 from lightning_replay.state import Seeded

@@ -176,7 +176,7 @@ class Piece(NamedTuple):
     places: np.ndarray
 
 
-class DrawnRows:
+class BatchCutter:
     """Columns of a drawn batch as NumPy arrays, from which blocks or single-row episodes are cut.
 
     ``observation`` and ``action`` are how their columns nest; ``module_id`` is given where there are several agents.
@@ -257,10 +257,10 @@ class DrawnRows:
         return f"{rows}_of_{self._module_id or 'batch'}"
 
 
-LAYOUTS: dict[str, Callable[[DrawnRows], list[Piece]]] = {
-    "flagged": DrawnRows.flagged,
-    "blocks": DrawnRows.blocks,
-    "rows": DrawnRows.episodes,
+LAYOUTS: dict[str, Callable[[BatchCutter], list[Piece]]] = {
+    "flagged": BatchCutter.flagged,
+    "blocks": BatchCutter.blocks,
+    "rows": BatchCutter.episodes,
 }
 
 
@@ -294,14 +294,14 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
 
 def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
     """Returns the order in which the rows of episodes of these lengths come back from ``num_learners`` Learners."""
-    return np.concatenate([rows for shard in dealt_rows(lengths, num_learners) for rows in shard])
+    return np.concatenate([rows for of_learner in dealt_rows(lengths, num_learners) for rows in of_learner])
 
 
 def dealt_rows(lengths: list[int], num_learners: int) -> list[list[np.ndarray]]:
     # For each Learner the rows of the episodes and parts of episodes it gets, int64 [n] each.
     starts = np.cumsum([0, *lengths])
     spans = [_Span(np.arange(start, stop)) for start, stop in pairwise(starts.tolist())]
-    return [[span.rows for span in shard] for shard in ShardEpisodesIterator(spans, num_shards=num_learners)]
+    return [[span.rows for span in of_learner] for of_learner in ShardEpisodesIterator(spans, num_shards=num_learners)]
 
 
 class _Span:

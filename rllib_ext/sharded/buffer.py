@@ -12,7 +12,7 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
-from lightning_replay.divided_draws import Divider
+from lightning_replay.divided_draws import Divider, check_divisible
 from lightning_replay.options import checked_count, checked_seed
 from lightning_replay.parts import first_of
 from lightning_replay.sharded.actors import ShardActors
@@ -91,6 +91,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.options: ModuleOptions = ModuleOptions(recipe, "flagged", template, modules)
         # Replays without rows, by whose samplers draws are divided. Bad options are refused here and not in an actor.
         self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
+        check_divisible(self._templates[DEFAULT_MODULE_ID].replay.sampler)
         options_of_shard(self._given, shard_options.num_shards, 0)  # of tables too
         seed = checked_seed(self._given.get("seed"))
         self._seed: int = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed

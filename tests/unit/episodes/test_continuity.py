@@ -15,7 +15,7 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
-from lightning_replay.episodes.running import EpisodeTracker
+from lightning_replay.episodes.returns import EpisodeTracker
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.samplers import ContinuousTransitionSampler
 from tests.recipe_options import built, fitting

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.episodes.links import EpisodeLinks
-from lightning_replay.episodes.running import bootstrap_discounts, n_step_returns
+from lightning_replay.episodes.returns import bootstrap_discounts, n_step_returns
 
 CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
 

@@ -10,14 +10,14 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from tensordict import TensorDict
 
 from rllib_ext.episodes import Columns
-from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece, deal, learner_order
+from rllib_ext.learner.blocks import LAYOUTS, BatchCutter, Piece, deal, learner_order
 
 from .episodes import column
 
 
 def drawn(
     terminated: list[int], truncated: list[int], count: int = 6, module_id: str | None = None, **extra: torch.Tensor
-) -> DrawnRows:
+) -> BatchCutter:
     number = torch.arange(count)
     ends = torch.zeros(2, count, 1, dtype=torch.bool)
     for flags, rows in zip(ends, (terminated, truncated), strict=True):
@@ -37,7 +37,7 @@ def drawn(
         [count],
     )
     observation = Columns("observation", {"a": np.zeros(1, np.float32), "b": (np.zeros((1, 1), np.int64),)})
-    return DrawnRows(batch, observation, Columns("action", np.zeros(1, np.int64)), module_id)
+    return BatchCutter(batch, observation, Columns("action", np.zeros(1, np.int64)), module_id)
 
 
 def apart(pieces: list[Piece]) -> tuple[list[Any], np.ndarray]:
