@@ -102,10 +102,10 @@ class PackedStorage(LazyTensorStorage):
         *("layout", "generations", "_rows", "_storage", "_generation", "_columns", "_single", "_reader"),
         "_columns_check",
     )
-    layout: RowLayout | None  #: Places of the columns in a row; ``None`` before the first rows.
-    #: Generations of all slots, int64 ``[capacity]``, a view; ``None`` before the first rows and off the CPU.
+    layout: RowLayout | None  # Places of the columns in a row; ``None`` before the first rows.
+    # Generations of all slots, int64 ``[capacity]``, a view; ``None`` before the first rows and off the CPU.
     generations: np.ndarray | None
-    #: Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`.
+    # Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`.
     row_columns: Mapping[Key, tuple[torch.dtype, torch.Size]]
     _rows: Tensor | None
     _generation: Tensor | None
@@ -119,7 +119,7 @@ class PackedStorage(LazyTensorStorage):
 
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
         self.capacity: int = checked_count("capacity", capacity, of="transitions")
-        self.rows_at_once: int = self.capacity  #: Most rows that a single write can store, whatever they are.
+        self.rows_at_once: int = self.capacity  # Most rows that a single write can store, whatever they are.
         known = checked_device(device)
         if memmap is not None and not isinstance(memmap, str | Path):
             raise TypeError(f"memmap is {memmap!r}; it must be a directory, or None")
@@ -136,7 +136,7 @@ class PackedStorage(LazyTensorStorage):
         self._last_cursor: int | None = None  # the slot written last
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
-        self.held_by: Occupancy | None = None  #: Which slots hold a row, where a writer into tables says so.
+        self.held_by: Occupancy | None = None  # Which slots hold a row, where a writer into tables says so.
         self._reached = 0  # one more than the highest slot ever written
         self._has_views = False  # whether rows may be written without notice, through views handed out
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
