@@ -314,7 +314,7 @@ class ContinuousTransitionSampler(PairSampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(first=first, update_partners=update_partners, seed=seed)
-        self.followed = FollowedEpisodes(done_key, check_continuity)
+        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""

@@ -115,7 +115,7 @@ class ReverseSweepSampler(UniformSampler):
         super().__init__(seed=seed)
         self.goal: ConditionLike = own(goal, "goal")
         self.sweep_share: float = checked_share("sweep_share", sweep_share)
-        self.followed = FollowedEpisodes(done_key, check_continuity)
+        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
         self._empty()
 
     @property
