@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,14 +151,6 @@ def _write_and_fail(save, state, earlier) -> None:
 
     write_data(save, state, earlier)
     raise OSError("no space left on device")
-
-
-def test_a_folder_that_is_gone(tmp_path) -> None:
-    replay = stored()
-    replay.save(tmp_path / "save")
-    shutil.rmtree(tmp_path / "save")
-    replay.save(tmp_path / "save")
-    assert _is_saved(replay, tmp_path / "save")
 
 
 def test_a_copy_is_followed_on_its_own(tmp_path) -> None:

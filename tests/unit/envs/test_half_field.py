@@ -51,13 +51,6 @@ def test_a_turn_is_weaker_at_speed() -> None:
     assert env.player.velocity_y == pytest.approx(0.096)  # it rolls on by 0.24 meanwhile
 
 
-def test_the_heading_stays_within_half_a_turn() -> None:
-    env = placed(ball=(30.0, 0.0))
-    for _ in range(2):
-        env.step(turn(170.0))
-    assert math.degrees(env.heading) == pytest.approx(-20.0)
-
-
 def test_a_full_kick_of_a_touching_ball_ahead() -> None:
     env = placed(ball=(10.385, 0.0))
     _, reward, terminated, truncated, info = env.step(kick(100.0, 0.0))

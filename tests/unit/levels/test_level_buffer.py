@@ -125,25 +125,6 @@ def test_ranks_and_staleness_by_hand():
     assert levels.episodes == 3
 
 
-def test_a_level_just_played_is_not_replayed_for_its_staleness():
-    levels = buffer(3, staleness_weight=1.0, replay_probability=1.0)
-    for level_id in range(3):
-        play(levels, level_id, 0.5)
-    previous = 2
-    for _ in range(50):
-        level_id = levels.next_level(0)
-        levels.abandon(0)
-        assert level_id != previous
-        previous = level_id
-
-
-def test_one_level_just_played_is_replayed_all_the_same():
-    levels = buffer(1, staleness_weight=1.0)
-    play(levels, 0, 0.5)
-    assert column(levels, "probability") == {0: 1.0}
-    assert levels.next_level(0) == 0
-
-
 @pytest.mark.parametrize("prioritization", [Rank(), Proportional(), Greedy()])
 def test_scores_of_nothing_but_zero_give_every_level_a_chance(prioritization):
     levels = buffer(3, prioritization=prioritization, staleness_weight=0.0)
@@ -153,18 +134,6 @@ def test_scores_of_nothing_but_zero_give_every_level_a_chance(prioritization):
         assert column(levels, "probability") == pytest.approx(dict.fromkeys(range(3), 1 / 3))
     for _ in range(20):
         assert levels.next_level(0) in range(3)
-
-
-def test_two_actors_on_one_level_never_mix_and_the_later_score_stays():
-    levels = buffer()
-    levels.start(0, 4)
-    levels.start(1, 4)
-    levels.update(0, 4, scored(0.25, done=False), episode_done=False)
-    levels.update(1, 4, scored(1.0), episode_done=True)
-    assert column(levels, "score") == {4: 1.0}
-    assert levels.update(0, 4, scored(0.75), episode_done=True) == 0.5
-    assert column(levels, "score") == {4: 0.5}
-    assert levels.episodes == 2
 
 
 def test_abandoned_levels_are_new_again():
@@ -180,20 +149,10 @@ def test_abandoned_levels_are_new_again():
         levels.abandon(3)
 
 
-def test_the_gate_holds_replay_back():
-    levels = buffer(4, min_fill=0.75, replay_probability=1.0)
-    seen = set()
-    for _ in range(3):
-        level_id = levels.next_level(0)
-        assert level_id not in seen
-        seen.add(level_id)
-        levels.update(0, level_id, scored(0.5), episode_done=True)
-    assert levels.next_level(0) in seen
-
-
 def test_the_chance_of_a_replay_by_hand():
     """Four levels, a gate of half of them: 0 with none or one of four; 1/2; 3/4; none left, or none but played ones."""
     levels = buffer(4, min_fill=0.5)
+    assert levels and UniformLevels(None), "`levels or others` means these"
     generator = levels.table.generator.get_state()
     chances = [levels.replay_chance()]
     for level_id in range(3):
@@ -275,24 +234,6 @@ def test_a_full_buffer_replaces_its_least_probable_level_if_the_new_score_is_hig
     play(levels, 15, 0.15)
     assert set(column(levels, "score")) == {11, 14}
     assert levels.stats()["refused"] == 2
-
-
-def test_an_evicted_level_that_is_still_played_competes_as_a_new_one():
-    levels = LevelBuffer(capacity=1, score=first_reward, seed=0)
-    play(levels, 11, 0.2)
-    levels.start(1, 11)
-    play(levels, 12, 0.5)
-    assert set(column(levels, "score")) == {12}
-    levels.update(1, 11, scored(0.9), episode_done=True)
-    assert column(levels, "score") == {11: 0.9}
-
-
-def test_a_generator_that_repeats_itself_plays_a_known_level_again():
-    levels = LevelBuffer(capacity=3, score=first_reward, replay_probability=0.0, generate=lambda _: 5, seed=0)
-    for _ in range(2):
-        assert levels.next_level(0) == 5
-        levels.update(0, 5, scored(0.5), episode_done=True)
-    assert len(levels) == 1
 
 
 def test_robust_replay_learns_from_replayed_levels_only():
@@ -389,14 +330,6 @@ def test_best_returns_of_levels_that_left_are_forgotten():
     assert remembered.tolist() == levels.probabilities()["level_id"].tolist()
 
 
-def test_a_buffer_without_a_score_counts_as_one_and_shows_what_it_holds():
-    levels = buffer()
-    assert levels and UniformLevels(None), "`levels or others` means these"
-    play(levels, 3, 0.5)
-    assert repr(levels) == "LevelBuffer(10 levels, 1 with a score, 1 episodes)"
-    assert repr(UniformLevels(None)) == "UniformLevels(an unbounded set, 0 with a score, 0 episodes)"
-
-
 # replay_in_flight=False: replays by score leave out the levels that are being played
 SCORES = {4: 0.2, 7: 0.5, 1: 0.1, 9: 0.4}
 
@@ -407,12 +340,6 @@ def played(seed: int = 0, **options: Any) -> LevelBuffer:
     for level_id, score in SCORES.items():
         play(levels, level_id, score)
     return levels
-
-
-def test_ranks_are_those_among_the_levels_that_nobody_plays() -> None:
-    levels = played(score_temperature=1.0, staleness_weight=0.0)
-    levels.start(1, 7)
-    assert column(levels, "probability") == pytest.approx({4: 3 / 11, 7: 0.0, 1: 2 / 11, 9: 6 / 11})
 
 
 def test_staleness_takes_part_as_before() -> None:

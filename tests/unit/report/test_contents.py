@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
 from lightning_replay import Replay, recipes
@@ -22,6 +21,7 @@ from lightning_replay.inspection.contents import (
 from lightning_replay.inspection.page import edges_of
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.writers import SurpriseOnly
+from tests.level_steps import segment
 from tests.transitions import numbered_steps
 
 
@@ -167,12 +167,8 @@ def test_an_empty_buffer_and_one_of_torchrls_storages() -> None:
 
 def test_levels() -> None:
     levels = LevelBuffer(levels=[5, 3], min_fill=1.0, staleness_weight=0.0, score_temperature=1.0, seed=0)
-    ends = {name: torch.tensor([True]) for name in ("terminated", "done")}
     for actor, level_id in enumerate(levels.next_level(actor) for actor in (0, 1)):
-        reward = torch.tensor([float(level_id)])
-        columns = {"reward": reward, "state_value": torch.zeros(1)}
-        steps = TensorDict({"state_value": torch.zeros(1), "next": columns | ends}, [1])
-        levels.update(actor, level_id, steps, episode_done=True)
+        levels.update(actor, level_id, segment([level_id]), episode_done=True)
     contents = look_at(levels)
     assert isinstance(contents, LevelContents) and contents.probability is not None
     assert contents.level_ids.tolist() == [3, 5] and contents.score.tolist() == [3.0, 5.0]

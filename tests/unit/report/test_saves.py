@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
-from lightning_replay import Replay, recipes
+from lightning_replay import recipes
 from lightning_replay.inspection.command import main as inspect_save
 from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of, look_at
 from lightning_replay.inspection.page import Subject, page_of, text_about
@@ -28,6 +27,7 @@ from lightning_replay.saves import present_state
 from lightning_replay.saving import DamagedFileError, write_state
 from lightning_replay.saving.chunks import locate_chunks, write_chunks
 from tests.frame_steps import frame_rows, stacks_of
+from tests.level_steps import segment
 from tests.recipe_options import built, fitting
 from tests.saves import flip_a_byte, forge
 from tests.transitions import numbered_steps
@@ -81,11 +81,8 @@ def test_frames_are_shown_as_they_were_stored(tmp_path: Path) -> None:
 
 def test_levels(tmp_path: Path) -> None:
     levels = LevelBuffer(levels=6, min_fill=1.0, seed=0)
-    ends = {name: torch.tensor([True]) for name in ("terminated", "done")}
     for number in range(9):
-        columns = {"reward": torch.tensor([float(number)]), "state_value": torch.zeros(1)}
-        steps = TensorDict({"state_value": torch.zeros(1), "next": columns | ends}, [1])
-        levels.update(0, levels.next_level(actor=0), steps, episode_done=True)
+        levels.update(0, levels.next_level(actor=0), segment([number]), episode_done=True)
     levels.save(tmp_path)
     contents = read(tmp_path).contents
     assert isinstance(contents, LevelContents) and same(contents, look_at(levels)) and len(contents) > 3
@@ -95,29 +92,18 @@ def test_levels(tmp_path: Path) -> None:
     assert again.next_level(actor=1) == levels.next_level(actor=1)
 
 
-def large(path: Path) -> Replay:
-    """Rows of more than one chunk file."""
+def test_rows_in_several_chunk_files_of_which_a_changed_or_missing_one_is_refused(tmp_path: Path) -> None:
     replay = recipes.prioritized(capacity=30_000, batch_size=4, seed=0)
     replay.extend(numbered_steps(0, 30_000, done_every=7).set("padding", torch.zeros(30_000, 50)))
-    replay.save(path)
-    return replay
-
-
-def test_rows_in_several_chunk_files(tmp_path: Path) -> None:
-    replay = large(tmp_path / "save")
-    assert len(list((tmp_path / "save").rglob("*.chunk"))) >= 2
-    assert same(read(tmp_path / "save").contents, look_at(replay))
-
-
-def test_a_changed_or_missing_chunk_is_refused(tmp_path: Path) -> None:
-    large(tmp_path / "save")
-    chunk = sorted((tmp_path / "save").rglob("*.chunk"))[-1]
+    replay.save(tmp_path)
+    *others, chunk = sorted(tmp_path.rglob("*.chunk"))
+    assert others and same(read(tmp_path).contents, look_at(replay))
     flip_a_byte(chunk)
     with pytest.raises(DamagedFileError, match="truncated or changed since it was saved"):
-        read(tmp_path / "save")
+        read(tmp_path)
     chunk.unlink()
     with pytest.raises(DamagedFileError, match="cannot be read"):
-        read(tmp_path / "save")
+        read(tmp_path)
 
 
 def test_a_forged_manifest_runs_no_code_and_is_refused(tmp_path: Path) -> None:
@@ -198,7 +184,7 @@ def test_a_save_that_is_replaced_meanwhile_is_read_whole(tmp_path: Path) -> None
 
 def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     recipes.uniform(10, 2).save(tmp_path / "save")
-    for file in ("replay.json", *(f"{next((tmp_path / 'save').glob('*-*')).name}/{name}" for name in ("values.json",))):
+    for file in ("replay.json", f"{next((tmp_path / 'save').glob('*-*')).name}/values.json"):
         shutil.copytree(tmp_path / "save", tmp_path / "copy")
         (tmp_path / "copy" / file).unlink()
         os.mkfifo(tmp_path / "copy" / file)
