@@ -66,17 +66,24 @@ def test_every_recipe_is_read_from_its_files_as_it_is_in_use(name: str, tmp_path
     assert "<svg" in page and "transitions" in text_about(Subject("", buffer.contents))
 
 
-def test_frames_are_shown_as_they_were_stored(tmp_path: Path) -> None:
+def test_frames_are_shown_as_they_were_stored_and_large_ones_scaled_down(tmp_path: Path) -> None:
     replay = recipes.prioritized(30, 4, frame_stack=2, image_key="pixels", seed=0)
     steps = frame_rows(stacks_of(range(10, 31), 2), (8, 8), done=True)
     replay.extend(steps)
     replay.save(tmp_path / "save")
     contents = read(tmp_path / "save").contents
-    assert isinstance(contents, ReplayContents) and contents.images is not None
     slots = np.array([3, 17, 3])
     for slot, image in zip(slots, contents.images.of_rows(slots), strict=True):
         assert np.array_equal(image[..., 0], steps["pixels"][slot, -1].numpy()) and image.shape[2] == 3
     assert page_of("frames", "", [Subject("", contents)]).count("data:image/png;base64,") == 10
+    replay = recipes.uniform(10, 2)
+    steps = numbered_steps(0, 4, done_every=4)
+    pixels = torch.zeros(4, 500, 330, 3, dtype=torch.uint8)
+    pixels[:, :4, 3:6], pixels[..., -1, :] = 100, 250
+    replay.extend(steps.set("pixels", pixels))
+    contents = look_at(replay)
+    (image,) = contents.images.of_rows(np.array([2]))
+    assert image.shape == (125, 83, 3) and image[0, :3, 0].tolist() == [25, 50, 0] and image[5, -1, 0] == 125
 
 
 def test_levels(tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ def test_rows_in_several_chunk_files_of_which_a_changed_or_missing_one_is_refuse
         read(tmp_path)
 
 
-def test_a_forged_manifest_runs_no_code_and_is_refused(tmp_path: Path) -> None:
+def test_a_forged_manifest_runs_no_code_and_is_refused_as_is_a_state_of_something_else(tmp_path: Path) -> None:
     recipes.uniform(10, 2).save(tmp_path)
     forge(tmp_path / "replay.json", built_by={"class": "os:system", "arguments": {"command": "touch forged"}})
     contents = read(tmp_path).contents  # the class is text here
@@ -114,12 +121,9 @@ def test_a_forged_manifest_runs_no_code_and_is_refused(tmp_path: Path) -> None:
     (tmp_path / "replay.json").write_text("{}")
     with pytest.raises(DamagedFileError, match="is damaged"):
         read(tmp_path)
-
-
-def test_a_state_of_something_else_is_refused(tmp_path: Path) -> None:
-    write_state(tmp_path, {"kind": "LevelBuffer", "sampler": {}, "writer": {}})
+    write_state(tmp_path / "levels", {"kind": "LevelBuffer", "sampler": {}, "writer": {}})
     with pytest.raises(DamagedFileError, match="does not hold the state of a level buffer"):
-        read(tmp_path)
+        read(tmp_path / "levels")
 
 
 def test_paths_without_a_save(tmp_path: Path) -> None:
@@ -200,18 +204,6 @@ def test_more_rows_than_are_stored_are_refused() -> None:
         for length in (2_000_000_000, -1):
             with pytest.raises(ValueError, match="rows are claimed, more than are stored"):
                 contents_of({**state, "length": length, "storage": {**state["storage"], "length": length}}, None)
-
-
-def test_large_frames_are_scaled_down(tmp_path: Path) -> None:
-    replay = recipes.uniform(10, 2)
-    steps = numbered_steps(0, 4, done_every=4)
-    pixels = torch.zeros(4, 500, 330, 3, dtype=torch.uint8)
-    pixels[:, :4, 3:6], pixels[..., -1, :] = 100, 250
-    replay.extend(steps.set("pixels", pixels))
-    contents = look_at(replay)
-    assert isinstance(contents, ReplayContents) and contents.images is not None
-    (image,) = contents.images.of_rows(np.array([2]))
-    assert image.shape == (125, 83, 3) and image[0, :3, 0].tolist() == [25, 50, 0] and image[5, -1, 0] == 125
 
 
 def test_the_command_escapes_names_and_refuses_a_page_it_cannot_write(tmp_path: Path, capsys) -> None:
