@@ -146,10 +146,8 @@ def test_a_failed_save_and_lost_files_in_between(tmp_path, monkeypatch) -> None:
     assert size.total - size.written == 11 * 1024 + 512 and _is_saved(replay, tmp_path)
 
 
-def _write_and_fail(save, state, earlier) -> None:
-    from lightning_replay.saving.states import write_data
-
-    write_data(save, state, earlier)
+def _write_and_fail(*arguments) -> None:
+    saved_state.write_data(*arguments)
     raise OSError("no space left on device")
 
 
