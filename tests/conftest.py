@@ -70,7 +70,6 @@ def _fixed_seeds() -> None:
 
 @pytest.fixture
 def fixtures() -> Path:
-    """The folder of worked examples."""
     return Path(__file__).parent / "fixtures"
 
 
@@ -96,7 +95,6 @@ def forked_ray_workers() -> Iterator[None]:
         os.environ["TESTS_RAY_WORKERS"] = os.path.join(folder, "socket")
         command = [sys.executable, os.path.join(STARTUP, "ray_workers.py")]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            assert process.stdin is not None and process.stdout is not None
             assert process.stdout.readline() == b"listens\n"
             yield
             process.stdin.close()

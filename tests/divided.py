@@ -25,20 +25,13 @@ def episode(first: int, length: int) -> TensorDict:
 
 
 def give_priorities(replay: Replay, priority: torch.Tensor) -> None:
-    """Sets the priority of each stored row to that of its number, float32 ``[numbers]``."""
     slots = occupancy_of(replay.storage).slots()
     if len(slots):
         replay.update_priority(slots, priority[replay.storage.get(slots)["action"]])
 
 
 class Shards:
-    """Episodes in several replays, and all of them in :attr:`whole`.
-
-    Args:
-        build: of each replay.
-        lengths: of the episodes of each replay.
-        prepare: changes the steps of an episode before they are stored, given the number of the episode.
-    """
+    """Episodes of these lengths in several replays, changed by ``prepare``, and all of them in :attr:`whole`."""
 
     def __init__(
         self,
@@ -55,7 +48,6 @@ class Shards:
                 self.extend(shard, length)
 
     def extend(self, shard: int, length: int) -> None:
-        """Stores one more episode."""
         steps = self._prepare(episode(len(self.owner), length), self._episodes)
         self.replays[shard].extend(steps)
         self.whole.extend(steps)
@@ -63,7 +55,6 @@ class Shards:
         self._episodes += 1
 
     def give_priorities(self, priority: torch.Tensor) -> None:
-        """Sets priorities by number in all replays."""
         for replay in (*self.replays, self.whole):
             give_priorities(replay, priority)
 
@@ -73,15 +64,10 @@ class Shards:
     def draw(
         self, batch_size: int, totals: Sequence[GroupTotals | None] | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Draws a batch by these totals, the present ones by default.
-
-        Returns:
-            Numbers of the rows, int64 ``[B]``, and the columns ``table`` and of the divider.
-        """
+        """Numbers of drawn rows, int64 ``[B]``, and the columns ``table`` and of the divider."""
         return self.weighed(*self.drawn(batch_size, self.totals() if totals is None else totals))
 
     def drawn(self, batch_size: int, totals: Sequence[GroupTotals | None]) -> tuple[Division, list[Any]]:
-        """Divides a draw and draws the rows of every replay, without weights."""
         division = self.divider.divide(batch_size, totals)
         asked = zip(self.replays, division.parts, strict=True)
         return division, [replay.sample_part(part) if len(part) else None for replay, part in asked]

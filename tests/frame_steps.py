@@ -40,7 +40,6 @@ def frame_rows(
     done: bool = False,
     key: str = "pixels",
 ) -> TensorDict:
-    """Rows of these stacks; ``action`` numbers them from ``first`` on, the last one is ``done``."""
     count = len(stacks)
     flags = torch.zeros(count, 1, dtype=torch.bool)
     if count:
@@ -65,18 +64,13 @@ def frame_rows(
 
 
 def numbers_in(images: Tensor) -> list[tuple[int, ...]]:
-    """The numbers of the frames of stacks ``[N, k, H, W]``.
-
-    Raises:
-        AssertionError: bytes of a frame do not belong together.
-    """
+    """The numbers of the frames of stacks ``[N, k, H, W]``, of bytes that must belong together."""
     flat = images.reshape(*images.shape[:2], -1)
     assert (flat[..., :-1] == flat[..., :1]).all() and (flat[..., -1] == 255 - flat[..., 0]).all()
     return [tuple(stack) for stack in flat[..., 0].tolist()]
 
 
 def stacks_in(rows: TensorDict, key: str = "pixels") -> list[Stacks]:
-    """The stacks of drawn or stored rows."""
     return list(zip(numbers_in(rows[key]), numbers_in(rows["next", key]), strict=True))
 
 

@@ -28,7 +28,6 @@ def site_packages_without(directory: Path, modules: Sequence[str]) -> Path:
 
 
 def run_without(modules: Sequence[str], arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs Python with ``arguments`` in ``folder``, as if nothing that brings ``modules`` were installed."""
     installed = site_packages_without(folder / f"without_{'_'.join(modules)}", modules)
     path = os.pathsep.join([str(ROOT), str(installed)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -45,18 +45,11 @@ TRIED = {
 
 @dataclass(frozen=True)
 class Environment:
-    """Versions to test.
-
-    Attributes:
-        python: version of the interpreter.
-        resolution: of uv: ``highest``, or ``lowest-direct``, the lowest that pyproject.toml allows.
-        extra: the only extra, of a distribution with the pinned versions; ``None`` installs the checkout with all.
-        distribution: ``wheel`` or ``sdist``.
-    """
+    """Versions to test."""
 
     python: str = "3.11"
-    resolution: str = "highest"
-    extra: str | None = None
+    resolution: str = "highest"  # of uv, or lowest-direct, the lowest that pyproject.toml allows
+    extra: str | None = None  # the only one, of a distribution with the pinned versions; None: the checkout with all
     distribution: str = "wheel"
 
 
@@ -71,14 +64,12 @@ ENVIRONMENTS = {
 
 
 def distributions() -> Path:
-    """Builds the wheel and the sdist; returns their folder."""
     folder = FOLDER / "dist"
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True)
     return folder
 
 
 def install(environment: Environment, folder: Path) -> Path:
-    """Builds an environment; returns its interpreter."""
     python = folder / "bin" / "python"
     subprocess.run(["uv", "venv", "--quiet", "--seed", "--python", environment.python, str(folder)], check=True)
     if environment.extra is None:
@@ -92,7 +83,6 @@ def install(environment: Environment, folder: Path) -> Path:
 
 
 def versions(python: Path) -> str:
-    """The versions of the host libraries."""
     listed = subprocess.run(
         ["uv", "pip", "list", "--python", str(python), "--format", "freeze"], capture_output=True, text=True, check=True
     )
@@ -111,7 +101,6 @@ def tested(environment: Environment, python: Path, arguments: list[str]) -> str:
     with subprocess.Popen(
         [*command, "-W", "default"], cwd=ROOT, env=os.environ | threads, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         lines = []
         for line in process.stdout:
             print(line, end="", flush=True)
@@ -121,7 +110,6 @@ def tested(environment: Environment, python: Path, arguments: list[str]) -> str:
 
 
 def main() -> int:
-    """Runs what the command line names; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.matrix")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}, or distributions; all without any")
     ours, _, arguments = " ".join(sys.argv[1:]).partition("-- ")

@@ -27,7 +27,6 @@ def declared_copies(folder: Path) -> None:
     """Copies the sources of hosts with annotations into a folder, and declares these."""
     for name in UNDECLARED:
         spec = find_spec(name)
-        assert spec is not None and spec.origin is not None
         sources = Path(spec.origin).parent
         for file in sources.rglob("*.py"):
             copy = folder / name / file.relative_to(sources)
@@ -47,7 +46,6 @@ def unknown_names(report: str) -> dict[str, list[str]]:
 
 
 def main() -> int:
-    """Checks both packages at once; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         declared_copies(Path(folder))
         # pyright asks the first Python of PATH for its folders; in a folder of its own the packages are installed ones.

@@ -53,13 +53,11 @@ class RetentionOracle:
         self.admitted += 1
 
     def update(self, slot: int, priority: float) -> None:
-        """Feedback for what a slot holds."""
         (row,) = (row for row in self.rows if row.slot == slot)
         row.priority = priority
         self.largest = max(self.largest, priority)
 
     def by_slot(self) -> list[tuple[int, float]]:
-        """Number and priority of the row in each slot."""
         return [(row.number, row.priority) for row in sorted(self.rows, key=lambda row: row.slot)]
 
     def leaving(self) -> list[int]:

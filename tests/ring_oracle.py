@@ -54,7 +54,6 @@ class RingOracle:
         return np.array([(self.priority[slot] / smallest) ** -exponent for slot in slots])
 
     def n_step(self, slot: int, n_steps: int, discount: float) -> tuple[float, int]:
-        """The discounted sum of the numbers from ``slot`` on, and how many there were."""
         where = {number: position for position, number in enumerate(self.number) if number >= 0}
         number, total = self.number[slot], 0.0
         for step in range(n_steps):

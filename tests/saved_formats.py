@@ -105,7 +105,6 @@ def empty_rllib_buffer() -> Any:
 
 
 def _steps(first: int, count: int) -> TensorDict:
-    """Numbered steps, whose action is their number as well."""
     steps = numbered_steps(first, count)
     return steps.set("action", steps["observation"][:, :2] / 16)
 

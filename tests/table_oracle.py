@@ -7,12 +7,7 @@ from collections import Counter
 
 
 class TableOracle:
-    """Stratified Sampling from Event Tables, section 4, for numbered steps.
-
-    Args:
-        capacity: of the default table.
-        tables: capacity and events (name, history length) by table name.
-    """
+    """Stratified Sampling from Event Tables, section 4; of tables the capacity and events (name, history length)."""
 
     def __init__(self, capacity: int, tables: dict[str, tuple[int, list[tuple[str, int]]]]) -> None:
         self.default: list[int] = []

@@ -33,23 +33,14 @@ CHOICES = {
 
 
 class WrongOption(NamedTuple):
-    """One call that must be refused.
+    """One call that must be refused."""
 
-    Attributes:
-        owner: what is called, for the test's name.
-        build: what is called.
-        name: of the option.
-        value: that is refused.
-        error: expected class; ``None`` for ``TypeError`` or ``ValueError``.
-        arguments: others, with which it could be built.
-    """
-
-    owner: str
+    owner: str  # for the test's name
     build: Callable[..., Any]
-    name: str
+    name: str  # of the option
     value: Any
-    error: type[Exception] | None
-    arguments: dict[str, Any]
+    error: type[Exception] | None  # ``None`` for ``TypeError`` or ``ValueError``
+    arguments: dict[str, Any]  # others, with which it could be built
 
     def __repr__(self) -> str:
         return f"{self.owner}-{self.name}-{self.value!r}"
@@ -110,15 +101,7 @@ def wrong_options(
     any_sign: Collection[str] = (),
     leave_out: Collection[str] = (),
 ) -> list[WrongOption]:
-    """Every wrong value of every option of ``owner``.
-
-    Args:
-        owner: a class or a function.
-        arguments: with which it can be called.
-        any_sign: options that may be negative, beside ``seed``.
-        leave_out: options that are checked elsewhere.
-    """
-
+    """Every wrong value of every option of a class or function; those of ``any_sign`` may be negative."""
     found = []
     for option, parts in options_of(owner).items():
         if option in leave_out:

@@ -21,7 +21,6 @@ from tests.attack.report import Report
 
 
 def main() -> int:
-    """Runs what the command line names; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.attack")
     parser.add_argument("attacks", nargs="*", help="names; all without any")
     parser.add_argument("--share", type=float, default=1.0, help="of the long form's counts")

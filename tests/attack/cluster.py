@@ -45,11 +45,9 @@ class Numbered(gym.Env):
         return np.array([*self.name, self.step_number], np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode at the next step."""
         return self._observed(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Plays a step."""
         ends = self.random.random(2) < 1 / 80
         return self._observed(), float(self.step_number), bool(ends[0]), bool(ends[1] and not ends[0]), {}
 
@@ -58,7 +56,6 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def stored(shard: Any) -> np.ndarray:
-    """The rows of a shard: state, next state and reward of each."""
     replay = shard.held.replay
     rows = replay.storage.get(slice(0, len(replay)))
     columns = (rows["observation"], rows["next", "observation"], rows["next", "reward"].reshape(-1, 1))
@@ -66,21 +63,12 @@ def stored(shard: Any) -> np.ndarray:
 
 
 class Run:
-    """An algorithm in training on the cluster.
-
-    Args:
-        cluster: with room.
-        report: of the attack.
-        folder: of checkpoints.
-    """
-
     def __init__(self, cluster: Cluster, report: Report, folder: Path) -> None:
         self.cluster, self.report, self.folder = cluster, report, folder
         self.steps = 0
         self.algorithm = self.build()
 
     def build(self) -> Algorithm:
-        """Builds the algorithm."""
         config = (
             DQNConfig()
             .environment(Numbered)
@@ -102,7 +90,6 @@ class Run:
 
     @property
     def replay(self) -> Any:
-        """The sharded buffer."""
         return self.algorithm.local_replay_buffer
 
     def train(self, steps: int) -> None:
@@ -123,7 +110,6 @@ class Run:
         self.report.count("steps", self.steps)
 
     def rows(self) -> list[np.ndarray]:
-        """The rows of each shard."""
         return [ray.get(handle.__ray_call__.remote(stored)) for handle in self.replay.shards.handles]
 
     def check(self) -> None:
@@ -160,12 +146,10 @@ class Run:
         self.report.count("rows lost with shards", rows_lost)
 
     def lose_shard(self) -> list[int]:
-        """Kills the process of a shard."""
         ray.kill(self.replay.shards.handles[1])
         return [1]
 
     def lose_env_runner(self) -> list[int]:
-        """Kills the process of an EnvRunner."""
         ray.kill(self.algorithm.env_runner_group._worker_manager.actors()[3], no_restart=False)
         return []
 
@@ -200,12 +184,10 @@ class Run:
 
 
 def node_of(_: Any) -> str:
-    """The id of the node that this runs on."""
     return str(ray.get_runtime_context().get_node_id())
 
 
 def attack(steps: int) -> Report:
-    """Trains for ``steps`` environment steps."""
     report = Report()
     ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})

@@ -50,7 +50,6 @@ class Steps:
             self.rows["task"] = self._environment % len(TASKS)
 
     def block(self, number: int) -> TensorDict:
-        """The next block; every environment begins an episode in it."""
         self.rows["trajectory"] = self._environment + number * ENVIRONMENTS
         return self.rows
 

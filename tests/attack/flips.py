@@ -17,8 +17,6 @@ from tests.saves import files_of
 
 
 class Damager:
-    """Damages one file after the other of a subject's save, and loads what is left of it."""
-
     def __init__(self, subject: Subject, folder: Path, report: Report) -> None:
         self.subject, self.report, self.folder = subject, report, folder
         subject.save()
@@ -30,7 +28,6 @@ class Damager:
         self.files = files_of(folder)
 
     def damage(self, number: int) -> None:
-        """Damages the file of this number, and makes it whole again."""
         file = self.files[number % len(self.files)]
         ways = [self._flip, self._flip, self._flip, self._cut, self._remove, self._exchange]
         way = self.subject.random.choice(ways)
@@ -78,7 +75,6 @@ class Damager:
 
 
 def attack(build: Callable[[Path], Subject], name: str, count: int) -> Report:
-    """Damages the files of one save in turn, ``count`` times."""
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "saves"
@@ -96,7 +92,6 @@ def attack(build: Callable[[Path], Subject], name: str, count: int) -> Report:
 
 
 def attack_recipes(seed: int, count: int, variants: list[Variant] = VARIANTS) -> Report:
-    """Damages a save of every variant of every recipe, ``count`` times each."""
     report = Report()
     for place, variant in enumerate(variants):
         build = partial(RecipeSubject, seed=1_000 * seed + place, variant=variant)

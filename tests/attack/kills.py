@@ -16,8 +16,6 @@ from tests.attack.subjects import Subject
 
 
 class Killer:
-    """Kills saves of a subject, one after the other, and loads what is there."""
-
     def __init__(self, subject: Subject, report: Report) -> None:
         self.subject, self.report = subject, report
         self.seconds = 0.0  # that a save in a forked process takes
@@ -33,7 +31,6 @@ class Killer:
         assert self.subject.load() == self.before, "a save that nobody killed loads something else"
 
     def begin(self) -> int:
-        """Saves in a forked process; returns its id."""
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):

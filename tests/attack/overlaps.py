@@ -77,7 +77,6 @@ class Scores(Contents):
 
 
 def write(build: Callable[[], Contents], place: Path, seed: int, until: float) -> None:
-    """Saves numbers of its own again and again."""
     contents, chosen, number = build(), random.Random(seed), seed * 1_000 + 1
     while time.monotonic() < until:
         contents.save(number, place)
@@ -86,7 +85,6 @@ def write(build: Callable[[], Contents], place: Path, seed: int, until: float) -
 
 
 def attack(build: Callable[[], Contents], seconds: float) -> Report:
-    """Runs two threads and two processes that save, and three threads that load."""
     report, seen = Report(), Counter[float]()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "place"

@@ -31,14 +31,6 @@ ROWS_OF_SLOW_KINDS = 1 / 30
 
 
 def planned(share: float, seed: int, rows: float) -> dict[str, list[Task]]:
-    """Returns the tasks of each attack by its name, the longest first.
-
-    Args:
-        share: of the long form's counts and seconds.
-        seed: of all that is random.
-        rows: of each kind of buffer in the attack on memory.
-    """
-
     def some(count: float) -> int:
         return max(round(count * share), 1)
 
@@ -66,7 +58,6 @@ def planned(share: float, seed: int, rows: float) -> dict[str, list[Task]]:
 
 
 def run(name: str, task: Task) -> tuple[str, Report, float]:
-    """Runs a task in a process of its own."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")

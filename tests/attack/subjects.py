@@ -13,6 +13,7 @@ import torch
 
 from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.levels import LevelBuffer
+from lightning_replay.replay import Replay
 from tests import level_steps
 from tests.attack.states import fingerprint
 from tests.attack.variants import Variant
@@ -20,21 +21,11 @@ from tests.attack.worlds import World
 
 
 class Subject(ABC):
-    """Something that is changed, saved into one place again and again, and loaded from there.
-
-    Args:
-        folder: in which the place is.
-        seed: of all that is random.
-
-    Attributes:
-        place: file or directory of the save.
-        may_be_refused: a save over another one that is cut short may leave one that is refused.
-        refuses_by_others: files of other libraries are among it, which these may refuse in their own words.
-    """
+    """Something that is changed, saved into one place again and again, and loaded from there."""
 
     name: ClassVar[str]
-    may_be_refused: ClassVar[bool] = False
-    refuses_by_others: ClassVar[bool] = False
+    may_be_refused: ClassVar[bool] = False  # what a save over another one leaves that is cut short
+    refuses_by_others: ClassVar[bool] = False  # in their own words, of files of other libraries
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.place = folder / self.name
@@ -58,7 +49,6 @@ class Subject(ABC):
         """Returns a fingerprint of what the save in the place holds, loaded as users do."""
 
     def close(self) -> None:
-        """Ends what was started."""
         self._ending.close()
 
 
@@ -66,16 +56,20 @@ class ReplaySubject(Subject):
     """A prioritized buffer of several chunks, saved over the save before, of which it shares files."""
 
     name = "replay"
+    most_rows = 200  # that come before a save
 
     def __init__(self, folder: Path, seed: int) -> None:
         super().__init__(folder, seed)
-        self.world = World(seed)
-        self.replay = recipes.prioritized(40_000, 32, seed=seed)
+        self.world, self.replay = self.build(folder, seed)
+
+    def build(self, folder: Path, seed: int) -> tuple[World, Replay]:
+        world, replay = World(seed), recipes.prioritized(40_000, 32, seed=seed)
         for _ in range(4):
-            self.replay.extend(self.world.take(10_000))
+            replay.extend(world.take(10_000))
+        return world, replay
 
     def change(self) -> None:
-        self.replay.extend(self.world.take(self.random.randrange(1, 200)))
+        self.replay.extend(self.world.take(self.random.randrange(1, self.most_rows)))
         batch = self.replay.sample()
         self.replay.update_priority(batch, torch.rand(len(batch)))
 
@@ -86,36 +80,25 @@ class ReplaySubject(Subject):
         return fingerprint(self.replay.state_dict())
 
     def load(self) -> str:
-        return fingerprint(load_replay(self.place).state_dict())
+        return fingerprint(load_replay(self.place, trust=["tests"]).state_dict())
 
 
-class RecipeSubject(Subject):
+class RecipeSubject(ReplaySubject):
     """A small buffer of any recipe."""
 
     name = "recipe"
+    most_rows = 12
 
     def __init__(self, folder: Path, seed: int, variant: Variant) -> None:
-        super().__init__(folder, seed)
         self.variant = variant
-        self.world = variant.world(seed)
-        self.replay = variant.build(24, 6, seed, folder / "rows")
-        self.replay.extend(self.world.take(24))
+        super().__init__(folder, seed)
         for _ in range(5):
             self.change()
 
-    def change(self) -> None:
-        self.replay.extend(self.world.take(self.random.randrange(1, 12)))
-        batch = self.replay.sample()
-        self.replay.update_priority(batch, torch.rand(len(batch)))
-
-    def save(self) -> None:
-        save_replay(self.replay, self.place)
-
-    def state(self) -> str:
-        return fingerprint(self.replay.state_dict())
-
-    def load(self) -> str:
-        return fingerprint(load_replay(self.place, trust=["tests"]).state_dict())
+    def build(self, folder: Path, seed: int) -> tuple[World, Replay]:
+        world, replay = self.variant.world(seed), self.variant.build(24, 6, seed, folder / "rows")
+        replay.extend(world.take(24))
+        return world, replay
 
 
 class LevelsSubject(Subject):
@@ -167,16 +150,9 @@ class LightningSubject(Subject):
     def _trainer(self, folder: Path) -> Any:
         import lightning as L
 
-        return L.Trainer(
-            max_steps=self.steps,
-            max_epochs=-1,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            default_root_dir=folder,
-        )
+        off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+        options = {"accelerator": "cpu", "default_root_dir": folder, **dict.fromkeys(off, False)}
+        return L.Trainer(max_steps=self.steps, max_epochs=-1, **options)
 
     def _parts(self, seed: int) -> tuple[Any, Any]:
         from lightning_replay.agents import DQN

@@ -37,7 +37,6 @@ class Shared:
         self.replay.extend(self.world.take(CAPACITY // 2))
 
     def go_on(self, call: Callable[[], None]) -> None:
-        """Calls again and again."""
         while time.monotonic() < self.until and not self.report.findings:
             with self.report.round(f"{call.__name__} of {self.variant} beside others"):
                 call()
@@ -121,7 +120,6 @@ def _crowded() -> Iterator[None]:
 
 
 def attack(seed: int, seconds: float, variants: list[Variant] = VARIANTS) -> Report:
-    """Runs each variant for ``seconds``."""
     report = Report()
     for place, variant in enumerate(variants):
         own = Report()

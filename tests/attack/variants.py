@@ -32,6 +32,9 @@ class HighReward:
             raise ValueError("a condition that raises")
         return reward >= 6.0
 
+    def __repr__(self) -> str:
+        return "HighReward()"  # in messages, which are compared
+
 
 @dataclass(frozen=True)
 class Variant:

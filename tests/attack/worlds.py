@@ -35,10 +35,7 @@ class Step:
 class World:
     """Environments side by side, stepped in any order; step number n has n in all of its columns.
 
-    Args:
-        seed: of the choice of environments and ends of episodes.
-        tasks: the task of environment i is ``i % tasks``; 0 for no column ``task``.
-        has_frames: observations are stacks of two frames.
+    The task of environment i is ``i % tasks``; 0 is for no column ``task``.
     """
 
     def __init__(self, seed: int, *, tasks: int = 0, has_frames: bool = False, environments: int = 3) -> None:
@@ -133,10 +130,7 @@ class World:
     def check(self, rows: TensorDict, discount: float = 1.0, *, mixed: bool = False) -> list[int]:
         """Asserts that rows, of one step or several each, are exactly what these steps were; returns their numbers.
 
-        Args:
-            rows: ``[N]``, with ``steps_to_next_obs`` and ``discount`` where they are of several steps.
-            discount: of returns.
-            mixed: observations, actions and rewards are what a transform made of them.
+        Mixed observations, actions and rewards are what a transform made of them.
         """
         firsts, lasts = rows["number"].flatten().tolist(), rows["next", "last_number"].flatten().tolist()
         assert not [one for one in firsts if not 0 <= one < len(self.steps)], f"rows of steps never taken: {firsts}"

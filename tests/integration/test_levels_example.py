@@ -38,10 +38,7 @@ def test_a_plain_loop_learns_mazes_it_was_never_trained_on(run_script: Any, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (ROOT / ".bench-procgen" / ".complete").exists(),
-    reason="examples/plr_procgen.py builds it",
-)
+@pytest.mark.skipif(not (ROOT / ".bench-procgen" / ".complete").exists(), reason="examples/plr_procgen.py builds it")
 def test_procgen_returns_to_the_first_state_of_a_level() -> None:
     code = (
         "import numpy as np\n"

@@ -26,7 +26,6 @@ OF_A_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|Users|usr|opt|priva
 
 def _load_runner() -> ModuleType:
     spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "docs/run_notebooks.py")
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -40,44 +40,27 @@ def _sections(page: Path) -> list[tuple[str, str]]:
 
 
 SECTIONS = [section for page in PAGES for section in _sections(page)]
-NEEDS_RAY = [section for section in SECTIONS if "ray" in section[1] or "rllib_ext" in section[1]]
 
 
-def _run(name: str, code: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "code"), SECTIONS, ids=lambda value: value.splitlines()[0])
+def test_the_code_of_a_page_runs(name: str, code: str, request, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "ray" in code or "rllib_ext" in code:
+        request.getfixturevalue("shared_ray")
+        monkeypatch.syspath_prepend(tmp_path)  # as of a script in the folder
     for long, short in SHORTER.items():
         code = code.replace(long, short)
     namespace: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, name, "exec"), namespace)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "code"), [each for each in SECTIONS if each not in NEEDS_RAY], ids=lambda value: value.splitlines()[0]
-)
-def test_the_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    _run(name, code)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "code"), NEEDS_RAY, ids=lambda value: value.splitlines()[0])
-@pytest.mark.usefixtures("shared_ray")
-def test_the_rllib_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # as of a script in the folder
-    _run(name, code)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+def test_links_of_a_page_lead_somewhere_and_files_named_in_it_exist(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_named_in_a_page_exist(page: Path) -> None:
-    for target in re.findall(
-        r"\b(?:configs|examples|tests|docs|lightning_replay)/[\w./-]*\w\.(?:py|yaml|md|json)", page.read_text()
-    ):
+    folders = "configs|examples|tests|docs|lightning_replay"
+    for target in re.findall(rf"\b(?:{folders})/[\w./-]*\w\.(?:py|yaml|md|json)", text):
         assert (ROOT / target).exists(), target

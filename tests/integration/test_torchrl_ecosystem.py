@@ -130,7 +130,7 @@ def test_a_minari_dataset_fills_a_replay_in_one_call(minari_dataset: minari.Mina
     assert (index[:, 0] // EPISODE_STEPS == index[:, 1] // EPISODE_STEPS).all()
 
 
-def test_nested_observations_and_other_dtypes_of_a_dataset_are_kept() -> None:
+def test_nested_observations_and_other_dtypes_of_a_dataset_are_kept_and_bad_ones_refused() -> None:
     steps = 3
     goals = numpy.arange(8, dtype=numpy.float64).reshape(4, 2)
     episode = SimpleNamespace(
@@ -145,9 +145,6 @@ def test_nested_observations_and_other_dtypes_of_a_dataset_are_kept() -> None:
     assert rows["observation", "goal"].dtype == torch.float64
     assert rows["observation", "seen"].dtype == rows["action"].dtype == torch.int64
     assert rows["next", "done"][:, 0].tolist() == [False, False, True]
-
-
-def test_bad_datasets_are_refused() -> None:
     with pytest.raises(ValueError, match="no episode"):
         minari_transitions(SimpleNamespace(iterate_episodes=lambda: iter([])))
     episode = SimpleNamespace(observations=(1, 2), actions=0, rewards=[0.0], terminations=[True], truncations=[False])
@@ -168,27 +165,25 @@ def test_a_torchrl_dataset_fills_a_replay_in_one_call(tmp_path: Path) -> None:
     assert replay.sample()["observation"].shape == (16, 3)
 
 
+def options_of(env: Any, actor: Any, loss: Any, replay: Replay) -> dict[str, Any]:
+    """What both trainers are given."""
+    return {
+        "collector": Collector(env, actor, frames_per_batch=50, total_frames=200, auto_register_policy_transforms=True),
+        **{"total_frames": 200, "frame_skip": 1, "progress_bar": False, "enable_logging": False},
+        **{"loss_module": loss, "optimizer": torch.optim.Adam(loss.parameters(), 1e-3), "replay_buffer": replay},
+    }
+
+
 def dqn_trainer(replay: Replay, **options: Any) -> DQNTrainer:
     torch.manual_seed(0)
     env = GymEnv("CartPole-v1", categorical_action_encoding=True)
-    actor = QValueActor(
-        MLP(in_features=4, out_features=2, num_cells=[8]), in_keys=["observation"], spec=env.action_spec
-    )
+    network = MLP(in_features=4, out_features=2, num_cells=[8])
+    actor = QValueActor(network, in_keys=["observation"], spec=env.action_spec)
     loss = DQNLoss(actor, action_space="categorical", delay_value=True)
     loss.make_value_estimator(gamma=0.9)  # before a state is loaded, which has γ
-    return DQNTrainer(
-        collector=Collector(env, actor, frames_per_batch=50, total_frames=200, auto_register_policy_transforms=True),
-        total_frames=200,
-        frame_skip=1,
-        optim_steps_per_batch=3,
-        loss_module=loss,
-        optimizer=torch.optim.Adam(loss.parameters(), 1e-3),
-        replay_buffer=replay,
-        progress_bar=False,
-        enable_logging=False,
-        target_net_updater=HardUpdate(loss, value_network_update_interval=50),
-        **options,
-    )
+    target = HardUpdate(loss, value_network_update_interval=50)
+    options |= options_of(env, actor, loss, replay)
+    return DQNTrainer(optim_steps_per_batch=3, target_net_updater=target, **options)
 
 
 def sac_trainer(replay: Replay) -> SACTrainer:
@@ -203,18 +198,8 @@ def sac_trainer(replay: Replay) -> SACTrainer:
     )
     critic = ValueOperator(MLP(in_features=4, out_features=1, num_cells=[8]), in_keys=["observation", "action"])
     loss = SACLoss(actor, critic, action_spec=env.action_spec)
-    return SACTrainer(
-        collector=Collector(env, actor, frames_per_batch=50, total_frames=200, auto_register_policy_transforms=True),
-        total_frames=200,
-        frame_skip=1,
-        optim_steps_per_batch=2,
-        loss_module=loss,
-        optimizer=torch.optim.Adam(loss.parameters(), 1e-3),
-        replay_buffer=replay,
-        progress_bar=False,
-        enable_logging=False,
-        target_net_updater=SoftUpdate(loss, tau=0.01),
-    )
+    options = options_of(env, actor, loss, replay)
+    return SACTrainer(optim_steps_per_batch=2, target_net_updater=SoftUpdate(loss, tau=0.01), **options)
 
 
 @pytest.mark.filterwarnings(*OF_TRAINERS)

@@ -28,7 +28,6 @@ def own_parts(tmp_path_factory: pytest.TempPathFactory):
     """The first block of the page as a module that can be imported."""
     folder = tmp_path_factory.mktemp("own")
     block = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert block is not None
     (folder / "own_parts.py").write_text(block.group(1))
     sys.path.insert(0, str(folder))
     yield importlib.import_module("own_parts")

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from tests.attack.refusals import REASONS, STATES, refusals
 from tests.attack.states import difference, fingerprint
 from tests.attack.variants import VARIANTS, Variant
-from tests.attack.worlds import World
+from tests.twins import Twins
 
 HISTORY = st.lists(
     st.tuples(st.sampled_from(["extend", "feed back", "flush", "empty", "refuse"]), st.integers(0, 30)),
@@ -39,13 +39,8 @@ def columns_of(rows: TensorDict, kind: int = 0) -> dict[Any, Any]:
     return columns
 
 
-class Pairs:
-    """Two buffers that go through one history, which get columns and TensorDicts."""
-
-    def __init__(self, variant: Variant, folder: Path) -> None:
-        self.variant = variant
-        self.replays = [variant.build(24, 6, 5, folder / str(place)) for place in range(2)]
-        self.world: World = variant.world(5)
+class Pairs(Twins):
+    """They get columns and TensorDicts."""
 
     def extend(self, count: int) -> None:
         rows = self.world.take(count + 1)
@@ -54,26 +49,6 @@ class Pairs:
         slots = [by_columns.extend_columns(columns_of(rows, kind)), other.extend(rows)]
         assert slots[0].dtype == slots[1].dtype and slots[0].tolist() == slots[1].tolist()
         assert len({str(replay.last_insertion) for replay in self.replays}) == 1
-
-    def feed_back(self, _: int) -> None:
-        drawn: list[Any] = []
-        for replay in self.replays:
-            try:
-                batch = replay.sample()
-            except RuntimeError as error:  # none of the tables has enough rows yet
-                drawn.append(str(error))
-                continue
-            replay.update_priority(batch, batch["index"].reshape(len(batch), -1)[:, 0].float())
-            drawn.append(fingerprint(batch.to_dict()))
-        assert drawn[0] == drawn[1]
-
-    def flush(self, _: int) -> None:
-        for replay in self.replays:
-            replay.flush()
-
-    def empty(self, _: int) -> None:
-        for replay in self.replays:
-            replay.empty()
 
     def refuse(self, number: int) -> None:
         """Rows that are refused change nothing and get one message, whichever way they are given."""
@@ -119,8 +94,7 @@ class _ByColumns:
 def test_columns_are_stored_as_the_rows_they_make(variant: Variant, history: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pairs = Pairs(variant, Path(folder))
-        for name, number in history:
-            getattr(pairs, name.replace(" ", "_"))(number)
+        pairs.go(history)
         pairs.check()
 
 

@@ -10,17 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from lightning_replay.events import (
-    any_of,
-    every_of,
-    first_in_episode,
-    holds,
-    info_key,
-    key_in_region,
-    reward_at_least,
-    reward_below,
-    terminal_with_reward,
-)
+from lightning_replay import events
 from lightning_replay.events.compiled import ConditionBlock
 from lightning_replay.storage import PackedStorage
 
@@ -35,21 +25,21 @@ def regions(draw) -> object:
     pairs = [sorted(draw(st.tuples(thresholds, thresholds))) for _ in range(2)]
     low = [pair[0] if draw(st.booleans()) else None for pair in pairs]
     high = [pair[1] if draw(st.booleans()) or low == [None, None] else None for pair in pairs]
-    return key_in_region(("next", "observation"), low, high)
+    return events.key_in_region(("next", "observation"), low, high)
 
 
 single = st.one_of(
-    st.builds(reward_at_least, thresholds),
-    st.builds(reward_below, thresholds),
-    st.builds(terminal_with_reward, thresholds),
-    st.builds(info_key, st.sampled_from(["score", ("deep", "flag")]), thresholds),
+    st.builds(events.reward_at_least, thresholds),
+    st.builds(events.reward_below, thresholds),
+    st.builds(events.terminal_with_reward, thresholds),
+    st.builds(events.info_key, st.sampled_from(["score", ("deep", "flag")]), thresholds),
     regions(),
 )
 several_conditions = st.recursive(
     single,
     lambda inner: st.builds(
         lambda combine, parts: combine(*parts),
-        st.sampled_from([every_of, any_of]),
+        st.sampled_from([events.every_of, events.any_of]),
         st.lists(inner, min_size=1, max_size=3),
     ),
     max_leaves=5,
@@ -83,10 +73,10 @@ def test_a_block_of_conditions_is_each_of_them(rows, several) -> None:
     block = ConditionBlock(several, storage.row_columns)
     assert block.others == []
     for condition, found in zip(several, block(values), strict=True):
-        assert found.tolist() == holds(condition, rows).tolist(), condition
+        assert found.tolist() == events.holds(condition, rows).tolist(), condition
 
 
-class Inverted(reward_at_least):
+class Inverted(events.reward_at_least):
     """A user's subclass, whose call differs."""
 
     def __call__(self, steps):
@@ -101,12 +91,12 @@ def test_other_conditions_are_left_to_be_called() -> None:
     others = [
         lambda steps: steps["next", "reward"] > 0,
         Inverted(0.5),
-        first_in_episode(reward_at_least(0.5)),
-        info_key("missing"),
-        terminal_with_reward(0.5),
-        key_in_region(("next", "observation"), [0.0, 0.0, 0.0]),
-        every_of(reward_at_least(0.5), Inverted(0.5)),
+        events.first_in_episode(events.reward_at_least(0.5)),
+        events.info_key("missing"),
+        events.terminal_with_reward(0.5),
+        events.key_in_region(("next", "observation"), [0.0, 0.0, 0.0]),
+        events.every_of(events.reward_at_least(0.5), Inverted(0.5)),
     ]
-    block = ConditionBlock([reward_below(2.0), *others, reward_below(1.0)], storage.row_columns)
+    block = ConditionBlock([events.reward_below(2.0), *others, events.reward_below(1.0)], storage.row_columns)
     assert block.others == [1, 2, 3, 4, 5, 6, 7]
     assert block(values)[[0, 8]].tolist() == [[True, True], [False, False]]

@@ -89,9 +89,7 @@ def test_prioritized_rows_are_those_of_one_replay_at_the_same_points(lengths, pr
     multinomial=st.booleans(),
     share=st.sampled_from([0.4, 0.4, 0.0]),
 )
-def test_weights_of_tables_are_those_of_one_replay(
-    lengths, priority, exponent, beta, correction, multinomial, share
-) -> None:
+def test_weights_of_tables_are_those_of_one_replay(lengths, priority, exponent, beta, correction, multinomial, share):
     options = {"correction": correction, "multinomial": multinomial, "return_probabilities": True, "share": share}
     shards = Shards(lambda: of_tables(exponent, beta, **options), lengths)
     if exponent:

@@ -53,7 +53,7 @@ def batches(draw: st.DrawFn, named: bool) -> list[list[tuple[int | None, bool]]]
     return draw(st.lists(st.lists(row, min_size=1, max_size=CAPACITY + 3), min_size=1, max_size=8))
 
 
-def drive(written: list[list[tuple[int | None, bool]]], ring: bool, choose: Any) -> None:
+def drive(written: list[list[tuple[int | None, bool]]], ring: bool, choose: Any) -> EpisodeLinks:
     links, oracle, head = EpisodeLinks(CAPACITY), Oracle(), 0
     for rows in written:
         if ring:
@@ -72,6 +72,7 @@ def drive(written: list[list[tuple[int | None, bool]]], ring: bool, choose: Any)
             restored = EpisodeLinks(CAPACITY)
             restored.load_state_dict(links.state_dict())
             links = restored
+    return links
 
 
 @given(st.booleans().flatmap(batches))
@@ -86,12 +87,7 @@ def test_links_under_any_eviction_equal_the_oracle(written: list[list[tuple[int 
 
 @given(st.booleans().flatmap(batches), st.integers(1, 5))
 def test_chains_follow_successors(written: list[list[tuple[int | None, bool]]], n_steps: int) -> None:
-    links, head = EpisodeLinks(CAPACITY), 0
-    for rows in written:
-        slots = [(head + row) % CAPACITY for row in range(len(rows))]
-        head = (head + len(rows)) % CAPACITY
-        trajectory = None if rows[0][0] is None else torch.tensor([name for name, _ in rows])
-        links.write(torch.tensor(slots), trajectory, torch.tensor([done for _, done in rows]))
+    links = drive(written, ring=True, choose=None)
     chains, steps_used = links.chain(torch.arange(CAPACITY), n_steps)
     for start in range(CAPACITY):
         followed = [start]

@@ -99,15 +99,12 @@ class Doubled(PrioritizedSampler):
         super().set_priorities(slots, 2 * magnitudes, storage)
 
 
-def test_a_subclass_sets_its_own_priorities() -> None:
+def test_a_subclass_sets_its_own_priorities_or_is_refused() -> None:
     sampler = Doubled(CAPACITY, 1.0, priority_offset=0.0, seed=0)
     replay = Replay(storage=PackedStorage(CAPACITY), sampler=sampler, batch_size=2)
     replay.extend(numbered_steps(0, 5, done_every=0))
     replay.update_priority(replay.sample(), torch.full((2,), 3.0))
     assert sampler.default_priority == 6.0
-
-
-def test_a_subclass_that_overrides_what_a_replay_does_not_call_is_refused() -> None:
     mine = type("Mine", (PrioritizedSampler,), {"update_priority": lambda self, index, priority, storage=None: None})
     with pytest.raises(TypeError, match=r"Mine defines update_priority, which Replay does not call; define set_prio"):
         Replay(storage=PackedStorage(CAPACITY), sampler=mine(CAPACITY), batch_size=2)

@@ -186,9 +186,7 @@ def test_a_ring_keeps_the_newest_rows_whose_frames_fit(batches, capacity, room, 
 
 @settings(max_examples=40, deadline=None)
 @given(BATCHES, st.integers(8, 14), st.integers(2 * DEPTH, 14), st.integers(1, 30), st.data())
-def test_returns_drawn_from_a_ring_end_with_the_stack_of_their_last_step(
-    batches, capacity, room, at_once, data
-) -> None:
+def test_returns_drawn_from_a_ring_end_with_the_stack_of_their_last_step(batches, capacity, room, at_once, data):
     replay = recipes.uniform(
         capacity, 1, n_steps=3, discount=0.5, frame_stack=DEPTH, frame_capacity=room, check_continuity=False, seed=0
     )

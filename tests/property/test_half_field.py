@@ -39,9 +39,7 @@ def _action(env: HalfField, choice: str, power: float, angle: float) -> tuple:
     seed=st.integers(0, 2**31 - 1),
     actions=ACTIONS,
 )
-def test_the_state_stays_in_bounds_and_only_goals_pay(
-    task: str, keeper: bool, noise: float, seed: int, actions: list[tuple[str, float, float]]
-) -> None:
+def test_the_state_stays_in_bounds_and_only_goals_pay(task, keeper, noise, seed, actions) -> None:
     env = HalfField(task, keeper=keeper, player_noise=noise, ball_noise=noise, kick_noise=noise, max_steps=50)
     observation, info = env.reset(seed=seed)
     assert env.observation_space.contains(observation) and not info["goal"]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, LevelSampler, Proportional, Rank
+from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, Proportional, Rank
 from lightning_replay.levels.prioritization import SumTree
 from tests.level_oracle import LevelOracle
 from tests.level_steps import first_reward, segment
@@ -149,13 +149,6 @@ def test_what_is_drawn_has_probability_and_what_is_kept_up_equals_what_is_filled
     drawn = [kept_up.draw(generator) for _ in range(20)]
     assert drawn == [filled.draw(same) for _ in range(20)]
     assert (probabilities[drawn] > 0).all()
-
-
-def test_the_least_probable_row_is_that_of_the_lowest_score_among_equals():
-    sampler = LevelSampler(staleness_weight=1.0, seed=0)
-    for row, score in enumerate([0.3, 0.1, 0.2]):
-        sampler.put(row, score, timestamp=0)
-    assert sampler.least_probable() == 1
 
 
 ROWS = st.integers(0, 20)

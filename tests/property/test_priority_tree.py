@@ -74,9 +74,7 @@ def _assert_equal(tree: PriorityTree, oracle: PriorityOracle, uniform: np.ndarra
     uniform=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
     widest_top=st.sampled_from([64, 40_000]),
 )
-def test_equals_the_oracle(
-    backend: str, is_monotone: bool, sequence: tuple, uniform: list[float], widest_top: int
-) -> None:
+def test_equals_the_oracle(backend, is_monotone, sequence, uniform, widest_top) -> None:
     capacity, steps = sequence
     with patch.object(torch_tree, "WIDEST_TOP", widest_top):  # 64: one level more from 2,049 slots on
         tree, oracle = PriorityTree(capacity, backend=backend), PriorityOracle(capacity)
@@ -98,9 +96,7 @@ def test_equals_the_oracle(
     written=st.sampled_from([5, 500]),  # few: blocks of the levels above the lowest are picked, too
     exponent=st.floats(-30, 30),
 )
-def test_root_equals_the_sum_of_the_leaves(
-    backend: str, seed: int, capacity: int, written: int, exponent: float
-) -> None:
+def test_root_equals_the_sum_of_the_leaves(backend, seed, capacity, written, exponent) -> None:
     rng = np.random.default_rng(seed)
     with patch.object(torch_tree, "WIDEST_TOP", 64):
         tree = PriorityTree(capacity, backend=backend)

@@ -77,9 +77,7 @@ events = st.sampled_from(["request", "request", "arrive", "arrive", "draw", "dra
 
 
 @given(limiters(), st.booleans(), st.lists(events, max_size=120), st.integers(1, 4))
-def test_any_history_stays_within_the_bounds_and_goes_on(
-    limiter: RateLimiter, is_filled: bool, history: list[str], most: int
-) -> None:
+def test_any_history_stays_within_the_bounds_and_goes_on(limiter, is_filled, history, most) -> None:
     size = pending = 0
     if is_filled:
         limiter.insert(limiter.min_size_to_sample, 0)

@@ -15,20 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tensordict import TensorDict
 
-from lightning_replay import PackedStorage, Replay, load_replay, save_replay
+from lightning_replay import PackedStorage, Replay, load_replay, save_replay, writers
 from lightning_replay.retention import eviction
 from lightning_replay.retention.eviction import LeavingOrder, evict_lowest
 from lightning_replay.samplers import PrioritizedSampler
-from lightning_replay.writers import (
-    OldestLeaves,
-    OnPolicynessOnly,
-    RetentionWriter,
-    SmallestReturnLeaves,
-    StochasticExploration,
-    StochasticSurprise,
-    SurpriseOnly,
-    SurpriseOnPolicyness,
-)
 from tests.retention_oracle import RetentionOracle, float32, softmax_weight
 
 CAPACITY = 5
@@ -62,17 +52,17 @@ class RetentionMachine(RuleBasedStateMachine):
     )
     def build(self, which: str, always_admit: bool, knows_surprise: bool) -> None:
         rules = {
-            "both": SurpriseOnPolicyness(q_inverse_temperature=1.0),
-            "surprise": SurpriseOnly(),
-            "policy": OnPolicynessOnly(greedy_epsilon=0.25),
-            "oldest": OldestLeaves(),
-            "reward": SmallestReturnLeaves(),
-            "discounted": SurpriseOnPolicyness(draw_discount=0.5),
+            "both": writers.SurpriseOnPolicyness(q_inverse_temperature=1.0),
+            "surprise": writers.SurpriseOnly(),
+            "policy": writers.OnPolicynessOnly(greedy_epsilon=0.25),
+            "oldest": writers.OldestLeaves(),
+            "reward": writers.SmallestReturnLeaves(),
+            "discounted": writers.SurpriseOnPolicyness(draw_discount=0.5),
         }
         self.which = which
         self.knows_surprise = knows_surprise
         initial = offered_surprise if knows_surprise else None
-        writer = RetentionWriter(rules[which], initial_surprise=initial, always_admit=always_admit)
+        writer = writers.RetentionWriter(rules[which], initial_surprise=initial, always_admit=always_admit)
         sampler = PrioritizedSampler(CAPACITY, priority_exponent=1.0, priority_offset=0.0, seed=0)
         self.replay = Replay(storage=PackedStorage(CAPACITY), sampler=sampler, writer=writer, batch_size=4)
         self.oracle = RetentionOracle(
@@ -181,10 +171,14 @@ TestRetention = RetentionMachine.TestCase
     which=st.sampled_from(["both", "surprise drawn", "exploration drawn"]),
 )
 def test_an_extend_of_many_is_as_many_extends_of_one(surprise: list[float], cuts: list[int], which: str) -> None:
-    rules = {"both": None, "surprise drawn": StochasticSurprise(), "exploration drawn": StochasticExploration()}
+    rules = {
+        "both": None,
+        "surprise drawn": writers.StochasticSurprise(),
+        "exploration drawn": writers.StochasticExploration(),
+    }
     buffers = []
     for sizes in (cuts, [1]):
-        writer = RetentionWriter(rules[which], initial_surprise=offered_surprise, seed=3)
+        writer = writers.RetentionWriter(rules[which], initial_surprise=offered_surprise, seed=3)
         replay = Replay(storage=PackedStorage(7), writer=writer, batch_size=2)
         start = 0
         for turn in range(len(surprise)):
@@ -239,9 +233,7 @@ PRIORITIES = st.sampled_from([0.0, -0.0, 1.0, 1.5, 3.0, 1e-42, 3e38])
     fitting=st.integers(0, 3),
     flags=st.tuples(st.booleans(), st.booleans()),
 )
-def test_compiled_decisions_are_those_made_one_after_the_other(
-    capacity: int, seed: int, new: list[float], fitting: int, flags: tuple[bool, bool]
-) -> None:
+def test_compiled_decisions_are_those_made_one_after_the_other(capacity, seed, new, fitting, flags) -> None:
     """The stored rows have few different priorities; 5000 slots are three levels."""
     fitting = min(fitting, len(new) - 1, capacity - 1)
     always_admits, ties_enter = flags

@@ -65,9 +65,7 @@ def rows_of(first: int, rows: list[tuple[bool, float]]) -> TensorDict:
     seed=st.integers(0, 2**32 - 1),
     calls=st.lists(st.tuples(st.sampled_from(["extend", "feedback", "save"]), st.integers(1, 200)), max_size=12),
 )
-def test_figures_are_those_of_a_list_of_all_rows(
-    capacity: int, knows_surprise: bool, seed: int, calls: list[tuple[str, int]]
-) -> None:
+def test_figures_are_those_of_a_list_of_all_rows(capacity, knows_surprise, seed, calls) -> None:
     generator = torch.Generator().manual_seed(seed)
     writer = RetentionWriter(SurpriseOnly(), initial_surprise=offered_surprise if knows_surprise else None)
     replay = Replay(storage=PackedStorage(capacity), writer=writer, batch_size=1)

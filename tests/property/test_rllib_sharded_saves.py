@@ -36,9 +36,7 @@ def stored(shards: list[EpisodeShard]) -> list[Any]:
     after=st.integers(1, 3),
     data=st.data(),
 )
-def test_the_rows_of_all_shards_are_those_saved(
-    lengths: list[int], places: list[int], before: int, after: int, data: st.DataObject
-) -> None:
+def test_the_rows_of_all_shards_are_those_saved(lengths, places, before, after, data) -> None:
     shards = [shard(number, before) for number in range(before)]
     for number, length in enumerate(lengths):
         episode = numbered(f"e{number}", length, offset=100.0 * number, terminated=number % 3 > 0)

@@ -150,9 +150,7 @@ def deviations(value: np.ndarray, weight: np.ndarray, expected: float) -> float:
 @pytest.mark.parametrize("num_replays", LENGTHS)
 @pytest.mark.parametrize("is_stale", [False, True])
 @pytest.mark.parametrize("over_batch", [False, True])
-def test_with_full_correction_the_weighted_mean_is_that_of_the_stored_rows(
-    num_replays: int, is_stale: bool, over_batch: bool
-) -> None:
+def test_with_full_correction_the_weighted_mean_is_that_of_the_stored_rows(num_replays, is_stale, over_batch) -> None:
     options = {"priority_exponent": 0.8, "importance_exponent": 1.0, "normalize_over_batch": over_batch}
     shards = Shards(lambda: built("prioritized", **options), LENGTHS[num_replays])
     with_priorities_that_differ_by_shard(shards)

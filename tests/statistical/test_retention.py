@@ -20,24 +20,20 @@ def victims(rule: RetentionRule, priority: torch.Tensor) -> np.ndarray:
     rows = RetainedRows(SLOTS, rule, torch.Generator().manual_seed(0))
     ones = torch.ones(SLOTS)
     rows.offer(Factors(priority.numpy(), ones.numpy(), priority.numpy()), 0, True)
-    assert rows._chances is not None
     uniform = torch.rand(DRAWS, dtype=torch.float64, generator=rows.generator)
     drawn, _ = rows._chances.draw(uniform)
     return np.bincount(drawn.numpy(), minlength=SLOTS)
 
 
-def test_surprising_rows_stay_in_proportion() -> None:
+def test_surprising_rows_stay_and_likely_actions_leave_in_proportion() -> None:
     error = torch.tensor([0.0, 0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 10.0])
-    counts = victims(StochasticSurprise(exponent=0.6, offset=1e-3), error**2)
-    chance = (1 / (error.double().numpy() + 1e-3)) ** 0.6
-    assert chisquare(counts, chance / chance.sum() * DRAWS).pvalue > 1e-4
-
-
-def test_likely_actions_leave_in_proportion() -> None:
     policy = torch.tensor([0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.9, 1.0])
-    counts = victims(StochasticExploration(exponent=0.6), policy)
-    chance = policy.double().numpy() ** 0.6
-    assert chisquare(counts, chance / chance.sum() * DRAWS).pvalue > 1e-4
+    for counts, chance in (
+        (victims(StochasticSurprise(exponent=0.6, offset=1e-3), error**2), 1 / (error.double().numpy() + 1e-3)),
+        (victims(StochasticExploration(exponent=0.6), policy), policy.double().numpy()),
+    ):
+        chance = chance**0.6
+        assert chisquare(counts, chance / chance.sum() * DRAWS).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("size", [1, 5])

@@ -31,29 +31,19 @@ def filled(buffer: PrioritizedEpisodeReplayBuffer) -> PrioritizedEpisodeReplayBu
 
 
 def drawn(buffer: PrioritizedEpisodeReplayBuffer, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers and weights of drawn rows."""
     episodes = [e.to_numpy() for e in buffer.sample(num_items=count, n_step=1, gamma=0.99, beta=BETA)]
     number = np.concatenate([e.get_observations(slice(0, len(e)))[:, 0] for e in episodes]).astype(int)
     return number, np.concatenate([e.get_extra_model_outputs("weights", slice(0, len(e))) for e in episodes])
 
 
-@pytest.fixture(scope="module")
-def draws() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def test_rows_are_drawn_equally_often_and_weigh_the_same() -> None:
     theirs = PrioritizedEpisodeReplayBuffer(capacity=100, alpha=ALPHA)
     theirs.rng = np.random.default_rng(0)
     ours = RecipeEpisodeReplayBuffer(
         "prioritized", capacity=100, priority_exponent=ALPHA, importance_exponent=BETA, seed=0
     )
-    return {"theirs": drawn(filled(theirs), DRAWS), "ours": drawn(filled(ours), DRAWS)}
-
-
-def test_rows_are_drawn_equally_often(draws: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    counts = [np.bincount(number, minlength=ROWS) for number, _ in draws.values()]
-    assert chi2_contingency(counts).pvalue > 1e-4
-
-
-def test_rows_weigh_the_same(draws: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    weights = {name: dict(zip(number, weight, strict=True)) for name, (number, weight) in draws.items()}
-    for row in range(ROWS):
-        # ours adds 1e-6 to every priority before the exponent
-        assert weights["ours"][row] == pytest.approx(weights["theirs"][row], abs=1e-6)
+    draws = [drawn(filled(buffer), DRAWS) for buffer in (theirs, ours)]
+    assert chi2_contingency([np.bincount(number, minlength=ROWS) for number, _ in draws]).pvalue > 1e-4
+    weights, own_weights = (dict(zip(number, weight, strict=True)) for number, weight in draws)
+    assert own_weights == pytest.approx(weights, abs=1e-6), "ours adds 1e-6 to every priority before the exponent"
+    assert len(weights) == ROWS

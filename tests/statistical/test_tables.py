@@ -39,7 +39,6 @@ def filled(episodes: int, *, default_share: float = 0.5, **options) -> TableRepl
 
 
 def draw(replay: TableReplay, draws: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Tables, slots and weights of many batches."""
     size = replay.batch_size
     batches = [replay.sampler.sample(replay.storage, size) for _ in range(draws // size)]
     table = torch.cat([info["table"] for _, info in batches]).numpy()
@@ -152,24 +151,15 @@ def weighted_mean(weight: np.ndarray, value: np.ndarray) -> tuple[float, float]:
     return mean, float(np.sqrt((weight**2 * (value - mean) ** 2).sum()) / weight.sum())
 
 
+ROUNDED = {"batch_size": 10, "default_share": 0.65, "shares": {"goal": 0.2, "gap": 0.15}}
+AT_LEAST_ONE = {"default_share": 0.91, "shares": {"goal": 0.08, "gap": 0.01}, "at_least_one": True}
 MIXTURES = {
     "exact shares": {"batch_size": 400},
-    "rounded shares": {"batch_size": 10, "default_share": 0.65, "shares": {"goal": 0.2, "gap": 0.15}},
-    "at least one": {
-        "batch_size": 10,
-        "default_share": 0.91,
-        "shares": {"goal": 0.08, "gap": 0.01},
-        "at_least_one": True,
-    },
-    "multinomial": {"batch_size": 10, "default_share": 0.65, "shares": {"goal": 0.2, "gap": 0.15}, "multinomial": True},
+    "rounded shares": ROUNDED,
+    "at least one": ROUNDED | AT_LEAST_ONE,
+    "multinomial": ROUNDED | {"multinomial": True},
     "priorities": {"batch_size": 400, "priority_exponent": 0.8, "importance_exponent": 1.0},
-    "priorities, rounded": {
-        "batch_size": 10,
-        "default_share": 0.65,
-        "shares": {"goal": 0.2, "gap": 0.15},
-        "priority_exponent": 1.0,
-        "importance_exponent": 1.0,
-    },
+    "priorities, rounded": ROUNDED | {"priority_exponent": 1.0, "importance_exponent": 1.0},
 }
 
 

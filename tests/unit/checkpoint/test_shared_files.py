@@ -16,7 +16,7 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.replay import Replay
 from lightning_replay.saves import MANIFEST, SavedSize, verify_replay
-from tests.saves import files_of, forge, lengthen, names_in, remove, stored, truncate
+from tests.saves import files_of, forge, lengthen, remove, stored, truncate
 from tests.transitions import numbered_steps
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -47,32 +47,6 @@ def test_what_an_earlier_save_holds_is_linked_from_it(tmp_path) -> None:
     assert sorted(shared) == [f"{number:06d}.chunk" for number in range(2, 13)]
     shutil.rmtree(tmp_path / "first")
     assert torch.equal(load_replay(tmp_path / "second").sample()["index"], replay.sample()["index"])
-
-
-def test_a_buffer_that_grows_shares_the_chunks_that_were_full(tmp_path) -> None:
-    replay = recipes.uniform(capacity=500, batch_size=8)
-    replay.extend(numbered_steps(0, 100))  # six chunks and a quarter
-    replay.save(tmp_path / "first")
-    replay.extend(numbered_steps(100, 20))
-    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert size.total - size.written == 6 * 1024
-
-
-def test_saving_into_the_same_directory_shares_what_lies_there(tmp_path) -> None:
-    replay = stored()
-    replay.save(tmp_path)
-    inodes = {name: status.st_ino for name, status in _files(tmp_path).items()}
-    (tmp_path / "replay.0123abcd.tmp").touch()  # of a save that was killed
-    replay.extend(numbered_steps(500, 8))
-    size = save_replay(replay, tmp_path)
-    assert size.total - size.written == 10 * 1024 + 512
-    after = _files(tmp_path)
-    assert [name for name in sorted(inodes) if after[name].st_ino == inodes[name]] == [
-        f"{number:06d}.chunk" for number in range(2, 13)
-    ]
-    assert {status.st_nlink for status in after.values()} == {1}
-    assert names_in(tmp_path) == ["data", MANIFEST]
-    assert torch.equal(load_replay(tmp_path).sample()["index"], replay.sample()["index"])
 
 
 def test_both_the_directory_and_the_previous_save_are_shared_from(tmp_path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,19 +146,9 @@ def test_a_failed_save_and_lost_files_in_between(tmp_path, monkeypatch) -> None:
     assert size.total - size.written == 11 * 1024 + 512 and _is_saved(replay, tmp_path)
 
 
-def _write_and_fail(save, state, earlier) -> None:
-    from lightning_replay.saving.states import write_data
-
-    write_data(save, state, earlier)
+def _write_and_fail(*arguments) -> None:
+    saved_state.write_data(*arguments)
     raise OSError("no space left on device")
-
-
-def test_a_folder_that_is_gone(tmp_path) -> None:
-    replay = stored()
-    replay.save(tmp_path / "save")
-    shutil.rmtree(tmp_path / "save")
-    replay.save(tmp_path / "save")
-    assert _is_saved(replay, tmp_path / "save")
 
 
 def test_a_copy_is_followed_on_its_own(tmp_path) -> None:

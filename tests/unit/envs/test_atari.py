@@ -46,16 +46,10 @@ def test_a_lost_life_ends_the_episode_and_only_the_last_the_game() -> None:
     assert env.step(9)[2:4] == (True, False)
     assert env.reset()[0].tolist() == [2, 0]
     assert env.step(1)[2:4] == (False, False)  # its lives are counted anew
-
-
-def test_a_game_over_during_the_idle_step_begins_a_new_game() -> None:
     env = LifeEpisodes(Lives(dies_when_idle=True))
     env.reset()
     assert env.step(9)[2]
     assert env.reset()[0].tolist() == [2, 0]
-
-
-def test_truncated_seeded_and_interrupted_games_begin_anew() -> None:
     env = LifeEpisodes(Lives(last_step=2))
     env.reset()
     env.step(1)

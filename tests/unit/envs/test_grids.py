@@ -73,6 +73,10 @@ def test_steps_by_hand() -> None:
     env.step(LEFT)
     columns = [env.step(FORWARD)[0][0].round() for _ in range(5)]
     assert columns == [2, 3, 4, 5, 6]  # the gap's column, as the event condition of the paper's experiment reads it
+    env = ThreeRooms()
+    env.reset()
+    with pytest.raises(ValueError, match=r"action is 3; accepted are 0 \(turn left\)"):
+        env.step(3)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -99,7 +103,7 @@ def test_one_hot_observations_are_the_same_places(grid: type[RoomGrid]) -> None:
     assert len(seen) > 50
 
 
-def test_the_goal_pays_1_and_terminates() -> None:
+def test_the_goal_pays_1_and_terminates_and_max_steps_truncates() -> None:
     env = ThreeRooms(max_steps=4, step_reward=-0.1)
     env.reset()
     outcomes = []
@@ -111,9 +115,6 @@ def test_the_goal_pays_1_and_terminates() -> None:
     env.reset()
     env.agent_pos = (14, 5)
     assert env.step(FORWARD)[1:4] == (1.0, True, False)
-
-
-def test_max_steps_truncates_and_a_goal_in_the_last_step_does_not() -> None:
     env = TwoRooms(max_steps=2)
     env.reset()
     assert [env.step(RIGHT)[2:4] for _ in range(2)] == [(False, False), (False, True)]
@@ -122,13 +123,6 @@ def test_max_steps_truncates_and_a_goal_in_the_last_step_does_not() -> None:
     env.agent_pos, env.agent_dir = (10, 1), 0
     assert env.step(FORWARD)[2:4] == (True, False)
     assert ThreeRooms().max_steps == 500
-
-
-def test_an_unknown_action_is_refused() -> None:
-    env = ThreeRooms()
-    env.reset()
-    with pytest.raises(ValueError, match=r"action is 3; accepted are 0 \(turn left\)"):
-        env.step(3)
 
 
 @pytest.mark.parametrize("grid_of", GRIDS)

@@ -76,7 +76,7 @@ def test_cells_are_chosen_by_options_for_one_episode() -> None:
     assert (cell_of(env, observation[:2]), cell_of(env, observation[4:])) == ((1, 2), (1, 1))
 
 
-def test_the_goal_pays_1_and_terminates() -> None:
+def test_the_goal_pays_1_and_terminates_and_max_steps_truncates() -> None:
     env = PointMazeTasks("nearest")
     observation, _ = env.reset(seed=1)
     rewards = []
@@ -88,9 +88,6 @@ def test_the_goal_pays_1_and_terminates() -> None:
             break
     assert terminated and not truncated and info["success"] and info["goal_distance"] <= 0.45
     assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
-
-
-def test_max_steps_truncates() -> None:
     env = PointMazeTasks("target", max_steps=3)
     env.reset(seed=0)
     assert [env.step(STILL)[1:4] for _ in range(3)] == [(0.0, False, False)] * 2 + [(0.0, False, True)]

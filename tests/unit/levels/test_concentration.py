@@ -42,9 +42,6 @@ def test_at_the_defaults_many_levels_are_as_few_as_one():
     by_score = ranked(400, staleness_weight=0.0).stats()
     assert by_score["probability_max"] == pytest.approx(1.0 / zeta_of_10, rel=1e-12)
     assert by_score["effective_levels"] == pytest.approx(zeta_of_10**2 / zeta_of_20, rel=1e-11)
-
-
-def test_a_buffer_without_scores_has_counts_alone():
     assert set(buffer(3).stats()) == {"levels", "episodes", "in_flight", "replayed", "refused", "replaced"}
     assert LevelSampler().stats() == {}
 
@@ -79,7 +76,7 @@ def test_five_levels_are_enough(repeats, warns):
     assert [f"{repeats} took the same level" in str(one.message) for one in caught] == [True] * warns
 
 
-def test_warns_when_replays_become_narrow_later():
+def test_warns_when_replays_become_narrow_later_or_enough_levels_have_a_score():
     levels = buffer(40, prioritization=Boltzmann(), score_temperature=0.1)
     for level_id in range(40):
         play(levels, level_id, 0.0)
@@ -88,6 +85,13 @@ def test_warns_when_replays_become_narrow_later():
     replay(levels, 499)  # 499 of 1,000 at e ** 50 to 1: narrow already
     with pytest.warns(UserWarning, match=NARROW):
         replay(levels, 1)
+    levels = buffer(1_000, replay_probability=1.0)
+    for level_id in range(19):
+        play(levels, level_id, 1.0 / (1 + level_id))
+    replay(levels, 3_000)
+    play(levels, 19, 0.001)
+    with pytest.warns(UserWarning, match="although 20 have a score"):
+        replay(levels, 1_000)
 
 
 @pytest.mark.parametrize(
@@ -107,26 +111,13 @@ def test_does_not_warn_where_it_is_meant_or_replays_are_broad(count, options):
         replay(ranked(count, **options), 3_000)
 
 
-def test_does_not_warn_of_equal_levels_that_take_turns():
+def test_does_not_warn_of_equal_levels_that_take_turns_or_take_a_row():
     """At any one time one level has nearly all probability; the next replay is of another all the same."""
     levels = buffer(40, staleness_weight=0.0)
     for level_id in range(40):
         play(levels, level_id, 0.5)
     assert levels.stats()["effective_levels"] == pytest.approx(1.0, abs=0.01)
     replay(levels, 3_000)
-
-
-def test_does_not_warn_while_few_levels_have_a_score():
-    levels = buffer(1_000, replay_probability=1.0)
-    for level_id in range(19):
-        play(levels, level_id, 1.0 / (1 + level_id))
-    replay(levels, 3_000)
-    play(levels, 19, 0.001)
-    with pytest.warns(UserWarning, match="although 20 have a score"):
-        replay(levels, 1_000)
-
-
-def test_a_level_that_takes_the_row_of_another_is_no_repeat():
     sampler = LevelSampler(score_temperature=0.01, staleness_weight=0.0)
     for row in range(20):
         sampler.put(row, -float(row), timestamp=0)

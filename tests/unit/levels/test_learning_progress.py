@@ -60,6 +60,11 @@ def test_unseen_levels_come_first_and_falling_returns_count_as_progress():
     score = levels.update(0, 2, scored(-3.5), episode_done=True)
     assert score > before[2]
     assert score > 0.0
+    levels = LevelBuffer(
+        3, score=LearningProgress(), prioritization=Boltzmann(), score_temperature=1.0, staleness_weight=0.3, seed=0
+    )
+    played = {levels.next_level(actor) for actor in range(200)}
+    assert played == {0, 1, 2}
 
 
 def test_the_state_holds_the_windows():
@@ -74,14 +79,6 @@ def test_the_state_holds_the_windows():
         assert other.update(0, level_id, scored(0.5), episode_done=True) == levels.update(
             0, level_id, scored(0.5), episode_done=True
         )
-
-
-def test_the_boltzmann_variant_is_put_together_by_hand():
-    levels = LevelBuffer(
-        3, score=LearningProgress(), prioritization=Boltzmann(), score_temperature=1.0, staleness_weight=0.3, seed=0
-    )
-    played = {levels.next_level(actor) for actor in range(200)}
-    assert played == {0, 1, 2}
 
 
 class GivenScores:
@@ -103,7 +100,7 @@ class GivenScores:
         assert not state
 
 
-def test_scores_of_episodes_that_are_no_numbers_are_refused_and_change_nothing():
+def test_scores_of_episodes_that_are_no_numbers_and_others_states_are_refused():
     levels = LevelBuffer(2, score=GivenScores(math.nan, 0.5), seed=0)
     levels.start(0, 1)
     with pytest.raises(ValueError, match="the score of level 1 is nan"):
@@ -111,9 +108,6 @@ def test_scores_of_episodes_that_are_no_numbers_are_refused_and_change_nothing()
     assert levels.update(0, 1, scored(0.25), episode_done=True) == 0.5
     with pytest.raises(ValueError, match="it must be finite"):
         LearningProgress().of_episode(0, 1, math.inf)
-
-
-def test_what_is_refused():
     with pytest.raises(ValueError, match="known set of levels"):
         LevelBuffer(capacity=3, score=LearningProgress())
     with pytest.raises(ValueError, match="scored by segments and these by episodes"):

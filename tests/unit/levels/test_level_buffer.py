@@ -125,25 +125,6 @@ def test_ranks_and_staleness_by_hand():
     assert levels.episodes == 3
 
 
-def test_a_level_just_played_is_not_replayed_for_its_staleness():
-    levels = buffer(3, staleness_weight=1.0, replay_probability=1.0)
-    for level_id in range(3):
-        play(levels, level_id, 0.5)
-    previous = 2
-    for _ in range(50):
-        level_id = levels.next_level(0)
-        levels.abandon(0)
-        assert level_id != previous
-        previous = level_id
-
-
-def test_one_level_just_played_is_replayed_all_the_same():
-    levels = buffer(1, staleness_weight=1.0)
-    play(levels, 0, 0.5)
-    assert column(levels, "probability") == {0: 1.0}
-    assert levels.next_level(0) == 0
-
-
 @pytest.mark.parametrize("prioritization", [Rank(), Proportional(), Greedy()])
 def test_scores_of_nothing_but_zero_give_every_level_a_chance(prioritization):
     levels = buffer(3, prioritization=prioritization, staleness_weight=0.0)
@@ -153,18 +134,6 @@ def test_scores_of_nothing_but_zero_give_every_level_a_chance(prioritization):
         assert column(levels, "probability") == pytest.approx(dict.fromkeys(range(3), 1 / 3))
     for _ in range(20):
         assert levels.next_level(0) in range(3)
-
-
-def test_two_actors_on_one_level_never_mix_and_the_later_score_stays():
-    levels = buffer()
-    levels.start(0, 4)
-    levels.start(1, 4)
-    levels.update(0, 4, scored(0.25, done=False), episode_done=False)
-    levels.update(1, 4, scored(1.0), episode_done=True)
-    assert column(levels, "score") == {4: 1.0}
-    assert levels.update(0, 4, scored(0.75), episode_done=True) == 0.5
-    assert column(levels, "score") == {4: 0.5}
-    assert levels.episodes == 2
 
 
 def test_abandoned_levels_are_new_again():
@@ -180,20 +149,10 @@ def test_abandoned_levels_are_new_again():
         levels.abandon(3)
 
 
-def test_the_gate_holds_replay_back():
-    levels = buffer(4, min_fill=0.75, replay_probability=1.0)
-    seen = set()
-    for _ in range(3):
-        level_id = levels.next_level(0)
-        assert level_id not in seen
-        seen.add(level_id)
-        levels.update(0, level_id, scored(0.5), episode_done=True)
-    assert levels.next_level(0) in seen
-
-
 def test_the_chance_of_a_replay_by_hand():
     """Four levels, a gate of half of them: 0 with none or one of four; 1/2; 3/4; none left, or none but played ones."""
     levels = buffer(4, min_fill=0.5)
+    assert levels and UniformLevels(None), "`levels or others` means these"
     generator = levels.table.generator.get_state()
     chances = [levels.replay_chance()]
     for level_id in range(3):
@@ -219,7 +178,7 @@ def test_the_chance_of_a_replay_where_it_is_given_or_levels_have_no_end(given: f
     assert known.replay_chance() == (0.25 if given is None else expected)
 
 
-def test_no_replay_is_next_while_an_edited_level_waits():
+def test_a_replayed_level_is_edited_and_its_child_goes_first_scored_but_not_learned_from():
     levels = LevelBuffer(
         capacity=4, score=first_reward, replay_probability=1.0, editor=lambda parent, generator: parent + 100, seed=0
     )
@@ -230,16 +189,26 @@ def test_no_replay_is_next_while_an_edited_level_waits():
     levels.start(1, 107)
     assert levels.replay_chance() == 1.0, "107 was begun by hand, so it does not wait any more"
     assert levels.next_level(0) == 7
+    levels = LevelBuffer(
+        capacity=4, score=first_reward, replay_probability=1.0, editor=lambda parent, generator: parent + 100, seed=0
+    )
+    play(levels, 7, 0.5)
+    assert levels.next_level(0) == 7, "new levels have no children"
+    levels.update(0, 7, scored(0.5), episode_done=True)
+    state = levels.state_dict()
+    assert levels.next_level(1) == 107
+    assert not levels.trains_on(1, 107)
+    levels.update(1, 107, scored(0.4), episode_done=True)
+    assert set(column(levels, "score")) == {7, 107}
+    levels.load_state_dict(state)
+    assert levels.next_level(1) == 107, "children that wait are saved"
 
 
-def test_scores_are_averaged_with_a_step_size_but_the_first_is_taken_whole():
+def test_scores_are_averaged_with_a_step_size_and_the_first_with_zero_or_taken_whole():
     levels = buffer(score_step_size=0.25)
     assert play(levels, 2, 1.0) == 1.0
     assert play(levels, 2, 0.0) == 0.75
-
-
-def test_a_first_score_may_be_averaged_with_zero():
-    """Steps of 1/4: 1/4 of 1; 3/4 of 1/4 and nothing; and the same of a flushed mean."""
+    # Steps of 1/4: 1/4 of 1; 3/4 of 1/4 and nothing; and the same of a flushed mean.
     levels = buffer(score_step_size=0.25, first_score="smooth")
     assert play(levels, 2, 1.0) == 0.25
     assert play(levels, 2, 0.0) == 0.1875
@@ -277,24 +246,6 @@ def test_a_full_buffer_replaces_its_least_probable_level_if_the_new_score_is_hig
     assert levels.stats()["refused"] == 2
 
 
-def test_an_evicted_level_that_is_still_played_competes_as_a_new_one():
-    levels = LevelBuffer(capacity=1, score=first_reward, seed=0)
-    play(levels, 11, 0.2)
-    levels.start(1, 11)
-    play(levels, 12, 0.5)
-    assert set(column(levels, "score")) == {12}
-    levels.update(1, 11, scored(0.9), episode_done=True)
-    assert column(levels, "score") == {11: 0.9}
-
-
-def test_a_generator_that_repeats_itself_plays_a_known_level_again():
-    levels = LevelBuffer(capacity=3, score=first_reward, replay_probability=0.0, generate=lambda _: 5, seed=0)
-    for _ in range(2):
-        assert levels.next_level(0) == 5
-        levels.update(0, 5, scored(0.5), episode_done=True)
-    assert len(levels) == 1
-
-
 def test_robust_replay_learns_from_replayed_levels_only():
     levels = buffer(3, train_on_new_levels=False)
     levels.start(0, 1)
@@ -306,23 +257,7 @@ def test_robust_replay_learns_from_replayed_levels_only():
     assert ordinary.trains_on(0, ordinary.next_level(0))
 
 
-def test_a_replayed_level_is_edited_and_its_child_scored_but_not_learned_from():
-    levels = LevelBuffer(
-        capacity=4, score=first_reward, replay_probability=1.0, editor=lambda parent, generator: parent + 100, seed=0
-    )
-    play(levels, 7, 0.5)
-    assert levels.next_level(0) == 7, "new levels have no children"
-    levels.update(0, 7, scored(0.5), episode_done=True)
-    state = levels.state_dict()
-    assert levels.next_level(1) == 107
-    assert not levels.trains_on(1, 107)
-    levels.update(1, 107, scored(0.4), episode_done=True)
-    assert set(column(levels, "score")) == {7, 107}
-    levels.load_state_dict(state)
-    assert levels.next_level(1) == 107, "children that wait are saved"
-
-
-def test_the_best_return_of_a_level_is_remembered():
+def test_the_best_return_of_a_level_is_remembered_until_it_leaves():
     # 0.5 so far; then the episode ends with 1.5; the second episode returns 0.25 against 1.5
     levels = buffer(score=level_scores.MaxMC())
     levels.start(0, 2)
@@ -332,6 +267,12 @@ def test_the_best_return_of_a_level_is_remembered():
     levels.load_state_dict(levels.state_dict())
     levels.start(0, 2)
     assert levels.update(0, 2, segment([0.25], [0.0]), episode_done=True) == 1.5
+    levels = LevelBuffer(capacity=1, score=level_scores.MaxMC(), seed=0)
+    for level_id in range(20):
+        levels.start(0, level_id)
+        levels.update(0, level_id, segment([float(level_id % 7)], [0.0]), episode_done=True)
+    remembered = levels.state_dict()["scoring"]["best_returns"]["level_id"]
+    assert remembered.tolist() == levels.probabilities()["level_id"].tolist()
 
 
 @pytest.mark.parametrize("source", [UniformLevels(range(4), seed=0), SequentialLevels([5, 3, 9])])
@@ -380,23 +321,6 @@ def test_what_weights_are_measured_from_survives_a_save(prioritization, score_of
     assert [again.next_level(0) for _ in range(50)] == [levels.next_level(0) for _ in range(50)]
 
 
-def test_best_returns_of_levels_that_left_are_forgotten():
-    levels = LevelBuffer(capacity=1, score=level_scores.MaxMC(), seed=0)
-    for level_id in range(20):
-        levels.start(0, level_id)
-        levels.update(0, level_id, segment([float(level_id % 7)], [0.0]), episode_done=True)
-    remembered = levels.state_dict()["scoring"]["best_returns"]["level_id"]
-    assert remembered.tolist() == levels.probabilities()["level_id"].tolist()
-
-
-def test_a_buffer_without_a_score_counts_as_one_and_shows_what_it_holds():
-    levels = buffer()
-    assert levels and UniformLevels(None), "`levels or others` means these"
-    play(levels, 3, 0.5)
-    assert repr(levels) == "LevelBuffer(10 levels, 1 with a score, 1 episodes)"
-    assert repr(UniformLevels(None)) == "UniformLevels(an unbounded set, 0 with a score, 0 episodes)"
-
-
 # replay_in_flight=False: replays by score leave out the levels that are being played
 SCORES = {4: 0.2, 7: 0.5, 1: 0.1, 9: 0.4}
 
@@ -409,22 +333,13 @@ def played(seed: int = 0, **options: Any) -> LevelBuffer:
     return levels
 
 
-def test_ranks_are_those_among_the_levels_that_nobody_plays() -> None:
-    levels = played(score_temperature=1.0, staleness_weight=0.0)
-    levels.start(1, 7)
-    assert column(levels, "probability") == pytest.approx({4: 3 / 11, 7: 0.0, 1: 2 / 11, 9: 6 / 11})
-
-
-def test_staleness_takes_part_as_before() -> None:
+def test_levels_that_are_played_are_left_out_and_staleness_takes_part_as_before() -> None:
     # begun in the episodes 1 (level 4), 5 (7), 3 (1) and 4 (9) of 5: staleness 4, 0, 2 and 1 of 7
     levels = played(score_temperature=1.0, staleness_weight=0.3)
     levels.start(1, 7)
     assert column(levels, "probability") == pytest.approx(
         {4: 0.7 * 3 / 11 + 0.3 * 4 / 7, 7: 0.0, 1: 0.7 * 2 / 11 + 0.3 * 2 / 7, 9: 0.7 * 6 / 11 + 0.3 / 7}
     )
-
-
-def test_each_actor_gets_another_level_until_the_score_of_one_is_there() -> None:
     levels = played(prioritization=Greedy(), staleness_weight=0.0)
     assert [levels.next_level(actor) for actor in range(4)] == [7, 9, 4, 1]
     levels.update(2, 4, scored(0.3), episode_done=True)
@@ -456,9 +371,6 @@ def test_new_levels_go_first_while_every_level_with_a_score_is_played() -> None:
     assert levels.next_level(2) in (1, 2)
     assert levels.replay_chance() == 1.0
     assert levels.next_level(3) in (0, 1, 2), "nothing is left that nobody plays"
-
-
-def test_an_unbounded_set_plays_new_levels_then_too() -> None:
     levels = LevelBuffer(capacity=2, replay_in_flight=False, replay_probability=1.0, seed=0)
     play(levels, 5, 0.5)
     assert levels.next_level(1) == 5

@@ -45,47 +45,36 @@ def test_types_that_are_refused():
     assert levels.in_flight(3) == [4]
 
 
-def cut_short_before_its_end():
-    return segment([1.0, 1.0], terminated=False).set(("next", "truncated"), torch.ones(2, dtype=torch.bool))
+def with_next(name, column):
+    """Two steps to an end with another column."""
+    return segment([1.0, 1.0]).set(("next", name), column)
 
 
 @pytest.mark.parametrize(
-    ("actor", "level_id", "steps", "done", "message"),
+    ("change", "message"),
     [
-        (0, 5, scored(0.5), True, "actor 0 does not play level 5; it plays \\[4\\]"),
-        (8, 4, scored(0.5), True, "actor 8 plays no level; those that do are \\[0\\]"),
-        (0, 4, scored(0.5), False, "episode_done is False, but the last step's done is True"),
-        (0, 4, scored(0.5)[:0], True, "at least one step"),
-        (0, 4, scored(0.5, length=2).repeat(2), True, "an episode ends at step 1 of 4"),
-        (0, 4, scored(math.nan), True, "reward of the segment is NaN"),
-        (0, 4, segment([1.0], [math.inf]), True, "state_value of the segment is NaN or infinite"),
-        (
-            0,
-            4,
-            scored(0.5).exclude(("next", "done")),
-            True,
-            r"the keys .*'state_value'.*; \('next', 'done'\) and",
-        ),
-        (0, 4, segment([1.0], logits=[[math.nan, 0.0]]), True, "logits of the segment are NaN"),
-        (0, 4, cut_short_before_its_end(), True, "a step is truncated and not done"),
-        (
-            0,
-            4,
-            segment([1.0]).set(("next", "terminated"), torch.zeros(1) > 0),
-            True,
-            "neither terminated nor truncated",
-        ),
-        (0, "4", scored(0.5), True, r"does not play level '4'; it plays \[4\]"),
-        (0, 4, {"state_value": torch.zeros(1)}, True, "steps are a dict; give a TensorDict"),
-        (0, 4, segment([1.0] * 2).set(("next", "reward"), torch.zeros(2, 2)), True, r"give \[T\] or \[T, 1\]"),
+        ({"level_id": 5}, "actor 0 does not play level 5; it plays \\[4\\]"),
+        ({"actor": 8}, "actor 8 plays no level; those that do are \\[0\\]"),
+        ({"episode_done": False}, "episode_done is False, but the last step's done is True"),
+        ({"steps": scored(0.5)[:0]}, "at least one step"),
+        ({"steps": scored(0.5, length=2).repeat(2)}, "an episode ends at step 1 of 4"),
+        ({"steps": scored(math.nan)}, "reward of the segment is NaN"),
+        ({"steps": segment([1.0], [math.inf])}, "state_value of the segment is NaN or infinite"),
+        ({"steps": scored(0.5).exclude(("next", "done"))}, r"the keys .*'state_value'.*; \('next', 'done'\) and"),
+        ({"steps": segment([1.0], logits=[[math.nan, 0.0]])}, "logits of the segment are NaN"),
+        ({"steps": with_next("truncated", torch.ones(2) > 0)}, "a step is truncated and not done"),
+        ({"steps": with_next("terminated", torch.zeros(2) > 0)}, "neither terminated nor truncated"),
+        ({"level_id": "4"}, r"does not play level '4'; it plays \[4\]"),
+        ({"steps": {"state_value": torch.zeros(1)}}, "steps are a dict; give a TensorDict"),
+        ({"steps": with_next("reward", torch.zeros(2, 2))}, r"give \[T\] or \[T, 1\]"),
     ],
 )
-def test_updates_that_are_refused_change_nothing(actor, level_id, steps, done, message):
+def test_updates_that_are_refused_change_nothing(change, message):
     levels = buffer()
     levels.start(0, 4)
     before = levels.state_dict()
     with pytest.raises((TypeError, ValueError), match=message):
-        levels.update(actor, level_id, steps, episode_done=done)
+        levels.update(**{"actor": 0, "level_id": 4, "steps": scored(0.5), "episode_done": True} | change)
     assert str(levels.state_dict()) == str(before)
     assert levels.update(0, 4, scored(0.5), episode_done=True) == 0.5
 
@@ -124,14 +113,11 @@ def test_an_editor_that_fails_changes_nothing():
     assert levels.trains_on(0, level_id), "a child that was played meanwhile is none any more"
 
 
-def test_a_level_that_was_not_given_is_refused():
+def test_levels_that_were_not_given_and_states_of_other_buffers_are_refused():
     with pytest.raises(ValueError, match="level 77 is none of the 10 levels"):
         buffer().start(0, 77)
     with pytest.raises(ValueError, match="level 77 is none of the 3 levels"):
         UniformLevels(3).start(0, 77)
-
-
-def test_states_of_other_buffers_are_refused():
     state = buffer().state_dict()
     with pytest.raises(ValueError, match="keeps 10 levels, this one 9"):
         buffer(9).load_state_dict(state)

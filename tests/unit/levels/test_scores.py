@@ -70,30 +70,21 @@ def test_step_by_step_numbers(case):
     )
 
 
-def test_one_step_has_its_own_td_error():
+def test_scores_by_hand():
     only = segment([1.0], [0.25], last_value=8.0)
     assert float(scores.OneStepTdError(0.5)(only)) == 0.75
     assert float(scores.L1ValueLoss(0.5, 0.5)(only)) == 0.75
     cut = segment([1.0], [0.25], terminated=False, last_value=8.0)
     assert float(scores.L1ValueLoss(0.5, 0.5)(cut)) == 4.75, "a time limit bootstraps"
-
-
-def test_nothing_is_summed_across_an_end():
     ends, never, rewards, values = torch.tensor([True, False]), torch.zeros(2, dtype=torch.bool), [1.0, 2.0], [0.5, 0.0]
     columns = (torch.tensor(rewards), torch.zeros(2), torch.tensor(values))
     ended = scores.generalized_advantages(*columns, ends, ends, discount=1.0, gae_lambda=1.0)
     cut = scores.generalized_advantages(*columns, never, ends, discount=1.0, gae_lambda=1.0)
     assert (ended.tolist(), cut.tolist()) == ([1.0, 2.0], [1.5, 2.0])
-
-
-def test_max_mc_by_hand():
-    assert float(scores.max_mc(torch.tensor([0.5, 1.0]), 2.0)) == 1.25
-
-
-def test_certain_policies_have_no_entropy():
     logits = torch.tensor([[0.0, -math.inf], [50.0, 50.0]])
     assert float(scores.policy_entropy(logits)) == pytest.approx(0.5)
     assert math.isnan(scores.policy_entropy(torch.full((2, 3), math.nan)))
+    assert float(scores.max_mc(torch.tensor([0.5, 1.0]), 2.0)) == 1.25
 
 
 @pytest.mark.parametrize(
@@ -125,13 +116,8 @@ def test_functions_of_tensors_are_named_and_score_as_their_classes():
     steps = segment([1.0, 0.0], [0.25, 2.0], terminated=False, last_value=4.0)
     following = steps["next"]
     columns = (steps["state_value"], following["state_value"], following["terminated"], following["done"])
-    for name, kind in (
-        ("l1_value_loss", "L1ValueLoss"),
-        ("positive_value_loss", "PositiveValueLoss"),
-        ("gae", "SignedGae"),
-    ):
+    kinds = {"l1_value_loss": scores.L1ValueLoss, "positive_value_loss": scores.PositiveValueLoss}
+    for name, kind in (kinds | {"gae": scores.SignedGae}).items():
         function = getattr(scores, name)
         assert (function.__name__, function.__module__) == (name, scores.__name__)
-        assert function(following["reward"], *columns, discount=0.9, gae_lambda=0.5) == getattr(scores, kind)(0.9, 0.5)(
-            steps
-        )
+        assert function(following["reward"], *columns, discount=0.9, gae_lambda=0.5) == kind(0.9, 0.5)(steps)

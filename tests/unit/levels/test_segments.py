@@ -32,6 +32,8 @@ def test_steps_without_values_or_with_several_each_are_left_to_the_users_score()
     levels = buffer(score=lambda steps: float(steps["state_value"].sum()) + 0.5)
     levels.start(0, 4)
     assert levels.update(0, 4, several, episode_done=True) == 0.5
+    steps = segment([1.0]).set(("next", "terminated"), torch.tensor([False]))
+    assert Segment(steps.exclude(("next", "truncated")), episode_done=True).length == 1
 
 
 @pytest.mark.parametrize(
@@ -52,11 +54,6 @@ def test_the_buffer_scores_as_the_score_alone_does(score):
     with pytest.raises(KeyError, match="state_value"):
         levels.update(0, 4, steps.exclude("state_value"), episode_done=True)
     levels.update(0, 4, steps, episode_done=True)
-
-
-def test_an_end_needs_its_reason_only_where_both_are_told():
-    steps = segment([1.0]).set(("next", "terminated"), torch.tensor([False]))
-    assert Segment(steps.exclude(("next", "truncated")), episode_done=True).length == 1
 
 
 def test_actions_without_a_chance_are_no_fault_of_a_segment():

@@ -38,7 +38,7 @@ def test_levels_with_data_of_their_own_are_stored_scored_and_drawn():
     assert levels.sample()["level_id"].tolist() == [8, 8]
 
 
-def test_a_refused_level_has_the_row_minus_one_and_is_passed_over_later():
+def test_a_refused_level_has_the_row_minus_one_and_a_known_one_keeps_its_own():
     levels = level_buffer(2, staleness_weight=0.0)
     index = levels.extend(rows([7, 8, 9], [0.5, 0.25, 0.1]))
     assert index.tolist() == [0, 1, -1]
@@ -47,9 +47,6 @@ def test_a_refused_level_has_the_row_minus_one_and_is_passed_over_later():
     assert levels.extend(rows([9], [0.4])).tolist() == [1]
     assert levels.storage.get(slice(None))["level_id"].tolist() == [7, 9]
     assert levels.add(rows([10], [0.2])[0]) == -1
-
-
-def test_a_known_level_keeps_its_row_and_one_replaced_at_once_has_none():
     levels = level_buffer(1, staleness_weight=0.0)
     assert levels.extend(rows([7, 8, 8], [0.1, 0.2, 0.3])).tolist() == [-1, 0, 0]
     assert levels.extend(rows([8], [0.05], timestamp=torch.tensor([2]))).tolist() == [0]
@@ -95,12 +92,8 @@ def test_feedback_after_a_level_left_its_row_goes_by_id_or_is_dropped():
 def test_data_that_does_not_fit_what_is_stored_is_refused_before_anything_is_changed():
     levels = level_buffer()
     levels.extend(rows([1], [0.5], layout=torch.zeros(1, 4)))
-    for other in (
-        {"layout": torch.zeros(1, 5)},
-        {"layout": torch.zeros(1, 4, dtype=torch.int64)},
-        {},
-        {"x": torch.zeros(1)},
-    ):
+    layouts = (torch.zeros(1, 5), torch.zeros(1, 4).long())
+    for other in (*({"layout": layout} for layout in layouts), {}, {"x": torch.zeros(1)}):
         with pytest.raises(ValueError, match="same keys, shapes and dtypes"):
             levels.extend(rows([2], [0.9], **other))
     assert len(levels.sampler) == 1
@@ -139,16 +132,13 @@ def test_levels_that_are_refused_at_the_door(given, message):
     assert len(levels) == 1
 
 
-def test_scores_that_are_refused():
+def test_scores_and_writers_that_are_refused():
     levels = level_buffer()
     levels.extend(rows([3], [0.5]))
     with pytest.raises(ValueError, match="one finite score per row"):
         levels.update_priority(torch.tensor([0]), torch.tensor([math.nan]))
     with pytest.raises(IndexError, match="row 2 holds no level"):
         levels.update_priority(torch.tensor([2]), torch.tensor([0.5]))
-
-
-def test_another_writer_is_refused_when_it_stores():
     levels = TensorDictReplayBuffer(
         storage=LazyTensorStorage(3), sampler=LevelSampler(), writer=RoundRobinWriter(), batch_size=1
     )

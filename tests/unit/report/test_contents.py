@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
 from lightning_replay import Replay, recipes
@@ -22,13 +21,8 @@ from lightning_replay.inspection.contents import (
 from lightning_replay.inspection.page import edges_of
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.writers import SurpriseOnly
+from tests.level_steps import segment
 from tests.transitions import numbered_steps
-
-
-def look(replay: Replay) -> ReplayContents:
-    contents = look_at(replay)
-    assert isinstance(contents, ReplayContents)
-    return contents
 
 
 def prioritized(priorities: list[float], exponent: float = 1.0) -> Replay:
@@ -42,7 +36,7 @@ def prioritized(priorities: list[float], exponent: float = 1.0) -> Replay:
 def test_ages_in_a_ring_that_was_written_around() -> None:
     replay = recipes.uniform(capacity=4, batch_size=2)
     replay.extend(numbered_steps(0, 6))
-    contents = look(replay)
+    contents = look_at(replay)
     # slots hold rows    4  5  2  3
     assert contents.written is not None and contents.written.tolist() == [4, 5, 2, 3]
     assert contents.ages is not None and contents.ages.tolist() == [1, 0, 3, 2]
@@ -51,8 +45,7 @@ def test_ages_in_a_ring_that_was_written_around() -> None:
 
 
 def test_effective_sample_size_and_share_of_draws() -> None:
-    contents = look(prioritized([3.0, 1.0, 1.0, 1.0]))
-    assert contents.draws is not None and contents.draws.priority is not None
+    contents = look_at(prioritized([3.0, 1.0, 1.0, 1.0]))
     np.testing.assert_allclose(contents.draws.probability, [1 / 2, 1 / 6, 1 / 6, 1 / 6])
     assert contents.draws.effective_rows == pytest.approx(3.0)  # 1 / (1/4 + 3/36)
     assert contents.draws.share_of_top(0.25) == pytest.approx(0.5)
@@ -60,49 +53,38 @@ def test_effective_sample_size_and_share_of_draws() -> None:
     figures = contents.figures()
     assert figures["effective_share"] == pytest.approx(0.75) and figures["priority_mean"] == 1.5
     assert prioritized([3.0, 1.0, 1.0, 1.0]).stats()["effective_sample_size"] == pytest.approx(3.0)
-
-
-def test_the_exponent_flattens_the_draws_and_not_the_priorities() -> None:
-    contents = look(prioritized([4.0, 1.0], exponent=0.5))
-    assert contents.draws is not None and contents.draws.priority is not None
-    np.testing.assert_allclose(contents.draws.probability, [2 / 3, 1 / 3])
-    np.testing.assert_allclose(contents.draws.priority, [4.0, 1.0], rtol=1e-6)
-    flat = look(prioritized([4.0, 1.0], exponent=0.0)).draws
-    assert flat is not None and flat.priority is None and flat.probability.tolist() == [0.5, 0.5]
-
-
-def test_a_uniform_draw_has_as_many_effective_rows_as_are_stored() -> None:
     assert Draws(np.full(5, 0.2)).effective_rows == pytest.approx(5.0)
     replay = recipes.uniform(capacity=8, batch_size=2)
     replay.extend(numbered_steps(0, 5))
-    assert look(replay).figures()["effective_sample_size"] == pytest.approx(5.0)
+    assert look_at(replay).figures()["effective_sample_size"] == pytest.approx(5.0)
+    contents = look_at(prioritized([4.0, 1.0], exponent=0.5))
+    np.testing.assert_allclose(contents.draws.probability, [2 / 3, 1 / 3])
+    np.testing.assert_allclose(contents.draws.priority, [4.0, 1.0], rtol=1e-6)
+    flat = look_at(prioritized([4.0, 1.0], exponent=0.0)).draws
+    assert flat is not None and flat.priority is None and flat.probability.tolist() == [0.5, 0.5]
 
 
-def test_tables_are_drawn_by_their_shares() -> None:
+def test_tables_are_drawn_by_their_shares_or_as_they_were_so_far() -> None:
     table = EventTable("high", condition=reward_at_least(3.0), history_length=1, capacity=2, min_size=1, share=0.5)
     replay = recipes.event_tables(capacity=4, batch_size=4, tables=[table], seed=0)
     replay.extend(numbered_steps(0, 5))  # the default table holds 1 to 4, the other 3 and 4
-    contents = look(replay)
+    contents = look_at(replay)
     assert [(one.name, len(one.slots), one.share, one.appended) for one in contents.tables] == [
         ("default", 4, 0.5, 5),
         ("high", 2, 0.5, 2),
     ]
-    assert contents.draws is not None and contents.written is not None
     by_number = dict(zip(contents.written.tolist(), contents.draws.probability.tolist(), strict=True))
     # half of a batch from four rows, half from two
     assert by_number == pytest.approx({1: 0.125, 2: 0.125, 3: 0.375, 4: 0.375})
     assert contents.tables[1].events == pytest.approx(0.4)
     replay.sample()
-    assert [one.drawn for one in look(replay).tables] == [2, 2]
-
-
-def test_tables_without_fixed_shares_have_those_drawn_so_far() -> None:
+    assert [one.drawn for one in look_at(replay).tables] == [2, 2]
     replay = recipes.parallel_curriculum(["near", "far"], capacity_per_task=4, batch_size=2, min_size=1, seed=0)
     replay.extend(numbered_steps(0, 2).set("task", torch.tensor([0, 1])))
-    draws = look(replay).draws
+    draws = look_at(replay).draws
     assert draws is not None and draws.of_tables == [0.5, 0.5]  # nothing was drawn yet
     replay.sampler.rows_drawn = np.array([3, 1])
-    drawn = look(replay).draws
+    drawn = look_at(replay).draws
     assert drawn is not None and drawn.probability.tolist() == [0.75, 0.25]
 
 
@@ -112,9 +94,8 @@ def test_who_stayed_of_the_rows_that_were_offered() -> None:
     )
     for number in range(8):
         replay.extend(numbered_steps(number, 1))
-    contents = look(replay)
+    contents = look_at(replay)
     retained = contents.retained
-    assert retained is not None and contents.written is not None
     assert sorted(contents.written.tolist()) == [2, 3, 6, 7]  # surprise 2 and 3 of each four
     edges, kept = retained.kept_by_arrival(4)
     assert edges.tolist() == [0, 2, 4, 6, 8] and kept.tolist() == [0.0, 1.0, 0.0, 1.0]
@@ -122,29 +103,22 @@ def test_who_stayed_of_the_rows_that_were_offered() -> None:
     assert dict(zip(contents.written.tolist(), retained.surprise.tolist(), strict=True)) == {2: 2, 3: 3, 6: 2, 7: 3}
 
 
-def test_episodes_of_the_highest_mean_priority() -> None:
+def test_episodes_of_the_highest_mean_priority_or_return() -> None:
     #      episode ends     v        v        v
     replay = prioritized([1.0, 2.0, 9.0, 1.0, 3.0, 3.0])
-    ranked = highest_episodes(look(replay), 2)
+    ranked = highest_episodes(look_at(replay), 2)
     assert ranked is not None and (ranked.by, ranked.total) == ("mean priority", 3)
     assert [(one.places.tolist(), one.rank) for one in ranked.episodes] == [([2, 3], 5.0), ([4, 5], 3.0)]
     assert [one.episode_return for one in ranked.episodes] == [2.0 + 3.0, 4.0 + 5.0]
-
-
-def test_episodes_are_those_of_their_trajectories_where_these_are_stored() -> None:
     replay = recipes.uniform(capacity=8, batch_size=2)
     steps = numbered_steps(0, 6)
     steps["trajectory"] = torch.tensor([7, 8, 7, 8, 7, 8])
     replay.extend(steps)
-    ranked = highest_episodes(look(replay), 1)
+    ranked = highest_episodes(look_at(replay), 1)
     assert ranked is not None and ranked.by == "return"
     assert ranked.episodes[0].places.tolist() == [1, 3, 5] and ranked.episodes[0].episode_return == 9.0
-
-
-def test_the_row_of_the_highest_priority_is_shown() -> None:
     values = [0.0] * 20 + [5.0] + [0.0] * 9
     ranked = highest_episodes(look_at_rows(values), 1)
-    assert ranked is not None
     shown = shown_rows(ranked.episodes[0], 4)
     assert 20 in shown and len(shown) == 4 and (np.diff(shown) > 0).all()
 
@@ -152,40 +126,32 @@ def test_the_row_of_the_highest_priority_is_shown() -> None:
 def look_at_rows(rewards: list[float]) -> ReplayContents:
     replay = recipes.uniform(capacity=len(rewards), batch_size=2)
     replay.extend(numbered_steps(0, len(rewards)).set(("next", "reward"), torch.tensor(rewards)[:, None]))
-    return look(replay)
+    return look_at(replay)
 
 
-def test_an_empty_buffer_and_one_of_torchrls_storages() -> None:
-    empty = look(recipes.prioritized(10, 2))
+def test_an_empty_buffer_and_one_of_torchrls_storages_and_what_is_none() -> None:
+    empty = look_at(recipes.prioritized(10, 2))
     assert len(empty) == 0 and empty.draws is None and empty.figures()["fill"] == 0.0
     foreign = Replay(storage=LazyTensorStorage(10), batch_size=2)
     foreign.extend(numbered_steps(0, 5))
-    contents = look(foreign)
+    contents = look_at(foreign)
     assert len(contents) == 5 and not contents.columns and contents.images is None
     assert contents.ages is not None and contents.ages.tolist() == [4, 3, 2, 1, 0]
+    with pytest.raises(TypeError, match="buffer is a str; it must be a Replay or a level source"):
+        look_at("buffer")  # type: ignore[arg-type]
 
 
 def test_levels() -> None:
     levels = LevelBuffer(levels=[5, 3], min_fill=1.0, staleness_weight=0.0, score_temperature=1.0, seed=0)
-    ends = {name: torch.tensor([True]) for name in ("terminated", "done")}
     for actor, level_id in enumerate(levels.next_level(actor) for actor in (0, 1)):
-        reward = torch.tensor([float(level_id)])
-        columns = {"reward": reward, "state_value": torch.zeros(1)}
-        steps = TensorDict({"state_value": torch.zeros(1), "next": columns | ends}, [1])
-        levels.update(actor, level_id, steps, episode_done=True)
+        levels.update(actor, level_id, segment([level_id]), episode_done=True)
     contents = look_at(levels)
-    assert isinstance(contents, LevelContents) and contents.probability is not None
     assert contents.level_ids.tolist() == [3, 5] and contents.score.tolist() == [3.0, 5.0]
     np.testing.assert_allclose(contents.probability, [1 / 3, 2 / 3])  # weights of ranks 1 and 1/2
     assert contents.effective_levels == pytest.approx(9 / 5)
     assert sorted(contents.staleness.tolist()) == [0, 1]
     without = look_at(UniformLevels(levels=4, seed=0))
     assert isinstance(without, LevelContents) and len(without) == 0
-
-
-def test_other_objects_are_refused() -> None:
-    with pytest.raises(TypeError, match="buffer is a str; it must be a Replay or a level source"):
-        look_at("buffer")  # type: ignore[arg-type]
 
 
 def test_edges_of_histograms() -> None:

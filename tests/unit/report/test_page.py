@@ -16,19 +16,8 @@ import pytest
 
 from lightning_replay import recipes
 from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.inspection import page as pages
 from lightning_replay.inspection.contents import look_at
-from lightning_replay.inspection.page import (
-    WIDE,
-    Subject,
-    cells,
-    heat_map,
-    histogram,
-    lanes,
-    lines,
-    page_of,
-    short,
-    tiles_of,
-)
 from lightning_replay.inspection.rows import as_rgb, png_of
 from lightning_replay.lit.cli import main
 from tests.saves import flip_a_byte, stored
@@ -38,24 +27,26 @@ def numbers(text: str, name: str) -> list[float]:
     return [float(value) for value in re.findall(rf' {name}="([0-9.]+)"', text)]
 
 
-def test_the_heights_of_bars_are_in_proportion() -> None:
-    picture = histogram(np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.0, 0.5]), "x", "y", "title")
+def test_the_heights_of_bars_are_in_proportion_and_short_numbers_keep_their_sign() -> None:
+    picture = pages.histogram(np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 0.0, 0.5]), "x", "y", "title")
     ElementTree.fromstring(picture)
     first, second = numbers(picture, "height")  # nothing of 0
     assert (first, second) == pytest.approx((158.0, 79.0), abs=0.1)  # of the height between the axes
     assert "<title>2 to 3: 0.5</title>" in picture
+    assert (pages.short(-20_000), pages.short(0), pages.short(999.6), pages.short(9_999)) == (
+        "-20k",
+        "0",
+        "1,000",
+        "9,999",
+    )
 
 
 def test_lanes_have_the_width_of_the_chart_and_their_names_above() -> None:
-    picture = lanes(np.array([0, 1, 2]), {"an event with a long name": np.array([1.0, 1.0])}, "x", "title")
+    picture = pages.lanes(np.array([0, 1, 2]), {"an event with a long name": np.array([1.0, 1.0])}, "x", "title")
     names = re.findall(r'<text x="20.0" y="([0-9.]+)" >an event with a long name</text>', picture)
     first, second = re.findall(r'<rect class="fill0" x="([0-9.]+)" y="([0-9.]+)" width="([0-9.]+)"', picture)
     assert float(names[0]) < float(first[1]) == float(second[1])
-    assert float(first[0]) == 20.0 and float(second[0]) + float(second[2]) == pytest.approx(WIDE - 20)
-
-
-def test_short_numbers_keep_their_sign() -> None:
-    assert (short(-20_000), short(0), short(999.6), short(9_999)) == ("-20k", "0", "1,000", "9,999")
+    assert float(first[0]) == 20.0 and float(second[0]) + float(second[2]) == pytest.approx(pages.WIDE - 20)
 
 
 def test_images_of_all_layouts() -> None:
@@ -78,7 +69,7 @@ def test_png_files_hold_the_image() -> None:
 
 
 def test_heat_maps_are_darker_for_higher_values() -> None:
-    picture = heat_map(np.array([0.0, 1.0, 2.0])).astype(int)
+    picture = pages.heat_map(np.array([0.0, 1.0, 2.0])).astype(int)
     first, second, third = (picture[0, place].sum() for place in (0, 12, 24))
     assert first > second > third
 
@@ -86,34 +77,33 @@ def test_heat_maps_are_darker_for_higher_values() -> None:
 def test_the_page_is_self_contained_and_escapes_names() -> None:
     contents = look_at(stored(recipes.prioritized))
     history = {"fill": ([10.0, 20.0], [0.5, 1.0]), "tables/a/share_drawn": ([10.0], [0.3])}
-    page = page_of("<b>title</b>", "x & y", [Subject("", contents, 10)], history)
+    page = pages.page_of("<b>title</b>", "x & y", [pages.Subject("", contents, 10)], history)
     assert "<script" not in page and "http" not in page and "<b>title" not in page and "x &amp; y" in page
     assert "prefers-color-scheme: dark" in page and "Over the run" in page and "tables: share drawn" in page
     one = np.array([1.0])
     pictures = re.findall(r"<svg.*?</svg>", page)
     # of single and equal values
-    pictures += [histogram(np.array([0.0, 1.0]), np.array([0.0]), "x", "y", "title"), cells(one, ["level 1"], "title")]
     pictures += [
-        lines({"a & b": ([3.0], [0.0])}, "x", "y", "title"),
-        lanes(np.array([0, 1]), {"<a>": one}, "x", "title"),
+        pages.histogram(np.array([0.0, 1.0]), np.array([0.0]), "x", "y", "title"),
+        pages.cells(one, ["level 1"], "title"),
+    ]
+    pictures += [
+        pages.lines({"a & b": ([3.0], [0.0])}, "x", "y", "title"),
+        pages.lanes(np.array([0, 1]), {"<a>": one}, "x", "title"),
     ]
     for picture in pictures:
         ElementTree.fromstring(picture)
         assert "nan" not in picture and "inf" not in picture
 
 
-def test_the_command_prints_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_summary_and_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where nobody reads the summary, as with ``| head -0``."""
     stored(recipes.prioritized).save(tmp_path / "save")
     main(["inspect", str(tmp_path / "save")])
     printed = capsys.readouterr().out
     assert "200 transitions" in printed and "rows given: 210" in printed and "observation float32 [3]" in printed
     main(["inspect", str(tmp_path / "save"), "--output", str(tmp_path / "new" / "page.html")])
     assert (tmp_path / "new" / "page.html").exists()
-
-
-def test_the_page_is_written_where_nobody_reads_the_summary(tmp_path: Path) -> None:
-    """As with ``| head -0``."""
-    stored(recipes.prioritized).save(tmp_path / "save")
     command = [sys.executable, "-m", "lightning_replay", "inspect", "save", "--output", "page.html"]
     reading, writing = os.pipe()
     os.close(reading)
@@ -126,7 +116,7 @@ def test_event_tables_count_slots_and_others_rows() -> None:
     """The slots of event tables are more than the capacity that was asked for."""
     tables = [EventTable("goal", reward_at_least(1.0), history_length=2, capacity=5)]
     named = [
-        dict(tiles_of(Subject("", look_at(stored(recipe, **options)))))
+        dict(pages.tiles_of(pages.Subject("", look_at(stored(recipe, **options)))))
         for recipe, options in ((recipes.event_tables, {"tables": tables}), (recipes.uniform, {}))
     ]
     assert any(name.startswith("slots in use, of") for name in named[0])

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
-from lightning_replay import Replay, recipes
+from lightning_replay import recipes
 from lightning_replay.inspection.command import main as inspect_save
 from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of, look_at
 from lightning_replay.inspection.page import Subject, page_of, text_about
@@ -28,6 +27,7 @@ from lightning_replay.saves import present_state
 from lightning_replay.saving import DamagedFileError, write_state
 from lightning_replay.saving.chunks import locate_chunks, write_chunks
 from tests.frame_steps import frame_rows, stacks_of
+from tests.level_steps import segment
 from tests.recipe_options import built, fitting
 from tests.saves import flip_a_byte, forge
 from tests.transitions import numbered_steps
@@ -66,26 +66,30 @@ def test_every_recipe_is_read_from_its_files_as_it_is_in_use(name: str, tmp_path
     assert "<svg" in page and "transitions" in text_about(Subject("", buffer.contents))
 
 
-def test_frames_are_shown_as_they_were_stored(tmp_path: Path) -> None:
+def test_frames_are_shown_as_they_were_stored_and_large_ones_scaled_down(tmp_path: Path) -> None:
     replay = recipes.prioritized(30, 4, frame_stack=2, image_key="pixels", seed=0)
     steps = frame_rows(stacks_of(range(10, 31), 2), (8, 8), done=True)
     replay.extend(steps)
     replay.save(tmp_path / "save")
     contents = read(tmp_path / "save").contents
-    assert isinstance(contents, ReplayContents) and contents.images is not None
     slots = np.array([3, 17, 3])
     for slot, image in zip(slots, contents.images.of_rows(slots), strict=True):
         assert np.array_equal(image[..., 0], steps["pixels"][slot, -1].numpy()) and image.shape[2] == 3
     assert page_of("frames", "", [Subject("", contents)]).count("data:image/png;base64,") == 10
+    replay = recipes.uniform(10, 2)
+    steps = numbered_steps(0, 4, done_every=4)
+    pixels = torch.zeros(4, 500, 330, 3, dtype=torch.uint8)
+    pixels[:, :4, 3:6], pixels[..., -1, :] = 100, 250
+    replay.extend(steps.set("pixels", pixels))
+    contents = look_at(replay)
+    (image,) = contents.images.of_rows(np.array([2]))
+    assert image.shape == (125, 83, 3) and image[0, :3, 0].tolist() == [25, 50, 0] and image[5, -1, 0] == 125
 
 
 def test_levels(tmp_path: Path) -> None:
     levels = LevelBuffer(levels=6, min_fill=1.0, seed=0)
-    ends = {name: torch.tensor([True]) for name in ("terminated", "done")}
     for number in range(9):
-        columns = {"reward": torch.tensor([float(number)]), "state_value": torch.zeros(1)}
-        steps = TensorDict({"state_value": torch.zeros(1), "next": columns | ends}, [1])
-        levels.update(0, levels.next_level(actor=0), steps, episode_done=True)
+        levels.update(0, levels.next_level(actor=0), segment([number]), episode_done=True)
     levels.save(tmp_path)
     contents = read(tmp_path).contents
     assert isinstance(contents, LevelContents) and same(contents, look_at(levels)) and len(contents) > 3
@@ -95,32 +99,21 @@ def test_levels(tmp_path: Path) -> None:
     assert again.next_level(actor=1) == levels.next_level(actor=1)
 
 
-def large(path: Path) -> Replay:
-    """Rows of more than one chunk file."""
+def test_rows_in_several_chunk_files_of_which_a_changed_or_missing_one_is_refused(tmp_path: Path) -> None:
     replay = recipes.prioritized(capacity=30_000, batch_size=4, seed=0)
     replay.extend(numbered_steps(0, 30_000, done_every=7).set("padding", torch.zeros(30_000, 50)))
-    replay.save(path)
-    return replay
-
-
-def test_rows_in_several_chunk_files(tmp_path: Path) -> None:
-    replay = large(tmp_path / "save")
-    assert len(list((tmp_path / "save").rglob("*.chunk"))) >= 2
-    assert same(read(tmp_path / "save").contents, look_at(replay))
-
-
-def test_a_changed_or_missing_chunk_is_refused(tmp_path: Path) -> None:
-    large(tmp_path / "save")
-    chunk = sorted((tmp_path / "save").rglob("*.chunk"))[-1]
+    replay.save(tmp_path)
+    *others, chunk = sorted(tmp_path.rglob("*.chunk"))
+    assert others and same(read(tmp_path).contents, look_at(replay))
     flip_a_byte(chunk)
     with pytest.raises(DamagedFileError, match="truncated or changed since it was saved"):
-        read(tmp_path / "save")
+        read(tmp_path)
     chunk.unlink()
     with pytest.raises(DamagedFileError, match="cannot be read"):
-        read(tmp_path / "save")
+        read(tmp_path)
 
 
-def test_a_forged_manifest_runs_no_code_and_is_refused(tmp_path: Path) -> None:
+def test_a_forged_manifest_runs_no_code_and_is_refused_as_is_a_state_of_something_else(tmp_path: Path) -> None:
     recipes.uniform(10, 2).save(tmp_path)
     forge(tmp_path / "replay.json", built_by={"class": "os:system", "arguments": {"command": "touch forged"}})
     contents = read(tmp_path).contents  # the class is text here
@@ -128,12 +121,9 @@ def test_a_forged_manifest_runs_no_code_and_is_refused(tmp_path: Path) -> None:
     (tmp_path / "replay.json").write_text("{}")
     with pytest.raises(DamagedFileError, match="is damaged"):
         read(tmp_path)
-
-
-def test_a_state_of_something_else_is_refused(tmp_path: Path) -> None:
-    write_state(tmp_path, {"kind": "LevelBuffer", "sampler": {}, "writer": {}})
+    write_state(tmp_path / "levels", {"kind": "LevelBuffer", "sampler": {}, "writer": {}})
     with pytest.raises(DamagedFileError, match="does not hold the state of a level buffer"):
-        read(tmp_path)
+        read(tmp_path / "levels")
 
 
 def test_paths_without_a_save(tmp_path: Path) -> None:
@@ -198,7 +188,7 @@ def test_a_save_that_is_replaced_meanwhile_is_read_whole(tmp_path: Path) -> None
 
 def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     recipes.uniform(10, 2).save(tmp_path / "save")
-    for file in ("replay.json", *(f"{next((tmp_path / 'save').glob('*-*')).name}/{name}" for name in ("values.json",))):
+    for file in ("replay.json", f"{next((tmp_path / 'save').glob('*-*')).name}/values.json"):
         shutil.copytree(tmp_path / "save", tmp_path / "copy")
         (tmp_path / "copy" / file).unlink()
         os.mkfifo(tmp_path / "copy" / file)
@@ -214,18 +204,6 @@ def test_more_rows_than_are_stored_are_refused() -> None:
         for length in (2_000_000_000, -1):
             with pytest.raises(ValueError, match="rows are claimed, more than are stored"):
                 contents_of({**state, "length": length, "storage": {**state["storage"], "length": length}}, None)
-
-
-def test_large_frames_are_scaled_down(tmp_path: Path) -> None:
-    replay = recipes.uniform(10, 2)
-    steps = numbered_steps(0, 4, done_every=4)
-    pixels = torch.zeros(4, 500, 330, 3, dtype=torch.uint8)
-    pixels[:, :4, 3:6], pixels[..., -1, :] = 100, 250
-    replay.extend(steps.set("pixels", pixels))
-    contents = look_at(replay)
-    assert isinstance(contents, ReplayContents) and contents.images is not None
-    (image,) = contents.images.of_rows(np.array([2]))
-    assert image.shape == (125, 83, 3) and image[0, :3, 0].tolist() == [25, 50, 0] and image[5, -1, 0] == 125
 
 
 def test_the_command_escapes_names_and_refuses_a_page_it_cannot_write(tmp_path: Path, capsys) -> None:

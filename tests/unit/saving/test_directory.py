@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -121,36 +120,6 @@ def test_data_is_on_the_disk_before_the_manifest_is_swapped_and_the_directory_af
     ]
 
 
-def test_writers_of_one_directory_take_turns(tmp_path) -> None:
-    """While one save is being written another one waits, and both leave a whole save."""
-    order: list[str] = []
-    inside, go_on = threading.Event(), threading.Event()
-
-    def slow() -> None:
-        with replaced_save(tmp_path, "it.json", folder="data") as save:
-            inside.set()
-            go_on.wait(10)
-            (save.data / "value").write_text("1")
-            save.manifest["version"] = 1
-        order.append("slow")
-
-    def fast() -> None:
-        saved(tmp_path, 2)
-        order.append("fast")
-
-    first, second = threading.Thread(target=slow), threading.Thread(target=fast)
-    first.start()
-    inside.wait(10)
-    second.start()
-    time.sleep(0.2)
-    assert second.is_alive() and order == []
-    go_on.set()
-    first.join()
-    second.join()
-    assert order == ["slow", "fast"] and value_in(tmp_path) == 2
-    assert names_in(tmp_path) == ["data", "it.json"]
-
-
 HOLDS_THE_LOCK = """
 import os, sys, time
 from pathlib import Path
@@ -169,7 +138,6 @@ def test_the_lock_of_a_killed_process_is_free(forked, tmp_path) -> None:
     other = subprocess.Popen(
         [sys.executable, "-c", HOLDS_THE_LOCK, str(tmp_path), *forked], stdout=subprocess.PIPE, start_new_session=True
     )
-    assert other.stdout is not None
     with other.stdout:
         assert other.stdout.readline() == b"held\n"
     waited = threading.Event()

@@ -234,9 +234,7 @@ def parts() -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("build", list(parts().values()), ids=list(parts()))
-def test_every_parts_save_is_replaced_as_a_whole_and_refused_if_it_is_anothers(
-    build, tmp_path: Path, monkeypatch
-) -> None:
+def test_every_parts_save_is_replaced_as_a_whole_and_refused_if_it_is_anothers(build, tmp_path, monkeypatch) -> None:
     part = build()
     dumps, loads = (part.save, part.load) if isinstance(part, LevelBuffer) else (part.dumps, part.loads)
     dumps(tmp_path)

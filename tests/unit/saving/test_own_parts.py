@@ -155,15 +155,6 @@ def test_a_module_that_changed_since_the_save(later, message: str, module, tmp_p
     assert ("rebuilt neither" in str(error.value)) == (later is not None)
 
 
-def halved(batch):
-    return batch.set("observation", batch["observation"] / 2)
-
-
-def test_a_function_of_a_module_loads_from_it(tmp_path: Path) -> None:
-    save_replay(filled(storage=PackedStorage(50), batch_size=4, transform=FunctionOf(halved)), tmp_path)
-    assert len(load_replay(tmp_path, trust=["tests"])) == 20
-
-
 def part_of_the_script(folder: Path) -> object:
     (folder / "script.py").write_text(f"{PARTS}\nsampler = Newest()\n")
     return runpy.run_path(str(folder / "script.py"), run_name="__main__")["sampler"]
@@ -188,13 +179,10 @@ def test_what_cannot_be_rebuilt_is_said_with_what_can(part, package: str, tmp_pa
         load_replay(tmp_path / "save", trust=["tests", "__main__"])
 
 
-def test_a_state_that_cannot_be_saved_is_named(module, tmp_path: Path) -> None:
+def test_what_cannot_or_was_not_saved_is_named(module, tmp_path: Path) -> None:
     parts = module(PARTS.replace("self.generator.get_state()}", "self.generator}"), "parts_with_a_generator")
     with pytest.raises(TypeError, match=r"'sampler.generator' is a Generator; .* of a generator its get_state\(\)"):
         save_replay(filled(**options_of(parts, "Newest")), tmp_path / "buffer")
-
-
-def test_the_manifest_names_what_was_not_saved(module, tmp_path: Path) -> None:
     save_replay(filled(**options_of(module(PARTS, "described_parts"), "Newest")), tmp_path / "buffer")
     sampler = json.loads((tmp_path / "buffer" / "replay.json").read_text())["built_by"]["arguments"]["sampler"]
     assert list(sampler.items()) == [("not_saved", "a Newest"), ("defined", "described_parts:Newest")]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -98,35 +96,3 @@ def test_dtype_and_shape_come_back(dtype) -> None:
     tensor = (torch.rand(5, 3, 2) * 200).to(dtype)
     assert torch.equal(Snapshots().take(tensor).tensor(), tensor)
     assert Snapshots().take(tensor[:0]).tensor().shape == (0, 3, 2)
-
-
-def test_a_thread_that_writes_and_one_that_reads(monkeypatch) -> None:
-    """Every row has one number in all its columns; the snapshot has those of its moment."""
-    monkeypatch.setattr(snapshot, "PIECE_BYTES", 4096)
-    tensor = torch.zeros(20_000, 8, dtype=torch.int64)
-    snapshots, stop = Snapshots(), threading.Event()
-
-    def write() -> None:
-        generator, number = np.random.default_rng(0), 0
-        while not stop.is_set():
-            number += 1
-            slots = generator.choice(20_000, 500, replace=False)
-            with snapshots.lock:
-                snapshots.keep(slots)
-                for column in range(8):
-                    tensor[slots, column] = number
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(5):
-            with snapshots.lock:
-                taken = snapshots.take(tensor)
-                newest = int(tensor.max())
-                expected = tensor.clone()
-            content = taken.tensor()
-            snapshots.close(taken)
-            assert torch.equal(content, expected) and int(content.max()) == newest
-    finally:
-        stop.set()
-        writer.join()

@@ -26,6 +26,14 @@ def test_nested_values_come_back(tmp_path) -> None:
     assert again["word"].dtype == torch.bfloat16
     assert again["b"]["d"][:3] == [1, 2.5, "x"] and again["b"]["d"][3]["e"].shape == (2, 0)
     assert again["b"]["c"] is None and again["b"]["f.g"] is True
+    state = {"a": {"b": torch.tensor(1), "c": [torch.tensor(2)]}, "a.b": torch.tensor(3), "a.c.0": torch.tensor(4)}
+    write_state(tmp_path, state)
+    again = read_state(tmp_path)
+    assert [again["a"]["b"], again["a"]["c"][0], again["a.b"], again["a.c.0"]] == [1, 2, 3, 4]
+    rows = torch.arange(6)
+    write_state(tmp_path, {"all": rows, "some": rows[2:4], "again": rows})
+    again = read_state(tmp_path)
+    assert [again[name].tolist() for name in ("all", "some", "again")] == [rows.tolist(), [2, 3], rows.tolist()]
 
 
 def test_the_state_of_a_tensordict_keeps_its_nesting_and_batch_sizes(tmp_path) -> None:
@@ -37,13 +45,6 @@ def test_the_state_of_a_tensordict_keeps_its_nesting_and_batch_sizes(tmp_path) -
     loaded = TensorDict().load_state_dict(again["data"], strict=False)
     assert loaded.batch_size == (6,) and loaded["next"].batch_size == (6, 2)
     assert torch.equal(loaded["next", "b"], data["next", "b"]) and loaded.device == data.device
-
-
-def test_names_with_dots_do_not_meet(tmp_path) -> None:
-    state = {"a": {"b": torch.tensor(1), "c": [torch.tensor(2)]}, "a.b": torch.tensor(3), "a.c.0": torch.tensor(4)}
-    write_state(tmp_path, state)
-    again = read_state(tmp_path)
-    assert [again["a"]["b"], again["a"]["c"][0], again["a.b"], again["a.c.0"]] == [1, 2, 3, 4]
 
 
 def test_what_is_still_to_be_conjugated_is_written_as_it_reads(tmp_path) -> None:
@@ -58,20 +59,12 @@ def test_what_is_still_to_be_conjugated_is_written_as_it_reads(tmp_path) -> None
     assert again["leaf"].tolist() == [1, 1] and not again["leaf"].requires_grad
 
 
-def test_tensors_that_share_memory_come_apart(tmp_path) -> None:
-    rows = torch.arange(6)
-    write_state(tmp_path, {"all": rows, "some": rows[2:4], "again": rows})
-    again = read_state(tmp_path)
-    assert [again[name].tolist() for name in ("all", "some", "again")] == [
-        [0, 1, 2, 3, 4, 5],
-        [2, 3],
-        [0, 1, 2, 3, 4, 5],
-    ]
-
-
-def test_what_is_not_plain_is_refused_by_name(tmp_path) -> None:
+def test_what_is_not_plain_and_where_nothing_was_saved_is_said(tmp_path) -> None:
     with pytest.raises(TypeError, match=r"'sampler.clock' is a object"):
         write_state(tmp_path, {"sampler": {"clock": object()}})
+    for directory in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match="no state was saved"):
+            read_state(directory)
 
 
 @pytest.mark.parametrize("values", [{"$tensor": "b"}, {"a": 1}, {"$dict": 3}, {"$size": "x"}, {"$device": "nowhere"}])
@@ -86,12 +79,6 @@ def test_values_nested_without_end_are_refused_as_damaged() -> None:
         values = {"$dict": {"a": values}}
     with pytest.raises(DamagedFileError, match="RecursionError"):
         join_state(values, {})
-
-
-def test_where_nothing_was_saved_is_said_to_be_empty(tmp_path) -> None:
-    for directory in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(FileNotFoundError, match="no state was saved"):
-            read_state(directory)
 
 
 def test_parts_in_one_directory_do_not_replace_each_other(tmp_path) -> None:

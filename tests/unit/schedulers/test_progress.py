@@ -16,20 +16,14 @@ def signals(progress: MeanReturn | ReturnChange, returns: list[float], task: int
     return [progress.episode(task, value) for value in returns]
 
 
-def test_the_mean_is_of_the_newest_returns_and_scaled() -> None:
+def test_the_mean_is_of_the_newest_returns_scaled_and_clipped() -> None:
     # window 4; of 0 5 | 5 5 | 0 0 the fourth signal would see all, the third sees 5 5 0 0
     assert signals(MeanReturn(0.0, 5.0, window=4, every=2), [0, 5, 5, 5, 0, 0]) == [None, 0.5, None, 0.75, None, 0.5]
     assert signals(MeanReturn(-10.0, 10.0, every=1), [-10.0, 10.0, 0.0]) == [0.0, 0.5, 0.5]
-
-
-def test_a_signal_every_ten_episodes_of_its_own_task() -> None:
     progress = MeanReturn(0.0, 1.0)
     for episode in range(1, 31):
         first, second = progress.episode(0, 1.0), progress.episode(1, 0.0)
         assert (first, second) == ((1.0, 0.0) if episode % 10 == 0 else (None, None))
-
-
-def test_returns_outside_the_range_are_clipped_after_the_mean() -> None:
     assert signals(MeanReturn(0.0, 1.0, every=1), [-3.0, 1.0, 20.0]) == [0.0, 0.0, 1.0]
     assert signals(ReturnChange(0.0, 1.0, every=1), [0.0, 7.0])[1] == 1.0
 
@@ -41,9 +35,6 @@ def test_the_change_is_between_the_halves_of_the_window() -> None:
     assert signals(change, [0, 0])[1] == pytest.approx(0.15)
     # of three returns the middle one counts in neither half
     assert signals(ReturnChange(0.0, 10.0, every=3), [1, 9, 4])[2] == pytest.approx(0.3)
-
-
-def test_one_return_is_no_change() -> None:
     assert signals(ReturnChange(0.0, 1.0, every=1), [1.0, 1.0]) == [None, 0.0]
 
 

@@ -11,42 +11,35 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_replay import schedulers
 from lightning_replay.saving.spec import build, describe
-from lightning_replay.schedulers import (
-    EasyToHard,
-    Exp3,
-    Exp3S,
-    OneTask,
-    ReverseCurriculum,
-    Scheduler,
-    UniformTasks,
-    among_ready,
-)
 
 FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "dpcer_exp3.json").read_text())
 CASES = {case["name"]: case for case in FIXTURE["cases"]}
 TASKS = ["target", "far", "near", "goal_mouth"]
 EVERY_SCHEDULER = [
-    UniformTasks(),
-    Exp3(),
-    Exp3S(),
-    OneTask(),
-    EasyToHard(order=["goal_mouth", "near", "target"]),
-    ReverseCurriculum(order=["goal_mouth", "near", "target"], max_signals=3),
+    schedulers.UniformTasks(),
+    schedulers.Exp3(),
+    schedulers.Exp3S(),
+    schedulers.OneTask(),
+    schedulers.EasyToHard(order=["goal_mouth", "near", "target"]),
+    schedulers.ReverseCurriculum(order=["goal_mouth", "near", "target"], max_signals=3),
 ]
 
 
-def started(scheduler: Scheduler, tasks: list[str] = TASKS) -> Any:
+def started(scheduler: schedulers.Scheduler, tasks: list[str] = TASKS) -> Any:
     again = build(json.loads(json.dumps(describe(scheduler))))
     again.start(tasks)
     return again
 
 
-def exp3_of(case: dict[str, Any]) -> Exp3:
-    return started(Exp3(case["inputs"]["gamma"]), [f"task {number}" for number in range(case["inputs"]["buffers"])])
+def exp3_of(case: dict[str, Any]) -> schedulers.Exp3:
+    return started(
+        schedulers.Exp3(case["inputs"]["gamma"]), [f"task {number}" for number in range(case["inputs"]["buffers"])]
+    )
 
 
-def all_ready(scheduler: Scheduler) -> np.ndarray:
+def all_ready(scheduler: schedulers.Scheduler) -> np.ndarray:
     return scheduler.probabilities(np.ones(len(scheduler.tasks), dtype=bool))
 
 
@@ -68,7 +61,7 @@ def test_exp3_follows_the_fixture(name: str) -> None:
         assert_close(all_ready(scheduler), expected["probabilities_after"])
 
 
-def test_twenty_thousand_wins_do_not_overflow() -> None:
+def test_twenty_thousand_wins_do_not_overflow_and_an_exploration_of_one_is_uniform() -> None:
     case = CASES["no_overflow_20000_wins"]
     scheduler, repeated = exp3_of(case), case["inputs"]["steps_compact"]
     for _ in range(repeated["repeat"]):
@@ -76,9 +69,6 @@ def test_twenty_thousand_wins_do_not_overflow() -> None:
     assert_close(all_ready(scheduler), case["expected"]["probabilities_after"])
     difference = case["expected"]["log_weight_of_0"] - case["expected"]["log_weight_of_others"]
     np.testing.assert_allclose(scheduler.log_weights[0] - scheduler.log_weights[1:], difference, rtol=1e-9)
-
-
-def test_an_exploration_of_one_is_uniform() -> None:
     case = CASES["gamma1_is_uniform"]
     scheduler = exp3_of(case)
     for step in case["inputs"]["steps"]:
@@ -88,13 +78,13 @@ def test_an_exploration_of_one_is_uniform() -> None:
 
 def test_tasks_that_are_not_ready_are_masked_and_uniform_tasks() -> None:
     case = CASES["buffers_not_ready_are_masked"]
-    masked = among_ready(np.array(case["inputs"]["probabilities"]), np.array(case["inputs"]["ready"]))
+    masked = schedulers.among_ready(np.array(case["inputs"]["probabilities"]), np.array(case["inputs"]["ready"]))
     assert_close(masked, case["expected"]["probabilities"])
-    assert_close(all_ready(started(UniformTasks())), CASES["uniform_scheduler"]["expected"]["probabilities"])
+    assert_close(all_ready(started(schedulers.UniformTasks())), CASES["uniform_scheduler"]["expected"]["probabilities"])
 
 
-@pytest.mark.parametrize("scheduler", [Exp3(0.2), Exp3S(0.2, 0.01)])
-def test_many_updates_stay_finite(scheduler: Exp3) -> None:
+@pytest.mark.parametrize("scheduler", [schedulers.Exp3(0.2), schedulers.Exp3S(0.2, 0.01)])
+def test_many_updates_stay_finite(scheduler: schedulers.Exp3) -> None:
     scheduler = started(scheduler)
     for update in range(50_000):
         scheduler.update(int(update % 4 == 0), 1.0, 0.05)
@@ -105,7 +95,7 @@ def test_many_updates_stay_finite(scheduler: Exp3) -> None:
 
 def test_exp3s_by_hand() -> None:
     """Weights 1, 1; task 0 pays 1 with p = 1/2, γ = 1/2, α = 0.1: w0 = e^(0.5 / 1) + e·0.1/2·2, w1 = 1 + e·0.1/2·2."""
-    scheduler = started(Exp3S(exploration=0.5, weight_sharing=0.1), ["a", "b"])
+    scheduler = started(schedulers.Exp3S(exploration=0.5, weight_sharing=0.1), ["a", "b"])
     scheduler.update(0, 1.0, 0.5)
     first, second = math.exp(0.5) + math.e * 0.1, 1 + math.e * 0.1
     assert scheduler.log_weights == pytest.approx([0.0, math.log(second / first)], abs=1e-12)
@@ -121,14 +111,14 @@ def test_exp3s_by_hand() -> None:
 
 def test_exp3s_follows_a_change_that_exp3_does_not() -> None:
     seconds = []
-    for scheduler in (started(Exp3(0.1), ["a", "b"]), started(Exp3S(0.1, 0.001), ["a", "b"])):
+    for scheduler in (started(schedulers.Exp3(0.1), ["a", "b"]), started(schedulers.Exp3S(0.1, 0.001), ["a", "b"])):
         for task in [0] * 2_000 + [1] * 100:
             scheduler.update(task, 1.0, probability=0.5)
         seconds.append(all_ready(scheduler)[1])
     assert seconds[0] == pytest.approx(0.05) and seconds[1] > 0.9
 
 
-class Counting(Exp3):
+class Counting(schedulers.Exp3):
     """Writes down what is applied."""
 
     def __init__(self) -> None:
@@ -173,7 +163,7 @@ def test_a_signal_is_applied_once_and_only_to_a_drawn_task() -> None:
 
 
 def test_easy_to_hard_advances_by_success_or_by_signals() -> None:
-    scheduler = started(EasyToHard(order=["goal_mouth", "near", "target"], advance_at=0.8, max_signals=3))
+    scheduler = started(schedulers.EasyToHard(order=["goal_mouth", "near", "target"], advance_at=0.8, max_signals=3))
     stages = []
     for task, value in [(3, 0.7), (2, 1.0), (3, 0.8), (2, 0.0), (3, 1.0), (2, 0.0), (2, 0.0), (0, 1.0), (0, 1.0)]:
         scheduler.progress(task, value)
@@ -181,17 +171,14 @@ def test_easy_to_hard_advances_by_success_or_by_signals() -> None:
     # near's 1.0 comes while goal_mouth is played; 0.8 reaches advance_at; near gives up at its third 0.0.
     assert stages == [0, 0, 1, 1, 1, 1, 2, 2, 2]
     assert scheduler.actor_tasks(2) == [0, 0] and all_ready(scheduler).tolist() == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_without_max_signals_a_stage_waits_for_success() -> None:
-    scheduler = started(EasyToHard(order=["near", "target"]))
+    scheduler = started(schedulers.EasyToHard(order=["near", "target"]))
     for _ in range(1_000):
         scheduler.progress(2, 0.799)
     assert scheduler.stage == 0 and scheduler.actor_tasks(2) == [2, 2]
 
 
 def test_the_reverse_curriculum_keeps_playing_the_easy_tasks() -> None:
-    scheduler = started(ReverseCurriculum(order=["goal_mouth", "near", "target"]))
+    scheduler = started(schedulers.ReverseCurriculum(order=["goal_mouth", "near", "target"]))
     assert scheduler.actor_tasks(3) == [3, 3, 3]
     scheduler.progress(3, 0.9)
     assert scheduler.actor_tasks(5) == [2, 3, 2, 3, 2] and all_ready(scheduler).tolist() == [0.0, 0.0, 0.5, 0.5]
@@ -202,14 +189,14 @@ def test_the_reverse_curriculum_keeps_playing_the_easy_tasks() -> None:
 
 def test_who_shares_one_table_and_who_plays_what() -> None:
     assert [scheduler.shares_one_table for scheduler in EVERY_SCHEDULER] == [False, False, False, True, True, True]
-    one = started(OneTask())
+    one = started(schedulers.OneTask())
     assert all_ready(one).tolist() == [1.0, 0.0, 0.0, 0.0] and one.actor_tasks(3) == [0, 0, 0]
     for scheduler in EVERY_SCHEDULER[:3]:
         assert started(scheduler).actor_tasks(6) == [0, 1, 2, 3, 0, 1]
 
 
 @pytest.mark.parametrize("scheduler", EVERY_SCHEDULER, ids=lambda scheduler: type(scheduler).__name__)
-def test_probabilities_are_a_distribution_over_the_ready_tasks(scheduler: Scheduler) -> None:
+def test_probabilities_are_a_distribution_over_the_ready_tasks(scheduler: schedulers.Scheduler) -> None:
     scheduler = started(scheduler)
     scheduler.drawn(3, 0.25)
     scheduler.progress(3, 1.0)
@@ -221,7 +208,7 @@ def test_probabilities_are_a_distribution_over_the_ready_tasks(scheduler: Schedu
 
 
 @pytest.mark.parametrize("scheduler", EVERY_SCHEDULER, ids=lambda scheduler: type(scheduler).__name__)
-def test_a_saved_scheduler_goes_on_alike(scheduler: Scheduler) -> None:
+def test_a_saved_scheduler_goes_on_alike(scheduler: schedulers.Scheduler) -> None:
     first, second = started(scheduler), started(scheduler)
     for task, value in [(3, 0.9), (2, 0.3), (2, 0.4), (0, 0.5)]:
         first.progress(task, value)
@@ -232,12 +219,14 @@ def test_a_saved_scheduler_goes_on_alike(scheduler: Scheduler) -> None:
         each.progress(3, 1.0)
         each.progress(2, 0.2)
         each.drawn(2, 0.6)
-    assert all_ready(first).tolist() == all_ready(second).tolist() != [0.25] * 4 or isinstance(scheduler, UniformTasks)
+    assert all_ready(first).tolist() == all_ready(second).tolist() != [0.25] * 4 or isinstance(
+        scheduler, schedulers.UniformTasks
+    )
     assert first.state_dict() == second.state_dict() and first.actor_tasks(5) == second.actor_tasks(5)
 
 
 @pytest.mark.parametrize("scheduler", EVERY_SCHEDULER, ids=lambda scheduler: type(scheduler).__name__)
-def test_bad_input_of_every_scheduler(scheduler: Scheduler) -> None:
+def test_bad_input_of_every_scheduler(scheduler: schedulers.Scheduler) -> None:
     with pytest.raises(RuntimeError, match=r"has no tasks yet; call start\(tasks\) first"):
         build(describe(scheduler)).probabilities(np.ones(4, dtype=bool))
     scheduler = started(scheduler)
@@ -264,37 +253,30 @@ def test_bad_input_of_every_scheduler(scheduler: Scheduler) -> None:
         scheduler.load_state_dict({**scheduler.state_dict(), "tasks": ["other"]})
 
 
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [([], "at least one task"), ([""], "each with a name"), ("target", None), (["a", "b", "a"], "some of them twice")],
-)
-def test_the_tasks_need_names_of_their_own(tasks: Any, message: str | None) -> None:
-    scheduler = UniformTasks()
-    if message is None:  # one name is one task, not its letters
-        scheduler.start(tasks)
-        assert scheduler.tasks == ("target",)
-        return
-    with pytest.raises(ValueError, match=message):
-        scheduler.start(tasks)
+def test_the_tasks_need_names_of_their_own() -> None:
+    scheduler = schedulers.UniformTasks()
+    wrong = {(): "at least one task", ("",): "each with a name", ("a", "b", "a"): "some of them twice"}
+    for tasks, message in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            scheduler.start(list(tasks))
+    scheduler.start("target")
+    assert scheduler.tasks == ("target",), "one name is one task, not its letters"
 
 
-def test_options_that_name_unknown_tasks() -> None:
-    one, stages = OneTask("goal"), EasyToHard(order=["near", "goal"])
+def test_options_out_of_range() -> None:
+    one, stages = schedulers.OneTask("goal"), schedulers.EasyToHard(order=["near", "goal"])
     with pytest.raises(ValueError, match=r"task names \['goal'\]; the tasks are 'target', 'far'"):
         one.start(TASKS)
     with pytest.raises(ValueError, match=r"order names \['goal'\]"):
         stages.start(TASKS)
     stages.start(["goal", "near"])  # what was refused did not start it
-
-
-def test_other_options_out_of_range() -> None:
     for order in ([], ["near", "near"]):
         with pytest.raises(ValueError, match="order is .*each once"):
-            EasyToHard(order=order)
+            schedulers.EasyToHard(order=order)
     with pytest.raises(ValueError, match="profit is nan"):
-        started(Exp3()).update(0, math.nan, 0.5)
+        started(schedulers.Exp3()).update(0, math.nan, 0.5)
     with pytest.raises(ValueError, match="probability is 0.0"):
-        started(Exp3()).update(0, 0.5, 0.0)
+        started(schedulers.Exp3()).update(0, 0.5, 0.0)
     with pytest.raises(ValueError, match="saved with the order .*'near', 'far'.*this one is .*'far', 'near'"):
-        state = started(EasyToHard(order=["near", "far"])).state_dict()
-        started(EasyToHard(order=["far", "near"])).load_state_dict(state)
+        state = started(schedulers.EasyToHard(order=["near", "far"])).state_dict()
+        started(schedulers.EasyToHard(order=["far", "near"])).load_state_dict(state)

@@ -117,11 +117,7 @@ def test_a_buffer_hears_of_every_episode_and_of_named_levels() -> None:
     assert [levels.in_flight(actor) for actor in "abc"] == [[level_id] for level_id in infos["level_id"].tolist()]
     assert envs.reset(seed=4)[1]["level_id"].tolist() == [4, 5, 6]
     assert envs.reset(options={"level_id": [1, 2, 3]})[1]["level_id"].tolist() == [1, 2, 3]
-    assert [levels.in_flight(actor) for actor in "abc"] == [
-        [1],
-        [2],
-        [3],
-    ]  # unfinished ones are forgotten
+    assert [levels.in_flight(actor) for actor in "abc"] == [[1], [2], [3]]  # unfinished ones are forgotten
     envs.step(np.zeros(3, np.int64))
     assert levels.in_flight("a")[0] == 1 and len(levels.in_flight("a")) == 2 and levels.in_flight("b") == [2]
     with pytest.raises(ValueError, match="level 20 is none of the 20 levels"):
@@ -161,32 +157,20 @@ def test_a_vector_that_resets_itself_is_refused(mode: AutoresetMode) -> None:
         LevelVectorWrapper(vector, SequentialLevels(9))
 
 
-def test_set_level_that_a_seed_does_not_reach_is_refused() -> None:
+def test_set_level_that_a_seed_does_not_reach_and_what_chooses_no_levels_are_refused() -> None:
     vector = SyncVectorEnv([Corridor, ToldCorridor], autoreset_mode=AutoresetMode.DISABLED)
     with pytest.raises(ValueError, match=r"set_level, which a seed does not reach.*make_level_vector.*LevelWrapper"):
         LevelVectorWrapper(vector, SequentialLevels(9))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((Corridor, 2, [1, 2, 3]), r"levels is \[1, 2, 3\]; accepted are LevelBuffer\(...\), UniformLevels"),
-        ((Corridor, SequentialLevels(9), 2), r"num_envs is SequentialLevels\(9 levels.*; it must be a whole number"),
-        (
-            (Corridor(), 2, SequentialLevels(9)),
-            "env is <.*Corridor object.*; give its id, or a function",
-        ),
-    ],
-)
-def test_arguments_in_the_wrong_place_are_refused_by_name(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        make_level_vector(*arguments)
-
-
-def test_a_vector_of_what_chooses_no_levels_is_refused() -> None:
     vector = SyncVectorEnv([Corridor], autoreset_mode=AutoresetMode.DISABLED)
     with pytest.raises(TypeError, match="levels is None; accepted are LevelBuffer"):
         LevelVectorWrapper(vector, None)
+
+
+def test_arguments_in_the_wrong_place_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"levels is \[1, 2, 3\]; accepted are LevelBuffer\(...\), UniformLevels"):
+        make_level_vector(Corridor, 2, [1, 2, 3])
+    with pytest.raises(TypeError, match="env is <.*Corridor object.*; give its id, or a function"):
+        make_level_vector(Corridor(), 2, SequentialLevels(9))
 
 
 def test_errors_of_numbers_and_names() -> None:

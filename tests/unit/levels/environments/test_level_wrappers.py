@@ -34,6 +34,8 @@ def test_a_named_level_goes_before_the_next_one_and_counts_once() -> None:
     assert [env.reset(seed=20)[1]["level_id"] for _ in range(2)] == [31, 20]
     assert [env.reset()[1]["level_id"] for _ in range(2)] == [0, 1]
     assert env.unwrapped.options[1:] == [None] * 4
+    with pytest.raises(ValueError, match=r"nothing chooses a level for this reset; give next_level= to LevelWrapper"):
+        LevelWrapper(Corridor(), check=False).reset()
 
 
 def test_set_level_is_called_below_other_wrappers_and_the_generator_seeded_once() -> None:
@@ -46,11 +48,6 @@ def test_set_level_is_called_below_other_wrappers_and_the_generator_seeded_once(
     assert outer.reset(options={"level_id": 2})[0][0] == 2
 
 
-def test_nothing_that_chooses_a_level_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"nothing chooses a level for this reset; give next_level= to LevelWrapper"):
-        LevelWrapper(Corridor(), check=False).reset()
-
-
 @pytest.mark.parametrize("level_id", [-1, 2**31, True, 1.0, "7", np.float32(2)])
 def test_ids_of_levels_are_whole_numbers_that_fit_a_seed(level_id: Any) -> None:
     env = LevelWrapper(Corridor(), lambda: level_id, check=False)
@@ -58,33 +55,15 @@ def test_ids_of_levels_are_whole_numbers_that_fit_a_seed(level_id: Any) -> None:
         error = ValueError if level_id in (-1, 2**31) else TypeError
         with pytest.raises(error, match=r"level_id is .*; it must be a whole number from 0 to 2\*\*31 - 1"):
             reset()
-    assert LevelWrapper(Corridor(), lambda: np.int64(2**31 - 1), check=False).reset()[1] == {
-        "begun": 1,
-        "level_id": 2**31 - 1,
-    }
+    highest = np.int64(2**31 - 1)
+    assert LevelWrapper(Corridor(), lambda: highest, check=False).reset()[1] == {"begun": 1, "level_id": highest}
 
 
-def test_the_check_takes_three_resets_once_where_the_environment_is_right() -> None:
+def test_the_check_takes_three_resets_once_and_more_where_levels_begin_alike() -> None:
     env = LevelWrapper(Corridor(), iter([50, 60]).__next__)
     assert [env.reset()[1]["level_id"] for _ in range(2)] == [50, 60]
     assert env.unwrapped.seeds == [0, 0, 1, 50, 60]
 
-
-def test_an_environment_that_ignores_its_seed_is_refused() -> None:
-    env = LevelWrapper(StubbornCorridor(), iter([50]).__next__)
-    seen = r"ignores its level: the levels 0, 1, 2, 3, 4, 5, 6, 7 all gave the same first observation"
-    with pytest.raises(ValueError, match=rf"StubbornCorridor.*{seen}.*reset\(seed=level_id\).*set_level.*check=False"):
-        env.reset()
-    assert LevelWrapper(StubbornCorridor(), iter([50]).__next__, check=False).reset()[1]["level_id"] == 50
-
-
-def test_an_environment_that_its_seed_does_not_fix_is_refused() -> None:
-    seen = r"does not follow its level: level 0, begun twice, gave two different first observations"
-    with pytest.raises(ValueError, match=rf"RestlessCorridor.*{seen}.*Accepted are environments whose reset\(seed="):
-        LevelWrapper(RestlessCorridor(), iter([50]).__next__).reset()
-
-
-def test_two_levels_may_begin_alike_if_not_all_do() -> None:
     class Halves(ToldCorridor):
         def choose_length(self) -> int:
             return self.level_id // 7
@@ -94,6 +73,17 @@ def test_two_levels_may_begin_alike_if_not_all_do() -> None:
     assert len(env.unwrapped.seeds) == 1 + 8 + 1
     with pytest.raises(ValueError, match=r"the levels 3, 5 all gave the same first observation"):
         LevelWrapper(Halves(), iter([50]).__next__, check=[5, 3, 5]).reset()
+
+
+def test_an_environment_that_does_not_follow_its_seed_is_refused() -> None:
+    env = LevelWrapper(StubbornCorridor(), iter([50]).__next__)
+    seen = r"ignores its level: the levels 0, 1, 2, 3, 4, 5, 6, 7 all gave the same first observation"
+    with pytest.raises(ValueError, match=rf"StubbornCorridor.*{seen}.*reset\(seed=level_id\).*set_level.*check=False"):
+        env.reset()
+    assert LevelWrapper(StubbornCorridor(), iter([50]).__next__, check=False).reset()[1]["level_id"] == 50
+    seen = r"does not follow its level: level 0, begun twice, gave two different first observations"
+    with pytest.raises(ValueError, match=rf"RestlessCorridor.*{seen}.*Accepted are environments whose reset\(seed="):
+        LevelWrapper(RestlessCorridor(), iter([50]).__next__).reset()
 
 
 @pytest.mark.parametrize("check", [[], [4], [4, 4]])
