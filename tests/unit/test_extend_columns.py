@@ -163,14 +163,6 @@ def test_returns_are_refused_over_rows_without_rewards_that_a_storage_got_before
     assert len(replay) == 2
 
 
-def test_the_cursor_returns_to_the_first_slot() -> None:
-    replay = recipes.uniform(4, 2, seed=0)
-    replay.extend(numbered_steps(0, 3))
-    assert replay.extend_columns(columns(3)).tolist() == [3]
-    assert replay.state_dict()["writer"] == {"cursor": 0, "write_count": 4}
-    assert replay.extend_columns(columns(4)).tolist() == [0]
-
-
 def test_one_row_after_a_load_has_a_generation_above_all_before() -> None:
     replay, other = (recipes.uniform(4, 2, seed=0) for _ in range(2))
     other.extend(numbered_steps(0, 1))

@@ -10,12 +10,7 @@ from torchrl.data.replay_buffers import RandomSampler, SamplerWithoutReplacement
 
 from lightning_replay import PackedStorage, Replay, parts, recipes, samplers, schedulers, transforms, writers
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.parts import (
-    ReplaySampler,
-    ReplayTransform,
-    ReplayWriter,
-    declared_sampler,
-)
+from lightning_replay.parts import ReplaySampler, ReplayTransform, ReplayWriter, declared_sampler
 from lightning_replay.writers import FirstInFirstOutWriter, RetentionWriter
 from tests.transitions import numbered_steps
 

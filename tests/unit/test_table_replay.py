@@ -4,19 +4,13 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
 
-from lightning_replay import PackedStorage, Replay, load_replay, recipes
+from lightning_replay import load_replay, recipes
 from lightning_replay.events import EventTable
-from lightning_replay.samplers import (
-    RandomPairSampler,
-    UniformSampler,
-)
 from lightning_replay.table_replay import TableReplay
-from lightning_replay.writers.tables import EventTableWriter
 from tests.event_steps import IsTrue, event_steps
 
 
@@ -241,18 +235,3 @@ def test_a_copy_of_a_buffer_has_tables_of_its_own() -> None:
     assert replay.table("goal")["action"].tolist() == [7, 8, 12, 13]
     assert other.table("goal")["action"].tolist() == [17, 18, 22, 23]
     assert other.sampler is not replay.sampler and other.tables is other.writer.tables
-
-
-def test_a_sampler_that_does_not_draw_from_tables_is_refused() -> None:
-    writer = EventTableWriter(6, [goal_table()])
-    for sampler in (None, UniformSampler(), RandomPairSampler()):
-        with pytest.raises(TypeError, match="would draw slots that no table of EventTableWriter holds.*TableShares"):
-            Replay(storage=PackedStorage(writer.num_slots), writer=writer, sampler=sampler, batch_size=2)
-
-
-def test_rows_of_a_table_come_oldest_first_after_many_rounds() -> None:
-    replay = events()
-    fill(replay, 20)
-    for name in ("default", "goal"):
-        numbers = replay.table(name)["action"].tolist()
-        assert all(earlier < later for earlier, later in pairwise(numbers))

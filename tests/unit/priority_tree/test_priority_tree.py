@@ -34,23 +34,11 @@ def test_find_is_the_first_slot_whose_cumulative_sum_exceeds_the_prefix(tree: Pr
     assert tree.find(prefixes).tolist() == [0, 0, 2, 2, 4, 4]
 
 
-def test_at_and_past_the_total_it_is_the_last_positive_slot(tree: PriorityTree) -> None:
-    assert tree.find(torch.tensor([7.0, 7.5, 1e30])).tolist() == [4, 4, 4]
-    tree.set(torch.tensor([4]), 0.0)
-    assert tree.find(torch.tensor([3.0])).tolist() == [2]
-
-
 def test_total_and_min(tree: PriorityTree) -> None:
     assert tree.total() == 7.0 and tree.total().dtype is torch.float64 and tree.total().shape == ()
     assert tree.min() == 1.0 and tree.bounds() == (7.0, 1.0)
     tree.remove(torch.tensor([0]))
     assert tree.total() == 6.0 and tree.min() == 2.0
-
-
-def test_of_duplicates_the_last_stays(tree: PriorityTree) -> None:
-    tree.set(torch.tensor([7, 8, 7, 8, 7]), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
-    assert tree.get(torch.tensor([7, 8])).tolist() == [5.0, 4.0]
-    assert tree.total() == 16.0
 
 
 def test_nothing_stored(tree: PriorityTree) -> None:

@@ -16,7 +16,6 @@ from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritized
 from torchrl.data.replay_buffers.scheduler import LinearScheduler, StepScheduler
 
 from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler, TableShares
-from lightning_replay.saving.spec import build, describe
 from lightning_replay.schedules import Linear
 from tests.oracles import probabilities
 
@@ -165,17 +164,6 @@ def test_torchrl_max_value_writer() -> None:
     buffer.update_tensordict_priority(sample)
 
 
-def test_sampling_from_nothing() -> None:
-    buffer = _buffer(PrioritizedSampler(4), 0)
-    with pytest.raises(RuntimeError, match="cannot sample from an empty replay buffer; call extend first"):
-        buffer.sample()
-    buffer.extend(_rows(3))
-    buffer.sample()
-    buffer.empty()
-    with pytest.raises(RuntimeError, match="call extend first"):
-        buffer.sample()
-
-
 @pytest.mark.parametrize("attach", ["constructor", "set_sampler"])
 def test_rows_stored_before_the_sampler_was_attached_are_drawn(attach: str) -> None:
     storage = LazyTensorStorage(6)
@@ -265,26 +253,6 @@ def test_setting_the_priority_exponent_raises_the_stored_priorities_anew() -> No
     sampler.priority_exponent = 0.0
     with pytest.warns(UserWarning, match="keeps no priorities"):
         sampler.priority_exponent = 1.0
-
-
-def test_it_can_be_described_and_built_again() -> None:
-    sampler = PrioritizedSampler(9, importance_exponent=Linear(0.4, 1.0, duration=20), normalize_over_batch=True)
-    again = build(describe(sampler))
-    assert again.max_size == 9 and again.normalize_over_batch and again.beta == 0.4
-
-
-def test_set_rng_and_reseed() -> None:
-    draws = []
-    for _ in range(2):
-        buffer = _buffer(PrioritizedSampler(100, seed=None), 100)
-        buffer.set_rng(torch.Generator().manual_seed(5))
-        draws.append(buffer.sample()["index"])
-    assert torch.equal(*draws)
-    sampler = PrioritizedSampler(100, seed=7)
-    buffer = _buffer(sampler, 100)
-    first = buffer.sample()["index"]
-    sampler.reseed(7)
-    assert torch.equal(first, buffer.sample()["index"])
 
 
 def test_a_storage_of_two_dimensions() -> None:

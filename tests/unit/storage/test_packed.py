@@ -238,15 +238,6 @@ def test_a_state_with_too_many_emptied_slots_is_refused_and_nothing_is_loaded() 
     assert (storage.state_dict()["rows"] == before).all()
 
 
-def test_state_restores_rows_and_refuses_another_capacity() -> None:
-    storage = filled(numbered_steps(0, 4))
-    again = PackedStorage(10)
-    again.load_state_dict(storage.state_dict())
-    assert (again.get(torch.arange(4)) == storage.get(torch.arange(4))).all()
-    with pytest.raises(ValueError, match="capacity 10 and this one 11"):
-        PackedStorage(11).load_state_dict(storage.state_dict())
-
-
 def test_branches_without_columns_hold_nothing_and_stop_nothing() -> None:
     storage = PackedStorage(4)
     rows = TensorDict({"observation": torch.ones(2, 3), "empty": TensorDict({}, [2])}, [2])

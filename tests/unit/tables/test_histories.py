@@ -87,12 +87,6 @@ def test_the_steps_that_led_to_events(events, lengths, before, expected) -> None
     assert world.tables.slots_of(1).tolist() == expected
 
 
-def test_what_was_sent_before_is_not_sent_again() -> None:
-    world = World(length=4, events=(5,))
-    assert world.add([1, 1], events=[".e"]) == [0, 1]
-    assert world.add([1, 1], events=[".e"]) == [2, 3]
-
-
 def test_histories_end_with_their_episodes_and_go_by_the_order_of_events() -> None:
     """Episodes 1 and 2 side by side; 1 ends in between, and its number begins again::
 
@@ -131,13 +125,6 @@ def test_an_ended_episode_is_released() -> None:
     world.histories.forget(4)
     world.histories.forget(4)
     assert world.references == [1, 1, 1, 1]
-
-
-def test_an_episode_may_end_and_begin_again_in_one_batch() -> None:
-    world = World(length=3)
-    world.add([4, 4])
-    world.add([4, 4, 4, 4], [0, 1, 0, 0])
-    assert world.histories.of(4).tolist() == [4, 5] and world.references == [1, 1, 1, 1, 2, 2]
 
 
 def test_events_of_one_step_need_no_histories() -> None:

@@ -218,12 +218,6 @@ def test_every_state_under_a_key_is_mixed_with_its_next_one() -> None:
         replay.sample()
 
 
-def test_states_that_are_not_floating_are_refused() -> None:
-    images = torch.zeros(2, 4, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"'observation' has dtype torch.uint8"):
-        MixStates()(TensorDict({"observation": images, "next": {"observation": images}}, [2]))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -82,13 +82,6 @@ def test_the_lowest_leaves_and_a_candidate_that_is_lowest_is_refused() -> None:
     assert stats["bytes_per_transition"] == replay.nbytes / 3 > replay.storage.nbytes / 3
 
 
-def test_a_candidate_no_higher_than_the_lowest_is_refused_and_the_oldest_of_equals_leaves() -> None:
-    replay = small()
-    replay.extend(rewarded([1.0, 1.0, 1.0]))
-    assert replay.extend(rewarded([1.0, -1.0])).tolist() == []
-    assert [replay.extend(rewarded([2.0])).tolist() for _ in range(3)] == [[0], [1], [2]]
-
-
 def test_the_slots_of_rows_that_left_are_told() -> None:
     """Capacity 3, priorities the squares of rewards; a candidate that is driven out by a later one never was there."""
     replay = small()
@@ -296,21 +289,13 @@ def test_a_first_surprise_that_is_no_priority_is_refused_and_nothing_stored(give
     [
         ({"surprise": torch.tensor([1.0, float("nan")])}, ValueError, r"surprise is nan in rows \[1\]"),
         ({"surprise": torch.ones(3)}, ValueError, r"surprise is \[3\] for 2 rows"),
-        (
-            {"action_values": torch.ones(3, 3), "action": torch.zeros(2)},
-            ValueError,
-            r"must be \[2, A\].*got \[3, 3\]",
-        ),
+        ({"action_values": torch.ones(3, 3), "action": torch.zeros(2)}, ValueError, r"must be \[2, A\].*got \[3, 3\]"),
         (
             {"action_values": torch.full((2, 3), float("nan")), "action": torch.tensor([0, 1])},
             ValueError,
             r"NaN or infinite in rows \[0, 1\]",
         ),
-        (
-            {"action_values": torch.ones(2, 3), "action": torch.tensor([0, 3])},
-            IndexError,
-            "actions are 0..3",
-        ),
+        ({"action_values": torch.ones(2, 3), "action": torch.tensor([0, 3])}, IndexError, "actions are 0..3"),
     ],
 )
 def test_bad_feedback_changes_nothing(signals, error, message) -> None:
@@ -387,11 +372,7 @@ def test_a_function_that_cannot_be_saved_is_missed_aloud_and_may_be_set_again(tm
         (StochasticSurprise, SurpriseOnly, "rule StochasticSurprise, here SurpriseOnly"),
         (SurpriseOnly, lambda: SurpriseOnly(falling()), "rule SurpriseOnly, here SurpriseOnly with a schedule"),
         (SurpriseOnly, StochasticSurprise, "rule SurpriseOnly, here StochasticSurprise"),
-        (
-            SurpriseOnly,
-            lambda: SurpriseOnly(draw_discount=0.9),
-            "here SurpriseOnly and draw_discount 0.9",
-        ),
+        (SurpriseOnly, lambda: SurpriseOnly(draw_discount=0.9), "here SurpriseOnly and draw_discount 0.9"),
     ],
 )
 def test_a_save_under_another_rule_is_refused_and_nothing_is_loaded(saved, present, message) -> None:

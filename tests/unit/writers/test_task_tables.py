@@ -11,11 +11,12 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RandomSampler
 
 from lightning_replay import PackedStorage, Replay, recipes
-from lightning_replay.samplers import PrioritizedSampler, UniformSampler
+from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler, UniformSampler
 from lightning_replay.samplers.tables import ScheduledSampler
-from lightning_replay.schedulers import OneTask, UniformTasks
+from lightning_replay.schedulers import UniformTasks
 from lightning_replay.table_replay import CurriculumReplay
-from lightning_replay.writers.tables import SHARED_TABLE, TaskTableWriter
+from lightning_replay.writers.tables import EventTableWriter, TaskTableWriter
 from tests.transitions import numbered_steps
 
 TASKS = ["target", "far", "near"]
@@ -70,20 +71,6 @@ def test_td_errors_reach_the_rows_that_stayed() -> None:
     assert replay.sampler.priority_of(index).tolist() == [1, 2, 3, 4]
 
 
-def test_baselines_keep_all_tasks_in_one_table() -> None:
-    replay = curriculum(scheduler=OneTask("target"))
-    replay.extend(rows_of([0, 1, 2] * 4))
-    assert contents(replay) == {SHARED_TABLE: list(range(3, 12))}
-    assert replay.capacity == 9 and replay.sample()["task"].dtype == torch.int64
-
-
-def test_one_transition_at_a_time() -> None:
-    replay = curriculum()
-    for number, task in enumerate([2, 2, 0, 2, 2]):
-        replay.add(rows_of([task], first=number)[0])
-    assert contents(replay) == {"target": [2], "far": [], "near": [1, 3, 4]}
-
-
 @pytest.mark.parametrize(
     ("column", "message"),
     [
@@ -111,34 +98,21 @@ def test_a_task_column_of_one_number_a_row_is_taken() -> None:
     assert contents(replay) == {"target": [1], "far": [], "near": [0, 2]}
 
 
-def test_tasks_with_different_observation_shapes_are_refused() -> None:
-    replay = curriculum()
-    replay.extend(rows_of([0, 0]))
-    other = rows_of([1, 1], first=2)
-    other["observation"] = torch.zeros(2, 5)
-    with pytest.raises(ValueError, match=r"observation: stored .*\(3,\).*given .*\(5,\)"):
-        replay.extend(other)
-    assert contents(replay) == {"target": [0, 1], "far": [], "near": []}
-    replay.extend(rows_of([1], first=2))
-    assert contents(replay) == {"target": [0, 1], "far": [2], "near": []}
-
-
 @pytest.mark.parametrize("tasks", [[], "target", ["target", "far", "target"]])
 def test_tasks_that_cannot_be_told_apart_are_refused(tasks) -> None:
     with pytest.raises(ValueError, match="at least one name is needed, and each once"):
         TaskTableWriter(tasks, 3)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [UniformSampler(), RandomSampler(), PrioritizedSampler(9)],
-    ids=lambda sampler: type(sampler).__module__.split(".")[0] + type(sampler).__name__,
-)
-def test_samplers_that_do_not_draw_from_tables_are_refused(sampler) -> None:
+@pytest.mark.parametrize("sampler", [UniformSampler, RandomSampler, lambda: PrioritizedSampler(9), RandomPairSampler])
+@pytest.mark.parametrize("kind", ["tasks", "events"])
+def test_samplers_that_do_not_draw_from_tables_are_refused(sampler, kind: str) -> None:
     """They would draw slots that no table holds any more."""
+    table = EventTable("goal", reward_at_least(1.0), history_length=1, capacity=3)
+    writer = TaskTableWriter(TASKS, 3) if kind == "tasks" else EventTableWriter(6, [table])
     for buffer in (Replay, TensorDictReplayBuffer):
-        with pytest.raises(TypeError, match="would draw slots that no table of TaskTableWriter.*TableShares"):
-            buffer(storage=PackedStorage(9), writer=TaskTableWriter(TASKS, 3), sampler=sampler, batch_size=2)
+        with pytest.raises(TypeError, match=f"would draw slots that no table of {type(writer).__name__}.*TableShares"):
+            buffer(storage=PackedStorage(writer.num_slots), writer=writer, sampler=sampler(), batch_size=2)
 
 
 def test_it_writes_into_packed_storage_of_enough_rows() -> None:
