@@ -83,27 +83,6 @@ def test_the_probabilities_by_name_leave_out_tasks_with_too_few_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "value", "message"),
-    [
-        ("gaol", 0.5, "task is 'gaol'; the tasks are 'target', 'far', 'near'"),
-        ("near", float("nan"), "'near' is nan; it must be a number in"),
-        ("near", 1.01, "'near' is 1.01; it must be a number in"),
-        ("near", -0.01, "'near' is -0.01; it must be a number in"),
-    ],
-)
-def test_bad_progress_is_refused_and_changes_nothing(task: str, value: float, message: str) -> None:
-    replay = curriculum(scheduler=Exp3())
-    replay.extend(rows_of([2, 2]))
-    replay.sample()
-    before = replay.sampler.state_dict()["scheduler"]
-    with pytest.raises(ValueError, match=message):
-        replay.progress(task, value)
-    assert replay.sampler.state_dict()["scheduler"] == before
-    replay.progress("near", 1.0)
-    assert replay.sampler.state_dict()["scheduler"] != before
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"min_size": 7}, "min_size is 7 and a table holds 6 rows at most: it can never fill"),

@@ -123,28 +123,6 @@ def test_other_things_are_refused(given, error, message: str, is_first: bool) ->
     assert difference(before, replay.state_dict()) is None
 
 
-@pytest.mark.parametrize("change", [
-    {"observation": np.zeros((1, 9), np.float32)},
-    {"observation": np.zeros((1, 3), np.float64)},
-    {("next", "reward"): np.full((1, 1), np.nan, np.float32)},
-    {("next", "observation"): np.full((1, 3), np.inf, np.float32)},
-    {("next", "terminated"): np.ones((1, 1), np.bool_)},
-], ids=["shape", "dtype", "NaN", "infinity", "flags"])  # fmt: skip
-def test_rows_that_extend_refuses_are_refused_with_its_words(change) -> None:
-    replay = recipes.prioritized(10, 4, seed=0)
-    replay.extend(numbered_steps(0, 3))
-    given = columns(3) | change
-    assert given[("next", "done")].item() is False
-    messages = []
-    before = replay.state_dict()
-    for store in (replay.extend_columns, lambda rows: replay.extend(rows_of_columns.rows_of_columns(rows))):
-        with pytest.raises(ValueError) as raised:
-            store(given)
-        messages.append(str(raised.value))
-    assert messages[0] == messages[1]
-    assert difference(before, replay.state_dict()) is None
-
-
 def test_a_sampler_that_checks_rows_gets_them() -> None:
     replay = recipes.neighborhood_mixup(10, 4, num_neighbors=2, seed=0)
     replay.extend(numbered_steps(0, 3))

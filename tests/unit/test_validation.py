@@ -25,13 +25,6 @@ from lightning_replay.options import (
 )
 
 
-@pytest.mark.parametrize("value", ["4", None, 2.5, 2.0, True, float("nan"), [4], 1j])
-def test_a_count_of_the_wrong_kind_is_a_type_error_with_name_and_value(value) -> None:
-    with pytest.raises(TypeError, match=r"^batch_size is .*; it must be a whole number from 1 on$") as refused:
-        checked_count("batch_size", value)
-    assert repr(value) in str(refused.value)
-
-
 def test_numbers_of_numpy_become_plain_ones() -> None:
     assert type(checked_count("n", np.int64(3))) is int
     assert type(checked_number("x", np.float32(0.5))) is float

@@ -63,15 +63,6 @@ def test_without_trajectories_there_is_one_environment() -> None:
     assert rows[4]["steps_to_next_obs"].item() == 2 and rows[5]["steps_to_next_obs"].item() == 1
 
 
-def test_partners_do_not_follow_over_the_end() -> None:
-    sampler = ContinuousTransitionSampler(seed=0)
-    replay = Replay(storage=PackedStorage(8), sampler=sampler, batch_size=4)
-    replay.extend(numbered_steps(0, 3))
-    replay.end_episodes()
-    replay.extend(numbered_steps(3, 2))
-    assert sampler.partners(torch.arange(5), replay.storage).tolist() == [1, 2, 2, 4, 4]
-
-
 def test_histories_and_conditions_of_event_tables_forget_the_episode() -> None:
     tables = [
         EventTable("high", condition=reward_at_least(4.0), history_length=4, capacity=8, min_size=1),

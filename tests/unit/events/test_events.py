@@ -31,7 +31,7 @@ from lightning_replay.events import (
     sustained,
     terminal_with_reward,
 )
-from lightning_replay.saving.spec import NotRebuildableError, build, describe
+from lightning_replay.saving.spec import build, describe
 
 NEXT_OBSERVATION = ("next", "observation")
 PAID = reward_at_least(1.0)
@@ -188,12 +188,6 @@ def test_tables_are_built_again_from_json() -> None:
     again = build(json.loads(json.dumps(describe(table))), trust=["json"])
     assert repr(again) == repr(table) and again.history_length == 20
     assert again.events[0].condition(steps_of([1.0], observation=[[0.0, 2.0]], success=[True])).tolist() == [False]
-
-
-def test_a_lambda_is_saved_but_not_built() -> None:
-    table = EventTable("gap", condition=lambda steps: steps["next", "reward"] > 0, capacity=200)
-    with pytest.raises(NotRebuildableError, match=r"replay\.condition was <function"):
-        build(json.loads(json.dumps(describe(table))))
 
 
 def test_suggested_thresholds_are_stored_rewards() -> None:

@@ -76,15 +76,6 @@ def test_integers_are_features_too() -> None:
     assert filled(torch.tensor([[0], [1], [5]]), 1).neighbors(torch.arange(3)).tolist() == [[1], [0], [1]]
 
 
-def test_partners_are_uniform_over_the_neighbours() -> None:
-    lists = filled(torch.arange(20.0).unsqueeze(1), 5)
-    index = torch.full((100_000,), 10)
-    counts = torch.bincount(lists.draw(index, torch.Generator().manual_seed(0)), minlength=20)
-    neighbors = lists.neighbors(torch.tensor([10]))[0]
-    assert counts[neighbors].sum() == 100_000
-    assert ((counts[neighbors] - 20_000).abs() < 5 * (100_000 * 0.2 * 0.8) ** 0.5).all()
-
-
 def test_partners_stay_uniform_when_a_neighbour_was_just_overwritten() -> None:
     lists = filled(torch.arange(20.0).unsqueeze(1), 5, capacity=20)
     index, generator = torch.full((100_000,), 10), torch.Generator().manual_seed(0)

@@ -41,13 +41,6 @@ def test_total_and_min(tree: PriorityTree) -> None:
     assert tree.total() == 6.0 and tree.min() == 2.0
 
 
-def test_nothing_stored(tree: PriorityTree) -> None:
-    tree.clear()
-    assert tree.total() == 0 and tree.min() == float("inf") and not tree.has_mass()
-    assert tree.get(torch.arange(100)).eq(0).all()
-    assert 0 <= int(tree.find(torch.tensor([0.0]))) < 128
-
-
 def test_draw_gives_each_value_over_the_smallest(tree: PriorityTree) -> None:
     uniform = torch.tensor([0.2, 0.5], dtype=torch.float64)
     index, ratio = tree.draw(uniform)

@@ -66,19 +66,6 @@ def test_the_worked_example(case: int, backend: str, fixtures: Path) -> None:
         torch.testing.assert_close(leaves / leaves.sum(), probability, rtol=2e-6, atol=0)
 
 
-def test_new_rows_get_the_largest_priority_given_so_far() -> None:
-    sampler = PrioritizedSampler(10, priority_exponent=1.0, priority_offset=0.0)
-    buffer = _buffer(sampler, 2)
-    assert sampler.default_priority == 1.0
-    buffer.update_priority(torch.tensor([0, 1]), torch.tensor([0.25, 0.5]))
-    buffer.extend(_rows(1))
-    assert sampler.default_priority == 0.5
-    buffer.update_priority(torch.tensor([0, 1, 2]), torch.tensor([7.0, 3.0, 0.0]))
-    buffer.update_priority(torch.tensor([0]), 1.0)
-    buffer.add(_rows(1)[0])
-    assert sampler.state_dict()["tree"]["leaves"][:4].tolist() == [1.0, 3.0, 0.0, 7.0]
-
-
 def test_new_rows_can_be_drawn_when_only_zeros_were_given() -> None:
     sampler = PrioritizedSampler(4, priority_offset=0.0)
     buffer = _buffer(sampler, 2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_replay import load_replay, recipes
+from lightning_replay import recipes
 from lightning_replay.transforms import GaussianNoise
 from tests.transitions import numbered_steps
 
@@ -42,11 +42,6 @@ def test_every_component_of_a_transition_gets_noise_of_its_own(kind: str, value:
         assert torch.equal(batch["next", flag], steps["next", flag])
 
 
-def test_terminal_rows_are_disturbed_like_any_other() -> None:
-    batch = GaussianNoise(seed=0)(make_steps(9))
-    assert all((batch[key] != 1).all() for key in DISTURBED)
-
-
 def test_zeros_stay_under_multiplicative_noise() -> None:
     batch = GaussianNoise(sigma=9.0, kind="multiplicative", seed=0)(make_steps(5, value=0.0))
     assert all((batch[key] == 0).all() for key in DISTURBED)
@@ -67,7 +62,7 @@ def test_a_key_of_several_stands_for_everything_under_it_once() -> None:
     assert batch["action", "base", "x"].std() == pytest.approx(1.0, abs=0.05)
 
 
-def test_the_recipe_disturbs_what_the_paper_does_and_leaves_the_stored_rows(tmp_path) -> None:
+def test_the_recipe_disturbs_what_the_paper_does_and_leaves_the_stored_rows() -> None:
     replay = recipes.noisy(capacity=50, batch_size=40, sigma=0.01, seed=0)
     steps = numbered_steps(10, 20, done_every=4)
     replay.extend(steps)
@@ -78,8 +73,6 @@ def test_the_recipe_disturbs_what_the_paper_does_and_leaves_the_stored_rows(tmp_
         assert (difference != 0).all() and difference.abs().max() < 0.06
     assert torch.equal(batch["next", "terminated"], drawn["next", "terminated"])
     assert torch.equal(replay.storage.get(torch.arange(20))["observation"], steps["observation"])
-    replay.save(tmp_path)
-    assert torch.equal(load_replay(tmp_path).sample()["action"], replay.sample()["action"])
 
 
 def test_keys_and_kind_are_options_of_the_recipe() -> None:

@@ -13,16 +13,8 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
 from lightning_replay.retention.eviction import ARRIVAL_BITS
-from lightning_replay.samplers import (
-    ContinuousTransitionSampler,
-    NeighborhoodMixupSampler,
-    PrioritizedSampler,
-    RandomPairSampler,
-    ReverseSweepSampler,
-    UniformSampler,
-)
+from lightning_replay.samplers import ContinuousTransitionSampler, PrioritizedSampler, ReverseSweepSampler
 from lightning_replay.schedules import Linear
-from lightning_replay.transforms import MixPairs
 from lightning_replay.writers import (
     OldestLeaves,
     OnPolicynessOnly,
@@ -396,46 +388,6 @@ def test_a_load_takes_the_exponent_over_however_little_it_differs() -> None:
 
 def falling() -> Linear:
     return Linear(start=1.0, end=0.0, duration=1_000, clock="updates")
-
-
-SAMPLERS = {
-    "uniform": UniformSampler,
-    "prioritized": lambda: PrioritizedSampler(20),
-    "neighborhood mixup": lambda: NeighborhoodMixupSampler(num_neighbors=2, refresh_interval=4),
-    "random pairs": RandomPairSampler,
-    "prioritized pairs": lambda: RandomPairSampler(first=PrioritizedSampler(20), update_partners=True),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_any_sampler_draws_what_is_kept_and_goes_on_after_a_load(name, tmp_path) -> None:
-    def built() -> Replay:
-        writer = RetentionWriter(StochasticSurprise(), initial_surprise=first_number)
-        pairs = name not in ("uniform", "prioritized")
-        transform = MixPairs() if pairs else None
-        storage = PackedStorage(20)
-        return Replay(
-            storage=storage, sampler=SAMPLERS[name](), writer=writer, transform=transform, batch_size=8, seed=1
-        )
-
-    replay = built()
-    for first in range(0, 200, 10):
-        replay.extend(numbered_steps(first, 10, done_every=7))
-        batch = replay.sample()
-        signals = {"action_values": torch.rand(8, 4), "action": torch.arange(8) % 4}
-        replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"], **signals)
-        assert len(replay) == min(first + 10, 20)
-    save_replay(replay, tmp_path)
-    again = built()
-    again.load(tmp_path)
-    assert len(load_replay(tmp_path, trust=["tests"])) == 20
-    for one in (replay, again):
-        torch.manual_seed(5)
-        one.extend(numbered_steps(200, 10))
-    assert rewards(replay) == rewards(again) and priorities(replay) == priorities(again)
-    for _ in range(3):
-        assert torch.equal(replay.sample()["observation"], again.sample()["observation"])
-    assert replay.stats() == again.stats()
 
 
 #  rows 0 1 2 3 | 4 5 of two environments in turn, a refused row x between:   a0 b0 a1 bx a2 b2
