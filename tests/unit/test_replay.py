@@ -11,7 +11,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
-from torchrl.data.replay_buffers import SamplerWithoutReplacement, SliceSampler
 from torchrl.envs import RewardScaling
 
 from lightning_replay import recipes
@@ -304,20 +303,6 @@ def test_returns_go_along_rows_that_were_stored_before(extended) -> None:
     assert used == (
         {0: 3, 1: 3, 2: 2, 3: 1, 4: 3, 5: 3, 6: 2, 7: 1} if extended else {0: 3, 1: 3, 2: 2, 3: 1, 4: 2, 5: 1}
     )
-
-
-@pytest.mark.parametrize("sampler", [SliceSampler, SamplerWithoutReplacement])
-def test_torchrls_samplers_draw_from_packed_rows(sampler) -> None:
-    options = {"slice_len": 3, "end_key": ("next", "done"), "strict_length": False} if sampler is SliceSampler else {}
-    replay = Replay(storage=PackedStorage(40), sampler=sampler(**options), batch_size=12)
-    replay.extend(numbered_steps(0, 40, done_every=10))
-    batch = replay.sample()
-    assert torch.equal(batch["observation"][:, 0].long(), batch["index"])
-    assert batch["generation"].tolist() == [1] * 12
-    if sampler is SliceSampler:
-        assert (batch["index"].view(4, 3).diff() == 1).all()
-    else:
-        assert len(batch["index"].unique()) == 12
 
 
 @pytest.mark.parametrize("n_steps", [1, 2])

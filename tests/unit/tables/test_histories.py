@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -140,28 +142,17 @@ def test_events_of_one_step_need_no_histories() -> None:
         ([3], [0], 3),  # a third one
         ([1, 3, 3], [0, 1, 0], 3),  # ends and starts again
         ([3, 4], [0, 0], 4),
+        ([1, 2], [0, 0], 2),
+        ([3], [1], 2),  # it ends at once
+        ([1, 3], [1, 0], 2),  # one ends, another begins
     ],
 )
-def test_more_episodes_than_there_is_room_for_are_refused(trajectory, done, running: int) -> None:
+def test_as_many_episodes_run_as_there_is_room_for(trajectory, done, running: int) -> None:
     world = World(length=3, max_trajectories=2)
     world.add([1, 2])
-    with pytest.raises(ValueError, match=f"{running} episodes would run at once.*max_trajectories=2.*Nothing was"):
+    message = f"{running} episodes would run at once.*max_trajectories=2.*Nothing was"
+    with pytest.raises(ValueError, match=message) if running > 2 else nullcontext():
         world.histories.check_room([grouped(trajectory, done)])
-    assert len(world.histories) == 2
-
-
-@pytest.mark.parametrize(
-    ("trajectory", "done"),
-    [
-        ([1, 2], [0, 0]),
-        ([3], [1]),  # it ends at once
-        ([1, 3], [1, 0]),  # one ends, another begins
-    ],
-)
-def test_as_many_as_there_is_room_for_may_run(trajectory, done) -> None:
-    world = World(length=3, max_trajectories=2)
-    world.add([1, 2])
-    world.histories.check_room([grouped(trajectory, done)])
     assert len(world.histories) == 2 and world.histories.forgotten == 0
 
 

@@ -132,14 +132,6 @@ def test_everything_under_a_key_is_mixed_and_the_index_keeps_both() -> None:
         MixPairs(seed=0)(pairs)
 
 
-def test_other_keys_may_be_named() -> None:
-    pairs = make_pairs(4)
-    batch = MixPairs(keys=["observation"], seed=0)(pairs)
-    assert torch.equal(batch["action"], pairs["action"][:, 0])
-    with pytest.raises(ValueError, match=r"the batch has no 'state'; MixPairs mixes 'observation', 'state'"):
-        MixPairs(keys=["observation", "state"], seed=0)(pairs)
-
-
 def test_coefficients_of_extreme_concentrations_are_numbers_in_the_unit_interval() -> None:
     for concentration in (1e-3, 1e3):
         drawn = mixup_coefficients(concentration, 10_000, torch.Generator().manual_seed(0))

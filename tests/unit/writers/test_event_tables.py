@@ -162,13 +162,8 @@ def test_conditions_that_are_never_true_are_warned_of_once_each(as_columns: bool
 def test_what_is_remembered_of_abandoned_episodes_is_bounded(history_length: int) -> None:
     """300 episodes begin, two at a time, and none ends; of the last three the histories and the conditions know."""
     goal = IsTrue("goal")
-    table = EventTable(
-        "goal",
-        condition=every_of(first_in_episode(goal), sustained(goal, 3)),
-        history_length=history_length,
-        capacity=9,
-        min_size=1,
-    )
+    condition = every_of(first_in_episode(goal), sustained(goal, 3))
+    table = goal_table(condition=condition, history_length=history_length, capacity=9, min_size=1)
     replay = recipes.event_tables(10, 1, tables=[table], max_trajectories=3, forget_stale=True)
     for first in range(0, 300, 2):
         rows = event_steps(first, 2, {0: {"goal"}, 1: {"goal"}}, ["goal"], ends=False)
@@ -214,6 +209,8 @@ def test_rows_that_a_condition_refuses_fix_no_columns() -> None:
         ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),
         ({"tables": [EventTable("default", bool, 3, capacity=9)]}, "'default'.*taken twice"),
         ({"tables": []}, "at least one EventTable"),
+        ({"tables": [goal_table()], "min_size": 11}, "min_size is 11 .* 10 rows at most: it can never fill"),
+        ({"tables": [goal_table(share=0.0)], "default_share": 1.0, "correction": "continuous"}, "all tables at once"),
         ({"tables": [goal_table()], "batch_size": 500}, "below batch_size 500"),
     ],
 )
