@@ -47,18 +47,6 @@ def test_the_newest_row_has_no_successor_though_the_next_slot_is_occupied() -> N
     assert steps_used.tolist() == [3, 2, 1]
 
 
-def test_predecessors() -> None:
-    links = EpisodeLinks(5)
-    write(links, [0, 1, 2, 3], trajectory=[7, 9, 7, 9])
-    assert links.predecessors(torch.tensor([0, 1, 2, 3, 4])).tolist() == [-1, -1, 0, 1, -1]
-    write(links, [0], trajectory=[7])  # the ring: slot 0 now follows 2, and what preceded 2 is gone
-    links.cut(torch.tensor([1]))
-    assert links.predecessors(torch.tensor([[0, 2], [3, 1]])).tolist() == [[2, -1], [-1, -1]]
-    again = EpisodeLinks(5)
-    again.load_state_dict(links.state_dict())
-    assert again.predecessors(torch.arange(5)).tolist() == links.predecessors(torch.arange(5)).tolist()
-
-
 def test_cut_ends_an_episode_for_good() -> None:
     links = EpisodeLinks(4)
     write(links, [0, 1], trajectory=[3, 3])

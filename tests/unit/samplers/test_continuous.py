@@ -12,20 +12,14 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import ContinuousTransitionSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
-from tests.transitions import connected
+from tests.transitions import connected, numbered_steps
 
 
 def make_steps(done: list[int], trajectory: list[int] | None = None, key: object = "trajectory") -> TensorDict:
-    count = len(done)
-    flags = torch.tensor(done, dtype=torch.bool).unsqueeze(1)
-    following = {"observation": torch.randn(count, 3), "reward": torch.randn(count, 1)}
-    following |= {"terminated": torch.zeros_like(flags), "truncated": flags, "done": flags}
-    steps = TensorDict(
-        {"observation": torch.randn(count, 3), "action": torch.rand(count, 2), "next": following}, [count]
-    )
-    if trajectory is not None:
-        steps[key] = torch.tensor(trajectory)
-    return connected(steps)
+    steps = numbered_steps(1, len(done))
+    for flag in ("truncated", "done"):
+        steps["next", flag] = torch.tensor(done, dtype=torch.bool).unsqueeze(1)
+    return connected(steps if trajectory is None else steps.set(key, torch.tensor(trajectory)))
 
 
 def make_buffer(capacity: int = 6) -> TensorDictReplayBuffer:

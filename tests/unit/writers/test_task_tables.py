@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RandomSampler
 
@@ -17,19 +16,13 @@ from lightning_replay.samplers.tables import ScheduledSampler
 from lightning_replay.schedulers import UniformTasks
 from lightning_replay.table_replay import CurriculumReplay
 from lightning_replay.writers.tables import EventTableWriter, TaskTableWriter
-from tests.transitions import numbered_steps
+from tests.transitions import numbered_steps, task_steps
 
 TASKS = ["target", "far", "near"]
 
 
 def curriculum(**options) -> CurriculumReplay:
     return recipes.parallel_curriculum(TASKS, **{"capacity_per_task": 3, "batch_size": 2, "seed": 0} | options)
-
-
-def rows_of(tasks: list[int], first: int = 0) -> TensorDict:
-    rows = numbered_steps(first, len(tasks))
-    rows["task"] = torch.tensor(tasks)
-    return rows
 
 
 def contents(replay: CurriculumReplay) -> dict[str, list[int]]:
@@ -43,16 +36,16 @@ def test_each_task_has_a_table_that_its_oldest_rows_leave() -> None:
     f n t t          target 3 7 8    far 2 4 5      near 6
     """
     replay = curriculum()
-    assert len(replay.extend(rows_of([0, 1, 1, 0, 1]))) == 5
+    assert len(replay.extend(task_steps([0, 1, 1, 0, 1]))) == 5
     assert contents(replay) == {"target": [0, 3], "far": [1, 2, 4], "near": []}
-    replay.extend(rows_of([1, 2, 0, 0], first=5))
+    replay.extend(task_steps([1, 2, 0, 0], first=5))
     assert contents(replay) == {"target": [3, 7, 8], "far": [2, 4, 5], "near": [6]}
     assert len(replay) == 7 and replay.capacity == 9
 
 
 def test_the_slots_are_those_of_the_rows_that_stayed_in_their_order() -> None:
     replay = curriculum()
-    index = replay.extend(rows_of([1, 0, 1, 1, 1, 0, 1]))
+    index = replay.extend(task_steps([1, 0, 1, 1, 1, 0, 1]))
     assert replay.storage.get(index)["observation"][:, 0].tolist() == [1, 3, 4, 5, 6]
     assert contents(replay) == {"target": [1, 5], "far": [3, 4, 6], "near": []}
 
@@ -60,12 +53,12 @@ def test_the_slots_are_those_of_the_rows_that_stayed_in_their_order() -> None:
 def test_td_errors_reach_the_rows_that_stayed() -> None:
     """Row 0 of task 1 leaves at once, so that the priorities kept are not the last ones given."""
     replay = curriculum(priority_exponent=1.0, priority_offset=0.0)
-    rows = rows_of([1, 0, 1, 1, 1])
+    rows = task_steps([1, 0, 1, 1, 1])
     rows["td_error"] = torch.arange(5.0)
     index = replay.extend(rows)
     assert replay.sampler.priority_of(index).tolist() == [1, 2, 3, 4]
     assert replay.storage.get(index)["observation"][:, 0].tolist() == [1, 2, 3, 4]
-    rows = rows_of([1, 1, 1, 0, 1])
+    rows = task_steps([1, 1, 1, 0, 1])
     rows["td_error"] = torch.arange(5.0)
     index = replay.extend(rows)
     assert replay.sampler.priority_of(index).tolist() == [1, 2, 3, 4]
@@ -125,9 +118,9 @@ def test_it_writes_into_packed_storage_of_enough_rows() -> None:
 
 def test_ages_count_transitions_of_every_task() -> None:
     replay = curriculum()
-    index = replay.extend(rows_of([0, 1, 1, 2]))
+    index = replay.extend(task_steps([0, 1, 1, 2]))
     assert replay.writer.age_of(index).tolist() == [3, 2, 1, 0]
-    replay.extend(rows_of([0], first=4))
+    replay.extend(task_steps([0], first=4))
     assert replay.writer.age_of(index).tolist() == [4, 3, 2, 1]
 
 
@@ -135,5 +128,5 @@ def test_a_wrapped_call_writes_each_row_into_its_own_slot() -> None:
     """Slots become free out of order, so that rows of one call lie in slots that do not follow each other."""
     replay, rng = curriculum(), np.random.default_rng(0)
     for first in range(0, 300, 3):
-        index = replay.extend(rows_of(rng.integers(0, 3, 3).tolist(), first))
+        index = replay.extend(task_steps(rng.integers(0, 3, 3).tolist(), first))
         assert replay.storage.get(index)["observation"][:, 0].tolist() == [first, first + 1, first + 2]

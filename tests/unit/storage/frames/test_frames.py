@@ -9,11 +9,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from lightning_replay import load_replay, recipes
-from lightning_replay.recipes import storage_for
 from lightning_replay.storage import frame_pool as pool_module
 from lightning_replay.storage.frame_pool import NumbaSearch, TorchSearch
 from lightning_replay.storage.frames import FrameStorage
-from lightning_replay.storage.packed import PackedStorage, read_columns
+from lightning_replay.storage.packed import read_columns
 from tests.frame_steps import frame_rows, image_of, stacks_in, stacks_of
 
 SEARCHES = (TorchSearch, NumbaSearch)
@@ -278,11 +277,6 @@ def test_later_rows_of_other_frames_are_refused_and_nothing_is_lost() -> None:
 def test_bad_options_are_refused(options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipes.uniform(**{"capacity": 20, "batch_size": 2} | options)
-
-
-def test_without_a_stack_rows_are_stored_as_they_come() -> None:
-    assert type(storage_for(10)) is PackedStorage
-    assert type(recipes.uniform(10, 2).storage) is PackedStorage
 
 
 def test_rows_released_by_others_do_not_count_as_the_oldest() -> None:
