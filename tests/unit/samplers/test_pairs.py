@@ -157,6 +157,16 @@ def test_td_errors_are_ignored_over_a_uniform_draw() -> None:
     buffer.update_tensordict_priority(batch)
 
 
+def test_a_generator_given_to_pairs_is_that_of_their_first_rows_too_also_after_a_load() -> None:
+    buffer, again = (make_buffer(RandomPairSampler(first=prioritized())) for _ in range(2))
+    buffer.set_rng(torch.Generator().manual_seed(3))
+    buffer.extend(numbered_steps(0, 8))
+    buffer.sample()
+    again.load_state_dict(buffer.state_dict())
+    for _ in range(3):
+        assert (buffer.sample() == again.sample()).all()
+
+
 def test_what_it_cannot_learn_from_is_refused() -> None:
     with pytest.raises(ValueError, match="got no storage"):
         RandomPairSampler().mark_update(torch.tensor([0]))

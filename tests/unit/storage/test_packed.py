@@ -230,6 +230,8 @@ def test_a_state_with_too_many_emptied_slots_is_refused_and_nothing_is_loaded() 
     before = storage.state_dict()["rows"].clone()
     with pytest.raises(ValueError, match="at most 2 slots; nothing was loaded"):
         storage.load_state_dict(other.state_dict() | {"emptied": torch.zeros(3, dtype=torch.int64)})
+    with pytest.raises(ValueError, match="capacity 6 and this one 7"):
+        PackedStorage(capacity=7).load_state_dict(other.state_dict())
     assert (storage.state_dict()["rows"] == before).all()
 
 

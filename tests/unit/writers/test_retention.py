@@ -13,7 +13,12 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
 from lightning_replay.retention.eviction import ARRIVAL_BITS
-from lightning_replay.samplers import ContinuousTransitionSampler, PrioritizedSampler, ReverseSweepSampler
+from lightning_replay.samplers import (
+    ContinuousTransitionSampler,
+    PrioritizedSampler,
+    RandomPairSampler,
+    ReverseSweepSampler,
+)
 from lightning_replay.schedules import Linear
 from lightning_replay.writers import (
     OldestLeaves,
@@ -125,6 +130,15 @@ def test_feedback_sets_both_priorities_in_one_call() -> None:
     assert priorities(replay) == pytest.approx([0.25 * 0.628531719212, 1.0, 4.0 * 0.140244383166], abs=1e-6)
     replay.update_priority(index[:1], torch.tensor([2.0]), surprise=torch.tensor([[0.5]]))
     assert replay.sampler.state_dict()["tree"]["leaves"][0] == 2.0 and priorities(replay)[0] == 0.5
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_feedback_of_pairs_reaches_their_first_rows_or_both_of_which_the_first_count_more(both: bool) -> None:
+    pairs = RandomPairSampler(first=PrioritizedSampler(4), update_partners=both)
+    replay = small(4, sampler=pairs)
+    replay.extend(rewarded([1.0] * 4))
+    replay.update_priority(torch.tensor([[0, 1], [1, 2]]), torch.tensor([2.0, 3.0]))
+    assert priorities(replay) == [4.0, 9.0, 9.0 if both else 1.0, 1.0]
 
 
 def test_without_action_values_surprise_alone_counts_and_the_log_says_so_once(caplog) -> None:
