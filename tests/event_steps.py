@@ -46,6 +46,12 @@ def event_steps(
     return TensorDict({"observation": number.float()[:, None], "action": number, "next": following}, [count])
 
 
+def fill(replay: TableReplay, episodes: int = 3, first: int = 0) -> None:
+    """Episodes of five steps, the fourth of which is the goal."""
+    for start in range(first, first + 5 * episodes, 5):
+        replay.extend(event_steps(start, 5, {3: {"goal"}}, ["goal"]))
+
+
 def six_steps(least_of_goal: int = 1, **options: Any) -> TableReplay:
     """Six steps in slots 0 to 5; the goal, at the last but one, sends slots 3 and 4 to its table."""
     table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=least_of_goal)

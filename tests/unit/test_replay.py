@@ -379,7 +379,6 @@ def test_a_batch_without_td_errors_names_the_key_and_the_other_way() -> None:
 
 
 def flat(steps: TensorDict) -> TensorDict:
-    """The steps with rewards and flags ``[N]``."""
     steps = steps.clone()
     for name in ("reward", "terminated", "truncated", "done"):
         steps["next", name] = steps["next", name].squeeze(1)

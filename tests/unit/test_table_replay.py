@@ -11,7 +11,7 @@ import torch
 from lightning_replay import load_replay, recipes
 from lightning_replay.events import EventTable
 from lightning_replay.table_replay import TableReplay
-from tests.event_steps import IsTrue, event_steps
+from tests.event_steps import IsTrue, event_steps, fill
 
 
 def goal_table(**options) -> EventTable:
@@ -21,12 +21,6 @@ def goal_table(**options) -> EventTable:
 
 def events(**options) -> TableReplay:
     return recipes.event_tables(**{"capacity": 6, "batch_size": 4, "tables": [goal_table()], "seed": 0} | options)
-
-
-def fill(replay: TableReplay, episodes: int = 3, first: int = 0) -> None:
-    """Episodes of five steps, the fourth of which is the goal."""
-    for start in range(first, first + 5 * episodes, 5):
-        replay.extend(event_steps(start, 5, {3: {"goal"}}, ["goal"]))
 
 
 def test_the_length_counts_rows_once_however_many_tables_hold_them() -> None:

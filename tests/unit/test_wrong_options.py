@@ -128,7 +128,6 @@ OTHERS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 
 
 def recorded_classes() -> Iterator[type]:
-    """Every recorded class of the library."""
     for module in pkgutil.walk_packages(lightning_replay.__path__, "lightning_replay."):
         for kind in vars(importlib.import_module(module.name)).values():
             if inspect.isclass(kind) and kind.__module__ == module.name and "_record" in vars(kind):

@@ -26,7 +26,6 @@ def interleaved(first: int, trajectories: list[int], done: list[int] | None = No
 
 
 def flags(replay: Replay, name: str) -> dict[int, bool]:
-    """A flag of each stored row by its number."""
     rows = replay.storage.get(replay.storage.occupancy.slots())
     return dict(zip(rows["observation"][:, 0].int().tolist(), rows["next", name].flatten().tolist(), strict=True))
 

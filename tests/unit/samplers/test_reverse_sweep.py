@@ -23,7 +23,6 @@ def reached_goal(steps: TensorDict) -> torch.Tensor:
 
 
 def make_steps(done: list[int], goal: list[int], trajectory: list[int] | None = None, first: int = 0) -> TensorDict:
-    """Steps numbered from ``first`` on."""
     count = len(done)
     flags = torch.tensor(done, dtype=torch.bool).unsqueeze(1)
     following = {"reward": torch.tensor(goal, dtype=torch.float32).unsqueeze(1)}

@@ -131,7 +131,6 @@ def repeated_steps(first: int, count: int, event: bool, **options) -> TensorDict
 
 
 def alike(rows: TensorDict) -> TensorDict:
-    """The steps with one state and action."""
     for column in (rows["observation"], rows["next", "observation"], rows["action"]):
         column.zero_()
     return rows

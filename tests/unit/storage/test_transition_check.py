@@ -26,7 +26,6 @@ def replay(request) -> Replay:
 
 
 def steps_with(key, row: int, value: object) -> TensorDict:
-    """Four rows, of which one has another value."""
     steps = numbered_steps(0, 4)
     steps[key][row] = value
     return steps

@@ -53,7 +53,6 @@ def transitions(rows: int = ROWS, dtype: torch.dtype = torch.float32, **columns:
 
 
 def batches(kind: type[MixPairs], rows: TensorDict, sampler: Any = None, **options: Any) -> list[TensorDict]:
-    """Three batches of a buffer of these rows."""
     replay = Replay(
         storage=PackedStorage(ROWS),
         sampler=sampler or RandomPairSampler(seed=3),

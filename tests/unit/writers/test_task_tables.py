@@ -100,7 +100,6 @@ def test_tasks_that_cannot_be_told_apart_are_refused(tasks) -> None:
 @pytest.mark.parametrize("sampler", [UniformSampler, RandomSampler, lambda: PrioritizedSampler(9), RandomPairSampler])
 @pytest.mark.parametrize("kind", ["tasks", "events"])
 def test_samplers_that_do_not_draw_from_tables_are_refused(sampler, kind: str) -> None:
-    """They would draw slots that no table holds any more."""
     table = EventTable("goal", reward_at_least(1.0), history_length=1, capacity=3)
     writer = TaskTableWriter(TASKS, 3) if kind == "tasks" else EventTableWriter(6, [table])
     for buffer in (Replay, TensorDictReplayBuffer):
