@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from lightning_replay import recipes
+from lightning_replay.events import EventTable
 from lightning_replay.saving.spec import recorded
+from lightning_replay.table_replay import TableReplay
 
 
 @recorded
@@ -40,3 +44,30 @@ def event_steps(
         **true,
     }
     return TensorDict({"observation": number.float()[:, None], "action": number, "next": following}, [count])
+
+
+def fill(replay: TableReplay, episodes: int = 3, first: int = 0) -> None:
+    """Episodes of five steps, the fourth of which is the goal."""
+    for start in range(first, first + 5 * episodes, 5):
+        replay.extend(event_steps(start, 5, {3: {"goal"}}, ["goal"]))
+
+
+def six_steps(least_of_goal: int = 1, **options: Any) -> TableReplay:
+    """Six steps in slots 0 to 5; the goal, at the last but one, sends slots 3 and 4 to its table."""
+    table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=least_of_goal)
+    given = {"capacity": 6, "batch_size": 4, "priority_exponent": 1.0, "priority_offset": 0.0, "seed": 0}
+    replay = recipes.event_tables(tables=[table], **given | options)
+    replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
+    return replay
+
+
+def by_row(replay: TableReplay, *names: str, row: str = "index") -> dict[tuple[int, int], Any]:
+    """What 60 batches have for each row, by its table and ``row``: the weight, or the columns ``names``."""
+    found = {}
+    for batch in (replay.sample() for _ in range(60)):
+        columns = [batch[name] for name in names or ("priority_weight",)]
+        assert all(column.dtype == torch.float32 and column.shape == batch["table"].shape for column in columns)
+        assert batch["table"].dtype == torch.int64
+        values = zip(*map(Tensor.tolist, columns), strict=True) if names else columns[0].tolist()
+        found.update(zip(zip(batch["table"].tolist(), batch[row].tolist(), strict=True), values, strict=True))
+    return found

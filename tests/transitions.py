@@ -34,6 +34,11 @@ def numbered_steps(first: int, count: int, *, done_every: int = 0, trajectory: i
     return steps
 
 
+def task_steps(tasks: list[int], first: int = 0) -> TensorDict:
+    """Numbered steps of these tasks."""
+    return numbered_steps(first, len(tasks)).set("task", torch.tensor(tasks))
+
+
 def connected(steps: TensorDict) -> TensorDict:
     """The steps with next observations that are the observations of the next steps of their trajectories."""
     trajectory = steps.get("trajectory", steps.get(("collector", "traj_ids"), torch.zeros(len(steps))))

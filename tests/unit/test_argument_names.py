@@ -8,8 +8,7 @@ import pytest
 
 from lightning_replay import recipes
 from lightning_replay.levels import LevelBuffer
-from lightning_replay.options import accepted_names
-from lightning_replay.samplers import PrioritizedSampler, UniformSampler
+from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.writers import FirstInFirstOutWriter
 
@@ -27,27 +26,6 @@ from lightning_replay.writers import FirstInFirstOutWriter
 def test_an_unknown_argument_is_refused_with_those_that_are_accepted(owner, given: str, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         owner(**{given: 1})
-
-
-def test_errors_of_python_stay_what_they_are() -> None:
-    with pytest.raises(TypeError, match="missing a required argument: 'capacity'"):
-        PrioritizedSampler()
-    with pytest.raises(TypeError, match="too many positional arguments"):
-        UniformSampler(0, 1)
-    with pytest.raises(TypeError, match=r"prioritized\(\) missing 1 required positional argument: 'capacity'"):
-        recipes.prioritized()
-    with pytest.raises(TypeError, match=r"prioritized\(\) takes from 1 to 2 positional arguments"):
-        recipes.prioritized(10, 1, 0.5)
-
-
-def test_recipes_name_their_own_options_and_take_the_shared_ones() -> None:
-    for name, function in recipes.known().items():
-        signature = inspect.signature(function)
-        assert signature.return_annotation in ("Replay", "TableReplay", "CurriculumReplay")
-        assert function.__name__ == name and function.__module__ == recipes.__name__
-        names = accepted_names(function)
-        assert {"batch_size", "n_steps", "seed"} <= set(names) and len(set(names)) == len(names)
-        assert ("frame_stack" in names) == ("FrameOptions" in str(signature.parameters["options"].annotation))
 
 
 class Halved(PrioritizedSampler):

@@ -48,7 +48,6 @@ def of_lengths(*lengths: int, mode: AutoresetMode, kind: Any = SyncVectorEnv, re
 
 
 def played(envs: VectorSteps, steps: int, replay: Replay | None = None, policy: Any = None) -> Any:
-    """Plays and returns all rows."""
     replay = recipes.uniform(capacity=10_000, batch_size=8) if replay is None else replay
     observations, _ = envs.reset(seed=0)
     for step in range(steps):

@@ -15,7 +15,6 @@ from lightning_replay.divided_draws import Divider
 from lightning_replay.events import Event, EventTable
 from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler
 from lightning_replay.samplers import (
-    NeighborhoodMixupSampler,
     PrioritizedSampler,
     RandomPairSampler,
     ScheduledSampler,
@@ -131,16 +130,6 @@ def test_shares_of_a_batch_are_of_the_tables_of_all_replays() -> None:
         shards.divider.divide(10, [None, GroupTotals.alike(np.array([5, 1]), totals[1].names)])
 
 
-def test_weights_are_over_the_largest_of_tables_that_have_a_share() -> None:
-    """Row 3 is drawn 2 * 1/10 as often as if all were alike from the table of goals, 5 * 1/13 from the default one."""
-    table = EventTable("goal", events=[Event(IsTrue("goal"), 2)], capacity=8, share=0.0, min_size=1)
-    options = {"default_share": 1.0, "min_size": 1, "priority_exponent": 1.0, "importance_exponent": 1.0}
-    shards = Shards(lambda: recipes.event_tables(20, 10, tables=[table], priority_offset=0.0, **options), [[5], []])
-    shards.give_priorities(torch.tensor([1.0, 1.0, 1.0, 1.0, 9.0]))
-    numbers, columns = shards.draw(50)
-    np.testing.assert_allclose(columns["priority_weight"], np.where(numbers == 4, 1 / 9, 1.0), rtol=1e-6)
-
-
 def test_the_scheduler_of_a_curriculum_is_that_of_the_divider() -> None:
     sampler = ScheduledSampler(TASKS, UniformTasks(), min_size=4, seed=0)
     divider = Divider(sampler, seed=0)
@@ -238,21 +227,6 @@ def test_rows_that_left_are_not_drawn() -> None:
     assert replay.group_totals().rows.tolist() == [5]
     batch, drawn = replay.sample_part(part_of([(place + 0.5) / 5 for place in range(5)]))
     assert sorted(batch["index"].tolist()) == [1, 2, 4, 6, 7] and drawn.probability.tolist() == [0.2] * 5
-
-
-def test_partners_are_rows_of_the_same_replay() -> None:
-    def build() -> Replay:
-        sampler = NeighborhoodMixupSampler(num_neighbors=2, first=PrioritizedSampler(20, seed=0), refresh_interval=1)
-        return Replay(storage=PackedStorage(20), sampler=sampler, batch_size=4, seed=0)
-
-    replay = build()
-    replay.extend(numbered_steps(0, 6))
-    divider = Divider(build().sampler, seed=0)
-    division = divider.divide(8, [replay.group_totals(), None])
-    batch, drawn = replay.sample_part(division.parts[0])
-    assert batch["index"].shape == (8, 2) and (batch["index"] < 6).all()
-    assert (batch["index"][:, 0] != batch["index"][:, 1]).all()
-    assert divider.weigh(division, [drawn, None])["priority_weight"].shape == (8,)
 
 
 def test_a_part_may_be_a_sweep() -> None:

@@ -145,14 +145,6 @@ def test_a_batch_carries_where_its_feedback_goes(exact) -> None:
     assert priorities(exact) == [0.5, 1.0, 3.0, 1.0] and exact.stats()["late_updates_dropped"] == 2
 
 
-def test_an_index_with_its_generation_is_the_same(exact) -> None:
-    batch = batch_of(2, 0)
-    exact.update_priority(batch["index"], torch.tensor([[-3.0], [0.5]]), generation=batch["generation"])
-    assert priorities(exact) == [0.5, 1.0, 3.0, 1.0]
-    exact.update_priority(batch["index"], torch.tensor([9.0, 9.0]), generation=batch["generation"] + 1)
-    assert priorities(exact) == [0.5, 1.0, 3.0, 1.0]
-
-
 def test_a_generation_given_beside_a_batch_counts(exact) -> None:
     exact.update_priority(batch_of(2), torch.tensor([9.0]), generation=torch.tensor([7]))
     assert exact.stats()["late_updates_dropped"] == 1

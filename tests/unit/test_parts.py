@@ -10,12 +10,7 @@ from torchrl.data.replay_buffers import RandomSampler, SamplerWithoutReplacement
 
 from lightning_replay import PackedStorage, Replay, parts, recipes, samplers, schedulers, transforms, writers
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.parts import (
-    ReplaySampler,
-    ReplayTransform,
-    ReplayWriter,
-    declared_sampler,
-)
+from lightning_replay.parts import ReplaySampler, ReplayTransform, ReplayWriter, declared_sampler
 from lightning_replay.writers import FirstInFirstOutWriter, RetentionWriter
 from tests.transitions import numbered_steps
 
@@ -222,20 +217,13 @@ def test_a_transforms_generator_and_attributes_are_saved(tmp_path) -> None:
         for seed in (0, 1)
     )
     first.extend(numbered_steps(0, 10))
+    assert first.transform[0].calls == 0, "it is called with batches alone"
     first.sample()
     first.save(tmp_path / "buffer")
     second.load(tmp_path / "buffer")
     one, other = first.sample(), second.sample()
     assert torch.equal(one["index"], other["index"]) and torch.equal(one["noise"], other["noise"])
     assert second.transform[0].calls == 2
-
-
-def test_a_users_transform_is_called_with_batches_alone() -> None:
-    replay = Replay(storage=PackedStorage(9), transform=Noisy(), batch_size=4, seed=0)
-    replay.extend(numbered_steps(0, 9))
-    assert replay.transform[0].calls == 0
-    replay.sample()
-    assert replay.transform[0].calls == 1
 
 
 @pytest.mark.parametrize(

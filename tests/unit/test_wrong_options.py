@@ -27,16 +27,10 @@ from lightning_replay.levels.environments import LevelWrapper, make_level_vector
 from lightning_replay.neighbors import NeighborLists, SameActionLists
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.recipes import storage_for
-from lightning_replay.samplers import (
-    TableShares,
-)
+from lightning_replay.samplers import TableShares
 from lightning_replay.schedules import Linear, Schedule, checked_schedule
 from lightning_replay.tables.tables import Tables
-from lightning_replay.transforms import (
-    MixStates,
-    OneAt,
-    mixup_coefficients,
-)
+from lightning_replay.transforms import MixStates, OneAt, mixup_coefficients
 from lightning_replay.writers import TaskTableWriter
 from tests.recipe_options import required_options
 from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options
@@ -134,7 +128,6 @@ OTHERS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 
 
 def recorded_classes() -> Iterator[type]:
-    """Every recorded class of the library."""
     for module in pkgutil.walk_packages(lightning_replay.__path__, "lightning_replay."):
         for kind in vars(importlib.import_module(module.name)).values():
             if inspect.isclass(kind) and kind.__module__ == module.name and "_record" in vars(kind):
@@ -223,23 +216,11 @@ class Falling(Schedule):
 @pytest.mark.parametrize(
     ("schedule", "error", "message"),
     [
-        (
-            Linear(7.0, 1.0, 10),
-            ValueError,
-            r"beta at reading 0 of Linear\(.*\) is 7.0; it must be a number",
-        ),
-        (
-            Linear(0.4, 7.0, 10),
-            ValueError,
-            r"beta at reading 10 of Linear\(.*\) is 7.0; it must be a number",
-        ),
+        (Linear(7.0, 1.0, 10), ValueError, r"beta at reading 0 of Linear\(.*\) is 7.0; it must be a number"),
+        (Linear(0.4, 7.0, 10), ValueError, r"beta at reading 10 of Linear\(.*\) is 7.0; it must be a number"),
         (Falling(7.0), ValueError, "beta at reading 0 of .*Falling.* is 7.0; .*or a schedule of such numbers"),
         (Falling(1j), TypeError, "beta at reading 0 of .*Falling.* is 1j"),
-        (
-            Falling(0.5, clock="frames"),
-            ValueError,
-            "the clock of beta is 'frames'; it must be one of 'draws'",
-        ),
+        (Falling(0.5, clock="frames"), ValueError, "the clock of beta is 'frames'; it must be one of 'draws'"),
         (Linear, TypeError, "beta is <class .*Linear'>; it must be a number"),
     ],
 )

@@ -38,24 +38,6 @@ def second_collector(replay: Replay, tmp_path) -> Replay:
     return replay
 
 
-def one_by_one(replay: Replay, tmp_path) -> Replay:
-    for start in (0, 500):
-        for step in range(10):
-            replay.extend(fitting(replay, first(start + step, 1)))
-    return replay
-
-
-def at_once(replay: Replay, tmp_path) -> Replay:
-    replay.extend(fitting(replay, torch.cat([first(0), first(500)])))
-    return replay
-
-
-def as_columns(replay: Replay, tmp_path) -> Replay:
-    for start in (0, 500):
-        replay.extend_columns(dict(fitting(replay, first(start)).items(True, True)))
-    return replay
-
-
 def resumed(replay: Replay, tmp_path) -> Replay:
     replay.extend(fitting(replay, first(0)))
     replay.save(tmp_path)
@@ -97,8 +79,7 @@ def without_numbers(replay: Replay, tmp_path) -> Replay:
     return replay
 
 
-ENTRIES = [second_collector, one_by_one, at_once, as_columns, resumed, resumed_in_the_same_state, loaded_into_another]
-ENTRIES += [processes, without_numbers]
+ENTRIES = [second_collector, resumed, resumed_in_the_same_state, loaded_into_another, processes, without_numbers]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

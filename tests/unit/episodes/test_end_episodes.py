@@ -26,7 +26,6 @@ def interleaved(first: int, trajectories: list[int], done: list[int] | None = No
 
 
 def flags(replay: Replay, name: str) -> dict[int, bool]:
-    """A flag of each stored row by its number."""
     rows = replay.storage.get(replay.storage.occupancy.slots())
     return dict(zip(rows["observation"][:, 0].int().tolist(), rows["next", name].flatten().tolist(), strict=True))
 
@@ -61,15 +60,6 @@ def test_without_trajectories_there_is_one_environment() -> None:
     assert [number for number, flag in sorted(flags(replay, "truncated").items()) if flag] == [5]
     rows = {int(row["observation"][0]): row for row in replay.sample(256)}
     assert rows[4]["steps_to_next_obs"].item() == 2 and rows[5]["steps_to_next_obs"].item() == 1
-
-
-def test_partners_do_not_follow_over_the_end() -> None:
-    sampler = ContinuousTransitionSampler(seed=0)
-    replay = Replay(storage=PackedStorage(8), sampler=sampler, batch_size=4)
-    replay.extend(numbered_steps(0, 3))
-    replay.end_episodes()
-    replay.extend(numbered_steps(3, 2))
-    assert sampler.partners(torch.arange(5), replay.storage).tolist() == [1, 2, 2, 4, 4]
 
 
 def test_histories_and_conditions_of_event_tables_forget_the_episode() -> None:

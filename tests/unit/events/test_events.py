@@ -31,8 +31,7 @@ from lightning_replay.events import (
     sustained,
     terminal_with_reward,
 )
-from lightning_replay.saving import read_state, write_state
-from lightning_replay.saving.spec import NotRebuildableError, build, describe
+from lightning_replay.saving.spec import build, describe
 
 NEXT_OBSERVATION = ("next", "observation")
 PAID = reward_at_least(1.0)
@@ -143,34 +142,10 @@ def test_every_part_of_a_combination_sees_every_step() -> None:
     assert combined(steps_of([2.0, 1.0, 0.0])).tolist() == [False, True, False]
 
 
-def test_interleaved_episodes_go_on_from_call_to_call() -> None:
-    r"""Episodes 7 and 8, two steps in a row each, over three calls.
-
-    ::
-
-        trajectory  7 8 7 | 8 8 9 | 7 9
-        paid        T T . | T T T | T T
-        steps=2           |   T   |   T     7 failed in between; 8 ends and the next 8 begins anew
-    """
-    condition = sustained(PAID, steps=2)
-    said = condition(steps_of([1, 1, 0], trajectory=[7, 8, 7])).tolist()
-    said += condition(steps_of([1, 1, 1], trajectory=[8, 8, 9], done=[True, False, False])).tolist()
-    said += condition(steps_of([1, 1], trajectory=[7, 9])).tolist()
-    assert said == [False, False, False, True, False, False, False, True]
-
-
 def test_torchrl_collectors_name_episodes_in_their_own_way() -> None:
     steps = steps_of([1, 1, 1])
     steps["collector", "traj_ids"] = torch.tensor([4, 5, 4])
     assert sustained(PAID, steps=2)(steps).tolist() == [False, False, True]
-
-
-def test_ended_episodes_are_forgotten() -> None:
-    for condition in (first_in_episode(PAID), sustained(PAID, 3), reestablished(PAID, 3)):
-        for episode in range(200):
-            condition(steps_of([1, 0, 1], trajectory=[episode] * 3, done=[False, False, True]))
-        state = condition.state_dict()
-        assert state["trajectory"].numel() == 0 and state["unnamed"] is None
 
 
 def test_episodes_given_up_without_an_end_are_forgotten_when_told() -> None:
@@ -181,18 +156,6 @@ def test_episodes_given_up_without_an_end_are_forgotten_when_told() -> None:
     again.end_episodes([3, None])
     inner = again.state_dict()["conditions"][1]["condition"]
     assert inner["trajectory"].tolist() == [4] and inner["remembered"].tolist() == [1]
-
-
-def test_a_saved_condition_goes_on_alike(tmp_path: Any) -> None:
-    first = every_of(reestablished(PAID, 2), first_in_episode(any_of(sustained(PAID, 2), reward_at_least(5))))
-    first(steps_of([1, 0, 1, 1, 0], trajectory=[0, 1, 0, 2, 2]))
-    first(steps_of([0, 1]))  # the unnamed environment
-    write_state(tmp_path, first.state_dict())
-    second = build(json.loads(json.dumps(describe(first))))
-    second.load_state_dict(read_state(tmp_path))
-    later = [steps_of([1, 1, 1, 1, 1], trajectory=[1, 2, 1, 2, 0]), steps_of([1, 1])]
-    answers = [first(steps).tolist() for steps in later]
-    assert answers == [second(steps).tolist() for steps in later] and any(map(any, answers))
 
 
 def test_every_event_follows_the_episodes_by_itself() -> None:
@@ -218,14 +181,6 @@ def test_a_user_can_write_such_a_condition() -> None:
     assert along(condition, ".... | ...") == ".T.T|.T."
 
 
-def test_the_table_of_the_readme() -> None:
-    table = EventTable(
-        "goal", condition=reward_at_least(1.0), history_length=200, capacity=10_000, share=0.25, min_size=256
-    )
-    assert table.events == (Event(table.events[0].condition, 200),) and table.history_length == 200
-    assert (table.name, table.capacity, table.share, table.min_size) == ("goal", 10_000, 0.25, 256)
-
-
 def test_tables_are_built_again_from_json() -> None:
     region = key_in_region(NEXT_OBSERVATION, low=[None, 1], high=3.0)
     events = [Event(reestablished(every_of(region, info_key("success")), 4), 10), Event(json.loads, 20)]
@@ -233,12 +188,6 @@ def test_tables_are_built_again_from_json() -> None:
     again = build(json.loads(json.dumps(describe(table))), trust=["json"])
     assert repr(again) == repr(table) and again.history_length == 20
     assert again.events[0].condition(steps_of([1.0], observation=[[0.0, 2.0]], success=[True])).tolist() == [False]
-
-
-def test_a_lambda_is_saved_but_not_built() -> None:
-    table = EventTable("gap", condition=lambda steps: steps["next", "reward"] > 0, capacity=200)
-    with pytest.raises(NotRebuildableError, match=r"replay\.condition was <function"):
-        build(json.loads(json.dumps(describe(table))))
 
 
 def test_suggested_thresholds_are_stored_rewards() -> None:

@@ -72,35 +72,8 @@ def test_distances_and_statistics_are_those_of_the_authors_code(name: str) -> No
         )
 
 
-@pytest.mark.parametrize("refresh_interval", [1, 64])
-def test_every_row_a_duplicate(refresh_interval: int) -> None:
-    lists = filled(torch.full((6, 3), 0.1), 5, refresh_interval=refresh_interval)
-    for row, neighbors in enumerate(lists.neighbors(torch.arange(6)).tolist()):
-        assert sorted(neighbors) == [other for other in range(6) if other != row]
-
-
-@pytest.mark.parametrize("refresh_interval", [1, 64])
-def test_a_lone_row_is_drawn_itself_and_two_rows_draw_each_other(refresh_interval: int) -> None:
-    lists = NeighborLists(10, 3, refresh_interval=refresh_interval)
-    generator = torch.Generator().manual_seed(0)
-    lists.write(torch.tensor([7]), torch.ones(1, 2))
-    assert lists.draw(torch.tensor([7, 7]), generator).tolist() == [7, 7]
-    lists.write(torch.tensor([2]), torch.zeros(1, 2))
-    assert lists.draw(torch.tensor([7, 2]), generator).tolist() == [2, 7]
-    assert lists.neighbors(torch.tensor([7])).tolist() == [[2, -1, -1]]
-
-
 def test_integers_are_features_too() -> None:
     assert filled(torch.tensor([[0], [1], [5]]), 1).neighbors(torch.arange(3)).tolist() == [[1], [0], [1]]
-
-
-def test_partners_are_uniform_over_the_neighbours() -> None:
-    lists = filled(torch.arange(20.0).unsqueeze(1), 5)
-    index = torch.full((100_000,), 10)
-    counts = torch.bincount(lists.draw(index, torch.Generator().manual_seed(0)), minlength=20)
-    neighbors = lists.neighbors(torch.tensor([10]))[0]
-    assert counts[neighbors].sum() == 100_000
-    assert ((counts[neighbors] - 20_000).abs() < 5 * (100_000 * 0.2 * 0.8) ** 0.5).all()
 
 
 def test_partners_stay_uniform_when_a_neighbour_was_just_overwritten() -> None:

@@ -181,8 +181,7 @@ def test_cross_entropy_can_be_learned_from() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{}, {"target": torch.ones(1, 1)}, {"td_error": torch.ones(1), "log_probability": torch.ones(1, 1)}],
+    "given", [{}, {"target": torch.ones(1, 1)}, {"td_error": torch.ones(1), "log_probability": torch.ones(1, 1)}]
 )
 def test_surprise_needs_one_kind_of_prediction(given: dict) -> None:
     with pytest.raises(ValueError, match="give td_error alone, or target and log_probability"):

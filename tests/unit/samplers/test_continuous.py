@@ -12,20 +12,14 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import ContinuousTransitionSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
-from tests.transitions import connected
+from tests.transitions import connected, numbered_steps
 
 
 def make_steps(done: list[int], trajectory: list[int] | None = None, key: object = "trajectory") -> TensorDict:
-    count = len(done)
-    flags = torch.tensor(done, dtype=torch.bool).unsqueeze(1)
-    following = {"observation": torch.randn(count, 3), "reward": torch.randn(count, 1)}
-    following |= {"terminated": torch.zeros_like(flags), "truncated": flags, "done": flags}
-    steps = TensorDict(
-        {"observation": torch.randn(count, 3), "action": torch.rand(count, 2), "next": following}, [count]
-    )
-    if trajectory is not None:
-        steps[key] = torch.tensor(trajectory)
-    return connected(steps)
+    steps = numbered_steps(1, len(done))
+    for flag in ("truncated", "done"):
+        steps["next", flag] = torch.tensor(done, dtype=torch.bool).unsqueeze(1)
+    return connected(steps if trajectory is None else steps.set(key, torch.tensor(trajectory)))
 
 
 def make_buffer(capacity: int = 6) -> TensorDictReplayBuffer:
@@ -53,14 +47,6 @@ def test_partner_is_the_next_step_and_the_row_itself_at_an_end() -> None:
     assert not (batch["observation"][~alone] == rows["observation"][~alone]).any()
 
 
-def test_the_newest_row_of_a_full_ring_has_no_partner_though_the_next_slot_is_occupied() -> None:
-    buffer = make_buffer(capacity=3)
-    for step in make_steps([0, 0, 0, 0]):
-        buffer.add(step)
-    # slots 0 1 2 hold steps 3 1 2
-    assert partners(buffer) == [0, 2, 0]
-
-
 def test_environments_are_told_apart_by_either_key() -> None:
     for key in ("trajectory", ("collector", "traj_ids")):
         buffer = make_buffer()
@@ -83,24 +69,6 @@ def test_cut_and_empty() -> None:
     assert buffer.sampler.nbytes == 0
     buffer.extend(make_steps([0, 0]))
     assert partners(buffer) == [1, 1]
-
-
-def test_in_our_buffer() -> None:
-    sampler = ContinuousTransitionSampler()
-    replay = Replay(storage=PackedStorage(8), sampler=sampler, transform=MixPairs(), batch_size=8, seed=0)
-    replay.extend(make_steps([0, 0, 1, 0]))
-    assert partners(replay) == [1, 2, 2, 3]
-    assert replay.sample()["index"].shape == (8, 2)
-
-
-def test_an_interrupted_episode_that_was_truncated_is_not_continued() -> None:
-    sampler = ContinuousTransitionSampler()
-    replay = Replay(storage=PackedStorage(8), sampler=sampler, transform=MixPairs(), batch_size=8, seed=0)
-    steps = make_steps([0, 0, 0, 0])
-    index = replay.extend(steps[:2])
-    replay.truncate(index[-1:], replay.storage.generation_of(index[-1:]))
-    replay.extend(steps[2:])
-    assert partners(replay) == [1, 1, 3, 3]
 
 
 def test_rows_that_do_not_say_where_episodes_end_are_refused_before_they_are_stored() -> None:

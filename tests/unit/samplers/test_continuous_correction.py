@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable
 from lightning_replay.samplers import ContinuousCorrectionSampler
 from lightning_replay.table_replay import TableReplay
-from tests.event_steps import IsTrue, event_steps
+from tests.event_steps import IsTrue, by_row, event_steps
 
 
 def filled(**options) -> TableReplay:
@@ -27,15 +26,9 @@ def filled(**options) -> TableReplay:
 
 def test_rows_of_events_weigh_less_and_name_their_table() -> None:
     """η = 1/2: priorities 3/2 and 1/2, so a third of the weight of rows outside."""
-    replay = filled()
-    batches = [replay.sample() for _ in range(60)]
-    found = {}
-    for batch in batches:
-        assert batch["priority_weight"].dtype == torch.float32 and batch["table"].dtype == torch.int64
-        rows = zip(batch["table"].tolist(), batch["priority_weight"].tolist(), strict=True)
-        found.update(zip(batch["action"].tolist(), rows, strict=True))
-    third = pytest.approx(1 / 3)
-    assert found == {row: (1, third) for row in (1, 2, 7, 8)} | {9: (2, third)} | {6: (0, 1), 10: (0, 1), 11: (0, 1)}
+    replay, third = filled(), pytest.approx(1 / 3)
+    inside = {(1, row): third for row in (1, 2, 7, 8)} | {(2, 9): third}
+    assert by_row(replay, row="action") == inside | {(0, 6): 1, (0, 10): 1, (0, 11): 1}
     shares = [table["share_drawn"] for table in replay.stats()["tables"].values()]
     assert sum(shares) == pytest.approx(1.0) and min(shares) > 0
 
@@ -43,12 +36,8 @@ def test_rows_of_events_weigh_less_and_name_their_table() -> None:
 def test_how_likely_each_table_is_and_the_weight_before_it_is_divided_by_the_largest() -> None:
     """Priorities 3/2 of 1 2 7 8 (goal) and 9 (gap), 1/2 of 6 10 11: 6 + 3/2 + 3/2 = 9, or 6 * 3/2, or 18 * 1/2."""
     for options in ({}, {"normalize_over_batch": True}):
-        replay, found = filled(return_probabilities=True, **options), {}
-        for batch in (replay.sample() for _ in range(60)):
-            assert batch["table_probability"].dtype == batch["raw_weight"].dtype == torch.float32
-            keys = zip(batch["table"].tolist(), batch["action"].tolist(), strict=True)
-            values = zip(batch["table_probability"].tolist(), batch["raw_weight"].tolist(), strict=True)
-            found.update(zip(keys, values, strict=True))
+        replay = filled(return_probabilities=True, **options)
+        found = by_row(replay, "table_probability", "raw_weight", row="action")
         expected = {1: (pytest.approx(2 / 3), 6.0), 2: (pytest.approx(1 / 6), 6.0), 0: (pytest.approx(1 / 6), 18.0)}
         of_rows = {1: (1, 2, 7, 8), 2: (9,), 0: (6, 10, 11)}
         assert found == {(table, row): expected[table] for table, rows in of_rows.items() for row in rows}
@@ -62,10 +51,8 @@ def test_priorities_follow_what_enters_and_leaves_the_tables() -> None:
     replay = filled()
     replay.sample()
     replay.extend(event_steps(12, 6, {1: {"goal"}, 3: {"goal"}}, ["goal", "gap"]))
-    found = {}
-    for batch in (replay.sample() for _ in range(60)):
-        found.update(zip(batch["action"].tolist(), batch["table"].tolist(), strict=True))
-    assert found == {8: 2, 9: 2, 12: 1, 13: 1, 14: 1, 15: 1, 16: 0, 17: 0}
+    found = by_row(replay, row="action").keys()
+    assert found == {(2, 8), (2, 9), (1, 12), (1, 13), (1, 14), (1, 15), (0, 16), (0, 17)}
 
 
 def test_weights_over_the_largest_of_the_batch() -> None:

@@ -14,7 +14,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay import load_replay, recipes
 from lightning_replay.replay import Replay
-from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler
+from lightning_replay.samplers import NeighborhoodMixupSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
 from lightning_replay.transforms.mixup import MIXED_KEYS
@@ -228,19 +228,6 @@ def test_same_action_state_goes_on() -> None:
     for each in (buffer, again):
         each.extend(steps[40:])
     assert torch.equal(buffer.sample()["index"], again.sample()["index"])
-
-
-def test_over_prioritized_first_elements() -> None:
-    first = PrioritizedSampler(capacity=64, priority_exponent=1.0, importance_exponent=0.4)
-    buffer = make_buffer(NeighborhoodMixupSampler(num_neighbors=3, first=first), priority_key="td_error")
-    buffer.extend(random_steps(64))
-    batch = buffer.sample()
-    batch["td_error"] = torch.rand(32)
-    buffer.update_tensordict_priority(batch)
-    buffer.update_priority(torch.arange(64), torch.cat([torch.zeros(63), torch.ones(1)]))
-    batch = buffer.sample()
-    assert (batch["index"][:, 0] == 63).float().mean() > 0.9
-    assert batch["priority_weight"].shape == (32,)
 
 
 def test_recall_bytes_and_emptying() -> None:

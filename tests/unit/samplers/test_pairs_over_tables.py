@@ -18,13 +18,7 @@ from lightning_replay.samplers.tables import TableShares
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.transforms import MixPairs
 from lightning_replay.writers.tables import EventTableWriter
-from tests.event_steps import IsTrue, event_steps
-
-
-def fill(replay: TableReplay, episodes: int = 3, first: int = 0) -> None:
-    """Episodes of five steps, the fourth of which is the goal."""
-    for start in range(first, first + 5 * episodes, 5):
-        replay.extend(event_steps(start, 5, {3: {"goal"}}, ["goal"]))
+from tests.event_steps import IsTrue, fill
 
 
 def pairs(sampler: PairSampler, **options) -> TableReplay:

@@ -23,7 +23,6 @@ def reached_goal(steps: TensorDict) -> torch.Tensor:
 
 
 def make_steps(done: list[int], goal: list[int], trajectory: list[int] | None = None, first: int = 0) -> TensorDict:
-    """Steps numbered from ``first`` on."""
     count = len(done)
     flags = torch.tensor(done, dtype=torch.bool).unsqueeze(1)
     following = {"reward": torch.tensor(goal, dtype=torch.float32).unsqueeze(1)}
@@ -57,32 +56,6 @@ def test_a_sweep_starts_at_the_last_goal_of_an_episode() -> None:
     at_once.extend(make_steps([0] * 9, [1, 1, 0, 0, 0, 0, 0, 1, 0]))
     assert at_once.sampler.num_goal_episodes == 1
     assert at_once.sample(9)["number"].tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 7]
-
-
-def test_interleaved_environments_are_told_apart() -> None:
-    replay = make_replay(16)
-    replay.extend(make_steps([0, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 2, 2, 1, 2]))
-    replay.extend(make_steps([1, 0], [1, 0], [1, 2], first=5))
-    assert replay.sample(4)["number"].tolist() == [5, 3, 0, 5]
-
-
-def test_overwritten_rows_end_a_sweep() -> None:
-    replay = make_replay(6)
-    replay.extend(make_steps([0, 0, 0, 0, 0], [0, 0, 0, 0, 1]))
-    assert replay.sample(2)["number"].tolist() == [4, 3]
-    replay.extend(make_steps([0, 0, 0, 0], [0] * 4, first=5))  # 6 7 8 3 4 5 in the slots: step 2 is gone
-    assert replay.sample(3)["number"].tolist() == [4, 3, 4]
-    replay.extend(make_steps([0, 0], [0, 0], first=9))  # the goal is gone
-    assert replay.sampler.num_goal_episodes == 0
-    assert set(replay.sample(60)["number"].tolist()) == {5, 6, 7, 8, 9, 10}
-
-
-def test_a_truncated_interruption_is_not_swept_across() -> None:
-    replay = make_replay(8)
-    index = replay.extend(make_steps([0, 0], [0, 0]))
-    replay.truncate(index[-1:], replay.storage.generation_of(index[-1:]))
-    replay.extend(make_steps([0, 0], [0, 1], first=2))
-    assert replay.sample(4)["number"].tolist() == [3, 2, 3, 2]
 
 
 def test_rows_stored_earlier_and_emptied_buffers() -> None:

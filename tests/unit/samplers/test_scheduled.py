@@ -20,13 +20,6 @@ def tables_of_lengths(*lengths: int) -> Tables:
     return tables
 
 
-def test_a_batch_is_of_one_task() -> None:
-    sampler = ScheduledSampler(TASKS, UniformTasks(), seed=0)
-    rows = np.stack([sampler.rows_of_tables(tables_of_lengths(5, 5, 5), 8)[0] for _ in range(60)])
-    assert ((rows == 8).sum(1) == 1).all() and (rows.sum(1) == 8).all()
-    assert (rows > 0).any(0).all(), "every task has its turn"
-
-
 def test_tasks_with_too_few_rows_are_left_out() -> None:
     sampler = ScheduledSampler(TASKS, Exp3(), min_size=3, seed=0)
     rows = np.stack([sampler.rows_of_tables(tables_of_lengths(2, 3, 9), 8)[0] for _ in range(40)])
@@ -75,25 +68,6 @@ def test_no_ready_task_is_refused() -> None:
     sampler = ScheduledSampler(TASKS, UniformTasks(), min_size=6)
     with pytest.raises(RuntimeError, match=r"holds 6 rows.*'target': 5, 'far': 0, 'near': 1.*lower min_size"):
         sampler.rows_of_tables(tables_of_lengths(5, 0, 1), 8)
-
-
-@pytest.mark.parametrize(
-    ("tasks", "scheduler", "min_size", "message"),
-    [
-        (TASKS, OneTask("goal_mouth"), 1, "'goal_mouth'.*'target', 'far', 'near'"),
-        (["a", "a"], UniformTasks(), 1, "twice"),
-        ([], UniformTasks(), 1, "at least one task"),
-    ],
-)
-def test_bad_options_are_refused(tasks, scheduler, min_size: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ScheduledSampler(tasks, scheduler, min_size)
-
-
-def test_the_state_of_other_tasks_is_refused() -> None:
-    state = ScheduledSampler(["a", "b", "c"], UniformTasks()).state_dict()
-    with pytest.raises(ValueError, match="saved with the tasks"):
-        ScheduledSampler(TASKS, UniformTasks()).load_state_dict(state)
 
 
 def test_torchrls_generator_is_taken() -> None:

@@ -133,19 +133,13 @@ def test_batches_of_a_collector_are_taken_along_trajectories_alone(chunk) -> Non
 
 
 def test_short_episodes_are_the_users_own_choice() -> None:
-    replay = make(strict_length=False, **BY_TRAJECTORY)
-    replay.extend(steps(0, 60, length=3))
-    assert len(replay.sample()) == 12
-    episodes_numbered_anew = steps(0, 60, length=3)
-    episodes_numbered_anew["trajectory"] %= 4
-    again = make(strict_length=False, **BY_TRAJECTORY)
-    again.extend(episodes_numbered_anew)
-    assert len(again.sample()) == 12
-    broken_off = steps(0, 60, length=3)
+    as_they_are, numbered_anew, broken_off = (steps(0, 60, length=3) for _ in range(3))
+    numbered_anew["trajectory"] %= 4
     broken_off["next", "done"].zero_()
-    never_ended = make(strict_length=False, **BY_TRAJECTORY)
-    never_ended.extend(broken_off)
-    assert len(never_ended.sample()) == 12
+    for rows in (as_they_are, numbered_anew, broken_off):
+        replay = make(strict_length=False, **BY_TRAJECTORY)
+        replay.extend(rows)
+        assert len(replay.sample()) == 12
 
 
 def test_rows_are_looked_at_again_when_a_sixteenth_is_new_and_after_a_change_of_all() -> None:

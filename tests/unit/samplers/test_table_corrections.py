@@ -50,11 +50,6 @@ def test_mixture_leaves_out_a_table_that_is_not_ready() -> None:
     np.testing.assert_allclose(weight, [3 / 2] * 4 + [3 / 5] * 2)
 
 
-def test_mixture_of_one_table_alone_weighs_nothing() -> None:
-    weight = mixture(tables_of([4], [5], default=6), np.array([1.0, 0.0, 0.0]), EVERY_SLOT)
-    np.testing.assert_allclose(weight, 1.0)
-
-
 def test_mixture_counts_rows_that_left_the_default_table_as_if_they_were_in_it() -> None:
     """Rows 0 and 1 have left the default table of four; goal holds 1 3, shares 1/2 1/2::
 
@@ -112,7 +107,7 @@ def test_rows_of_a_table_that_is_not_drawn_from_are_outside(correction, inside: 
     np.testing.assert_allclose(weight, [1.25, 1.25, 1.25, 1, 1.25, 1.25])
 
 
-@pytest.mark.parametrize("correction", [lemma2, lemma2_exact])
+@pytest.mark.parametrize("correction", [mixture, lemma2, lemma2_exact])
 def test_nothing_but_the_default_table_weighs_nothing(correction) -> None:
     np.testing.assert_array_equal(correction(counted(), np.array([1.0, 0.0, 0.0]), EVERY_SLOT), np.ones(6))
 
@@ -136,7 +131,6 @@ def repeated_steps(first: int, count: int, event: bool, **options) -> TensorDict
 
 
 def alike(rows: TensorDict) -> TensorDict:
-    """The steps with one state and action."""
     for column in (rows["observation"], rows["next", "observation"], rows["action"]):
         column.zero_()
     return rows

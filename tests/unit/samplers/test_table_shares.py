@@ -10,11 +10,11 @@ import torch
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.events import EventTable
 from lightning_replay.samplers.tables import TableShares, largest_remainder, with_one_of_each
-from lightning_replay.table_replay import TableReplay
 from lightning_replay.tables.tables import Tables
-from tests.event_steps import IsTrue, event_steps
+from tests.event_steps import IsTrue, by_row, event_steps, six_steps
 
 SHARES = {"default": 0.5, "goal": 0.3, "gap": 0.2}
+PROBABILITIES = ("table_probability", "raw_weight")
 
 
 def tables_of_lengths(default: int, goal: int, gap: int) -> Tables:
@@ -24,25 +24,6 @@ def tables_of_lengths(default: int, goal: int, gap: int) -> Tables:
     for table, count in ((1, goal), (2, gap)):
         tables.append(np.full(count, table), slots[:count])
     return tables
-
-
-def prioritized(least_of_goal: int = 1, **options) -> TableReplay:
-    """Six steps in slots 0 to 5; the goal, at the last but one, sends slots 3 and 4 to its table."""
-    table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=least_of_goal)
-    given = {"capacity": 6, "batch_size": 4, "priority_exponent": 1.0, "priority_offset": 0.0, "seed": 0}
-    replay = recipes.event_tables(tables=[table], **given | options)
-    replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
-    return replay
-
-
-def weights_by_row(replay: TableReplay, batches: int = 30) -> dict[tuple[int, int], float]:
-    """The weight of each row by table and slot."""
-    found = {}
-    for _ in range(batches):
-        batch = replay.sample()
-        keys = zip(batch["table"].tolist(), batch["index"].tolist(), strict=True)
-        found.update(zip(keys, batch["priority_weight"].tolist(), strict=True))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -164,7 +145,7 @@ def test_weights_are_over_the_largest_of_the_tables_that_have_a_share() -> None:
         )
         replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
         replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 9, 4]))
-        found = weights_by_row(replay)
+        found = by_row(replay)
         assert found[0, 0] == pytest.approx(expected) and ((1, 4) in found) == (share > 0)
 
 
@@ -199,7 +180,7 @@ def test_a_buffer_without_tables_is_refused() -> None:
 
 
 def test_batches_are_the_rows_of_table_after_table() -> None:
-    replay = prioritized(priority_exponent=0.0, batch_size=6, default_share=0.5)
+    replay = six_steps(priority_exponent=0.0, batch_size=6, default_share=0.5)
     batch = replay.sample()
     assert batch["table"].tolist() == [0, 0, 0, 1, 1, 1] and batch["table"].dtype == torch.int64
     assert set(batch["index"][3:].tolist()) <= {3, 4}
@@ -209,16 +190,16 @@ def test_batches_are_the_rows_of_table_after_table() -> None:
 
 def test_the_weight_is_the_product_of_correction_and_priorities() -> None:
     """Shares 1/2 each, |B_0| = 6, goal holds 3 and 4. mixture: outside 2, inside (1/6) / (1/12 + 1/4) = 1/2."""
-    replay = prioritized(importance_exponent=1.0, correction="mixture")
+    replay = six_steps(importance_exponent=1.0, correction="mixture")
     replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 3, 4]))
-    found = weights_by_row(replay)
+    found = by_row(replay)
     assert found[0, 5] == pytest.approx(2 * (0.5 / 2))
     assert found[0, 4] == pytest.approx(0.5 * (0.5 / 1.5)) and found[1, 3] == pytest.approx(0.5 * 1)
 
 
 def test_weights_over_the_largest_of_the_batch() -> None:
     """As above without priorities: 2 outside and 1/2 inside, so 1 and 1/4."""
-    replay = prioritized(priority_exponent=0.0, correction="mixture", normalize_over_batch=True, batch_size=64)
+    replay = six_steps(priority_exponent=0.0, correction="mixture", normalize_over_batch=True, batch_size=64)
     batch = replay.sample()
     inside = torch.isin(batch["index"], torch.tensor([3, 4]))
     assert torch.equal(batch["priority_weight"], torch.where(inside, 0.25, 1.0))
@@ -226,26 +207,13 @@ def test_weights_over_the_largest_of_the_batch() -> None:
 
 def test_a_correction_takes_the_shares_that_rounding_makes() -> None:
     """0.7 and 0.3 of 5 rows are 4 and 1, so 0.8 and 0.2: outside 1 / 0.8, inside (1/6) / (0.8/6 + 0.2/2)."""
-    replay = prioritized(priority_exponent=0.0, correction="mixture", default_share=0.7, batch_size=5)
+    replay = six_steps(priority_exponent=0.0, correction="mixture", default_share=0.7, batch_size=5)
     assert replay.sample()["table"].tolist() == [0, 0, 0, 0, 1]
-    found = weights_by_row(replay)
+    found = by_row(replay)
     assert found[0, 0] == pytest.approx(1 / 0.8) and found[1, 3] == pytest.approx(1 / (0.8 + 0.6))
-    drawn = prioritized(priority_exponent=0.0, correction="mixture", default_share=0.7, batch_size=5, multinomial=True)
-    found = weights_by_row(drawn)
+    drawn = six_steps(priority_exponent=0.0, correction="mixture", default_share=0.7, batch_size=5, multinomial=True)
+    found = by_row(drawn)
     assert found[0, 0] == pytest.approx(1 / 0.7), "where the numbers are drawn too, the shares stay those given"
-
-
-def probabilities_by_row(replay: TableReplay, batches: int = 30) -> dict[tuple[int, int], tuple[float, float]]:
-    """The probability of the table and the raw weight of each row by table and slot."""
-    found = {}
-    for _ in range(batches):
-        batch = replay.sample()
-        assert batch["table_probability"].dtype == batch["raw_weight"].dtype == torch.float32
-        assert batch["table_probability"].shape == batch["raw_weight"].shape == batch["table"].shape
-        keys = zip(batch["table"].tolist(), batch["index"].tolist(), strict=True)
-        values = zip(batch["table_probability"].tolist(), batch["raw_weight"].tolist(), strict=True)
-        found.update(zip(keys, values, strict=True))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -259,7 +227,7 @@ def probabilities_by_row(replay: TableReplay, batches: int = 30) -> dict[tuple[i
 )
 def test_how_likely_the_table_of_a_row_is(options, of_default: float, of_goal: float | None) -> None:
     given = {"priority_exponent": 0.0, "default_share": 0.7, "batch_size": 5, "return_probabilities": True} | options
-    found = probabilities_by_row(prioritized(**given))
+    found = by_row(six_steps(**given), *PROBABILITIES)
     assert {probability for (table, _), (probability, _) in found.items() if table == 0} == {np.float32(of_default)}
     of_events = {probability for (table, _), (probability, _) in found.items() if table == 1}
     assert of_events == (set() if of_goal is None else {np.float32(of_goal)})
@@ -277,9 +245,9 @@ def test_weights_before_they_are_divided_by_the_largest() -> None:
     """
     options = {"importance_exponent": 1.0, "correction": "mixture", "return_probabilities": True}
     for more in ({}, {"normalize_over_batch": True}):
-        replay = prioritized(**options, **more)
+        replay = six_steps(**options, **more)
         replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 3, 4]))
-        found = probabilities_by_row(replay)
+        found = by_row(replay, *PROBABILITIES)
         raw = {row: value for row, (_, value) in found.items()}
         assert raw[0, 0] == pytest.approx(4.0) and raw[0, 2] == pytest.approx(2.0)
         assert raw[0, 4] == pytest.approx(1 / 3) and raw[1, 3] == pytest.approx(1.0)
@@ -291,12 +259,12 @@ def test_weights_before_they_are_divided_by_the_largest() -> None:
 
 
 def test_raw_weights_without_a_correction_of_priorities_are_those_of_the_tables() -> None:
-    replay = prioritized(importance_exponent=0.0, correction="mixture", return_probabilities=True)
-    raw = {row: value for row, (_, value) in probabilities_by_row(replay).items()}
+    replay = six_steps(importance_exponent=0.0, correction="mixture", return_probabilities=True)
+    raw = {row: value for row, (_, value) in by_row(replay, *PROBABILITIES).items()}
     assert raw[0, 0] == 2.0 and raw[0, 4] == raw[1, 3] == pytest.approx(0.5)
 
 
 def test_probabilities_are_given_where_they_are_asked_for_and_saved_as_an_option(tmp_path) -> None:
-    assert {"table_probability", "raw_weight"}.isdisjoint(prioritized().sample().keys())
-    prioritized(return_probabilities=True).save(tmp_path)
+    assert {"table_probability", "raw_weight"}.isdisjoint(six_steps().sample().keys())
+    six_steps(return_probabilities=True).save(tmp_path)
     assert {"table_probability", "raw_weight"} <= set(load_replay(tmp_path, trust=["tests"]).sample().keys())

@@ -9,39 +9,19 @@ import torch
 from lightning_replay import recipes
 from lightning_replay.events import EventTable
 from lightning_replay.schedules import Linear
-from lightning_replay.table_replay import TableReplay
-from tests.event_steps import IsTrue, event_steps
-
-
-def prioritized(**options) -> TableReplay:
-    """Six steps in slots 0 to 5; the goal, at the last but one, sends slots 3 and 4 to its table."""
-    table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=1)
-    given = {"capacity": 6, "batch_size": 4, "priority_exponent": 1.0, "priority_offset": 0.0, "seed": 0}
-    replay = recipes.event_tables(tables=[table], **given | options)
-    replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
-    return replay
-
-
-def weights_by_row(replay: TableReplay, batches: int = 30) -> dict[tuple[int, int], float]:
-    """The weight of each row by table and slot."""
-    found = {}
-    for _ in range(batches):
-        batch = replay.sample()
-        keys = zip(batch["table"].tolist(), batch["index"].tolist(), strict=True)
-        found.update(zip(keys, batch["priority_weight"].tolist(), strict=True))
-    return found
+from tests.event_steps import IsTrue, by_row, event_steps, six_steps
 
 
 def test_one_priority_holds_in_every_table_that_refers_to_the_row() -> None:
     """Slot 4 alone has a priority above 0, so it is all that is drawn from either table."""
-    replay = prioritized()
+    replay = six_steps()
     replay.update_priority(torch.arange(6), torch.tensor([0.0, 0, 0, 0, -2, 0]))
     batch = replay.sample()
     assert batch["index"].tolist() == [4] * 4 and batch["table"].tolist() == [0, 0, 1, 1]
 
 
 def test_the_last_of_several_td_errors_for_a_row_counts() -> None:
-    replay = prioritized()
+    replay = six_steps()
     replay.update_priority(torch.arange(6), torch.zeros(6))
     replay.update_priority(torch.tensor([4, 3, 4]), torch.tensor([5.0, 1.0, 0.0]))
     assert replay.sample()["index"].tolist() == [3] * 4
@@ -49,7 +29,7 @@ def test_the_last_of_several_td_errors_for_a_row_counts() -> None:
 
 def test_a_priority_exponent_set_later_holds_for_all_rows() -> None:
     """Priorities 1 and 3 in the goal's table: shares 1/4 and 3/4, and with exponent 2 1/10 and 9/10."""
-    replay = prioritized(importance_exponent=1.0)
+    replay = six_steps(importance_exponent=1.0)
     replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 1, 1, 3, 1]))
     replay.sample()
     assert replay.group_totals().mass.tolist() == [8.0, 4.0]
@@ -59,7 +39,7 @@ def test_a_priority_exponent_set_later_holds_for_all_rows() -> None:
 
 
 def test_new_rows_get_the_largest_priority_given_so_far() -> None:
-    replay = prioritized()
+    replay = six_steps()
     sampler = replay.sampler
     assert sampler.default_priority == 1.0
     replay.update_priority(torch.arange(6), torch.tensor([0.0, 0, 0, 0, 7.0, 0]))
@@ -79,7 +59,7 @@ def test_a_row_keeps_its_priority_when_an_event_sends_it_to_a_table() -> None:
     replay.extend(event_steps(0, 2, {}, ["goal"], ends=False))
     replay.update_priority(torch.arange(2), torch.tensor([3.0, 1.0]))
     replay.extend(event_steps(2, 1, {0: {"goal"}}, ["goal"]))
-    assert weights_by_row(replay) == pytest.approx({(1, 0): 1 / 3, (1, 1): 1.0, (1, 2): 1 / 3})
+    assert by_row(replay) == pytest.approx({(1, 0): 1 / 3, (1, 1): 1.0, (1, 2): 1 / 3})
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0])
@@ -90,75 +70,53 @@ def test_weights_correct_for_priorities_within_the_table_over_the_largest_of_all
     default    12     1/2 1/2 1 1/2 3/2 2                      1/2
     goal       4      (slot 3) 1/2, (slot 4) 3/2               1/2
     """
-    replay = prioritized(importance_exponent=exponent)
+    replay = six_steps(importance_exponent=exponent)
     replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 3, 4]))
     ratio = {(0, slot): value for slot, value in enumerate([0.5, 0.5, 1.0, 0.5, 1.5, 2.0])}
     ratio |= {(1, 3): 0.5, (1, 4): 1.5}
-    found = weights_by_row(replay)
+    found = by_row(replay)
     assert found == pytest.approx({key: (value / 0.5) ** -exponent for key, value in ratio.items()})
 
 
 def test_the_largest_weight_may_belong_to_a_table_that_is_not_drawn_from() -> None:
     """The goal table (priorities 1 and 7, least n P 1/4) is not ready; the default's least n P is 6 / 13."""
-    table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=3)
-    options = {"priority_exponent": 1.0, "importance_exponent": 1.0, "priority_offset": 0.0, "seed": 0}
-    replay = recipes.event_tables(6, 4, tables=[table], **options)
-    replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
+    replay = six_steps(least_of_goal=3, importance_exponent=1.0)
     replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 7, 1]))
-    found = weights_by_row(replay)
+    found = by_row(replay)
     assert found[0, 0] == pytest.approx(0.25 / (6 / 13))
 
 
 def test_rows_of_priority_zero_in_a_table_that_is_not_drawn_from_do_no_harm() -> None:
-    table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=3)
-    replay = recipes.event_tables(6, 4, tables=[table], priority_exponent=1.0, priority_offset=0.0, seed=0)
-    replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
+    replay = six_steps(least_of_goal=3)
     replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 1, 0, 0, 1]))
     assert replay.sample()["priority_weight"].tolist() == [1.0] * 4
 
 
 def test_without_an_importance_exponent_priorities_have_no_weights() -> None:
-    assert "priority_weight" not in prioritized(importance_exponent=0.0).sample()
+    assert "priority_weight" not in six_steps(importance_exponent=0.0).sample()
 
 
 def test_the_importance_exponent_follows_its_clock() -> None:
-    replay = prioritized(importance_exponent=Linear(0.0, 1.0, 10, clock="updates"))
+    replay = six_steps(importance_exponent=Linear(0.0, 1.0, 10, clock="updates"))
     replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 3, 4]))
     assert "priority_weight" not in replay.sample()
     replay.advance(updates=10)
-    assert weights_by_row(replay)[0, 5] == pytest.approx(0.25)
+    assert by_row(replay)[0, 5] == pytest.approx(0.25)
 
 
 def test_the_importance_exponent_may_be_set_under_either_name() -> None:
-    replay = prioritized(importance_exponent=0.0)
+    replay = six_steps(importance_exponent=0.0)
     replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 3, 4]))
     replay.sampler.beta = 1.0
-    assert weights_by_row(replay)[0, 5] == pytest.approx(0.25)
+    assert by_row(replay)[0, 5] == pytest.approx(0.25)
     replay.sampler.importance_exponent = 0.5
-    assert weights_by_row(replay)[0, 5] == pytest.approx(0.5)
+    assert by_row(replay)[0, 5] == pytest.approx(0.5)
     with pytest.raises(ValueError, match="importance_exponent is -1"):
         replay.sampler.beta = -1.0
 
 
-@pytest.mark.parametrize(
-    ("index", "td_error", "error", "message"),
-    [
-        ([0, 1], [1.0, float("nan")], ValueError, r"rows \[1\].*NaN or infinite"),
-        ([0, 1], [1.0, float("inf")], ValueError, r"rows \[1\].*NaN or infinite"),
-        ([0, 1], [1.0, 2.0, 3.0], ValueError, "3"),
-        ([0, 99], [1.0, 2.0], IndexError, "must lie in 0..5.*got 0..99"),
-    ],
-)
-def test_bad_td_errors_are_refused_and_nothing_changes(index, td_error, error, message: str) -> None:
-    replay = prioritized()
-    before = replay.sampler.state_dict()["priority"]
-    with pytest.raises(error, match=message):
-        replay.update_priority(torch.tensor(index), torch.tensor(td_error))
-    assert torch.equal(replay.sampler.state_dict()["priority"], before)
-
-
 def test_sampler_and_feedback_without_priorities_are_left_alone() -> None:
-    replay = prioritized(priority_exponent=0.0)
+    replay = six_steps(priority_exponent=0.0)
     replay.update_priority(torch.arange(6), torch.ones(6))
     assert not replay.is_prioritized and replay.sampler.nbytes == 0
-    assert prioritized().sampler.nbytes > 0
+    assert six_steps().sampler.nbytes > 0

@@ -46,13 +46,8 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit() -> None:
     for key in rows.keys(True, True):
         assert drawn[key].dtype == rows[key].dtype, key
         assert drawn[key].shape == (4, *rows[key].shape[1:]), key
-
-
-def test_pairs_are_gathered_in_one_piece() -> None:
-    rows = TensorDict(MIXED, [6])
-    drawn = filled(rows).get(torch.tensor([[0, 5], [2, 2], [4, 1]]))
-    assert drawn.shape == (3, 2)
-    assert (drawn[:, 1].exclude("generation") == rows[torch.tensor([5, 2, 1])]).all()
+    pairs = storage.get(torch.tensor([[0, 5], [2, 2], [4, 1]]))
+    assert pairs.shape == (3, 2) and (pairs[:, 1].exclude("generation") == rows[torch.tensor([5, 2, 1])]).all()
 
 
 def test_drawn_rows_are_copies_and_grow_no_graph() -> None:
@@ -235,16 +230,9 @@ def test_a_state_with_too_many_emptied_slots_is_refused_and_nothing_is_loaded() 
     before = storage.state_dict()["rows"].clone()
     with pytest.raises(ValueError, match="at most 2 slots; nothing was loaded"):
         storage.load_state_dict(other.state_dict() | {"emptied": torch.zeros(3, dtype=torch.int64)})
+    with pytest.raises(ValueError, match="capacity 6 and this one 7"):
+        PackedStorage(capacity=7).load_state_dict(other.state_dict())
     assert (storage.state_dict()["rows"] == before).all()
-
-
-def test_state_restores_rows_and_refuses_another_capacity() -> None:
-    storage = filled(numbered_steps(0, 4))
-    again = PackedStorage(10)
-    again.load_state_dict(storage.state_dict())
-    assert (again.get(torch.arange(4)) == storage.get(torch.arange(4))).all()
-    with pytest.raises(ValueError, match="capacity 10 and this one 11"):
-        PackedStorage(11).load_state_dict(storage.state_dict())
 
 
 def test_branches_without_columns_hold_nothing_and_stop_nothing() -> None:

@@ -14,6 +14,7 @@ from torchrl.data import LazyTensorStorage
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
+from tests.recipe_options import built
 from tests.transitions import numbered_steps
 
 NAN, INF = float("nan"), float("inf")
@@ -25,7 +26,6 @@ def replay(request) -> Replay:
 
 
 def steps_with(key, row: int, value: object) -> TensorDict:
-    """Four rows, of which one has another value."""
     steps = numbered_steps(0, 4)
     steps[key][row] = value
     return steps
@@ -168,9 +168,9 @@ def test_recipes_pass_the_choice_on(recipe) -> None:
 
 
 @pytest.mark.parametrize("key", ["trajectory", ("collector", "traj_ids")])
-@pytest.mark.parametrize("name", ["uniform", "continuous_transition", "surprise_retention"])
+@pytest.mark.parametrize("name", ["uniform", "continuous_transition", "surprise_retention", "event_tables"])
 def test_a_trajectory_of_several_numbers_is_refused_and_nothing_is_stored(name, key) -> None:
-    replay = recipes.by_name(name)(capacity=8, batch_size=2)
+    replay = built(name, capacity=8, batch_size=2)
     steps = numbered_steps(0, 4)
     with pytest.raises(ValueError, match=r"has the shape \[2\] for each row; .* must be \[N\] or \[N, 1\]"):
         replay.extend(steps.clone().set(key, torch.zeros(4, 2, dtype=torch.int64)))

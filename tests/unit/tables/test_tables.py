@@ -30,21 +30,6 @@ def free(tables: Tables) -> list[int]:
     return tables.state_dict()["slots"]["free"].tolist()
 
 
-def test_slots_are_taken_in_the_order_in_which_they_became_free() -> None:
-    """A ring of 4 slots; the table holds 3, of which 1 and 0 leave early::
-
-    free        after
-    3           the first rows, 0 1 2
-    3 0 1       two of them left
-    1           two more came, into 3 and 0
-    """
-    tables = Tables({"all": 3}, extra_slots=1)
-    assert new(tables, 0, 3) == [0, 1, 2]
-    tables.leave_early(0, 2)
-    assert free(tables) == [3, 0, 1] and tables.num_free == 3
-    assert new(tables, 0, 2) == [3, 0] and free(tables) == [1]
-
-
 def test_freed_slots_are_announced_once_and_in_order() -> None:
     tables, freed = Tables({"all": 2}, extra_slots=1), []
     tables.on_free = lambda slots: freed.append(slots.tolist())
@@ -71,25 +56,6 @@ def test_rows_without_a_free_slot_are_refused() -> None:
     tables.arrays.counters[TAKEN] = 1
     with pytest.raises(RuntimeError, match="2 rows are to be written and 1 of 2 slots are free.*num_slots"):
         new(tables, 0, 2)
-
-
-def test_one_table_is_a_ring_that_takes_its_slots_in_turn() -> None:
-    """Capacity 3; rows a b, then c d, then e::
-
-    0  1  2
-    a  b
-    d  b  c       d takes the slot of a, the oldest
-    d  e  c
-    """
-    tables = Tables({"all": 3})
-    assert new(tables, 0, 2) == [0, 1]
-    assert new(tables, 0, 1) == [2]
-    assert new(tables, 0, 1) == [0]
-    assert held(tables) == [[1, 2, 0]]
-    assert new(tables, 0, 1) == [1]
-    assert held(tables) == [[2, 0, 1]]
-    assert tables.position.tolist() == [[0, 1, 2]] and tables.appended.tolist() == [5]
-    assert tables.age_of(numbers(2, 0, 1)).tolist() == [2, 1, 0]
 
 
 def test_a_slot_lives_while_one_table_refers_to_it() -> None:
@@ -126,42 +92,6 @@ def test_of_more_slots_than_a_table_holds_the_last_stay() -> None:
     assert tables.references.tolist()[:5] == [1, 1, 1, 2, 2]
     send(tables, 1, slots[0])
     assert held(tables)[1] == [slots[4], slots[0]]
-
-
-def test_one_call_appends_to_several_tables() -> None:
-    """Rows of tables 0 1 1 0 1; table 1 holds two, then one slot goes to both event tables at once."""
-    tables = Tables({"default": 2, "near": 3, "far": 1})
-    assert tables.append_new_to_each(numbers(0, 1, 1, 0, 1)).tolist() == [0, 1, 2, 3, 4]
-    assert held(tables) == [[0, 3], [1, 2, 4], []]
-    tables.append(numbers(1, 2, 2), numbers(0, 0, 3))
-    assert held(tables) == [[0, 3], [2, 4, 0], [3]]
-    assert tables.references.tolist() == [2, 0, 1, 2, 1, 0] and free(tables) == [5, 1]
-
-
-def test_a_slot_that_leaves_several_tables_at_once_is_free_once() -> None:
-    """Slot 0 is in both event tables only, and slot 1 pushes it out of both::
-
-    default     near     far     free
-    1           0        0
-    1           1        1       2, then 0
-    """
-    tables = Tables({"default": 1, "near": 1, "far": 1})
-    new(tables, 0, 1)
-    tables.append(numbers(1, 2), numbers(0, 0))
-    new(tables, 0, 1)
-    tables.append(numbers(1, 2), numbers(1, 1))
-    assert held(tables) == [[1], [1], [1]]
-    assert tables.references.tolist() == [0, 3, 0] and free(tables) == [2, 0]
-
-
-def test_what_is_pushed_out_by_its_own_batch_keeps_its_slot() -> None:
-    """A slot in its last table is appended to another in the call in which it leaves the first."""
-    tables = Tables({"default": 1, "near": 1, "far": 1})
-    new(tables, 0, 1)
-    send(tables, 1, 0)
-    new(tables, 0, 1)
-    tables.append(numbers(2, 1), numbers(0, 1))
-    assert held(tables) == [[1], [1], [0]] and tables.references.tolist() == [1, 2, 0]
 
 
 def test_cleared_tables_are_as_new() -> None:

@@ -60,20 +60,6 @@ def test_formed_transitions_equal_the_worked_tuples(case: dict[str, Any], size: 
         torch.testing.assert_close(float(row["discount"]), expected["bootstrap_discount"], rtol=1e-6, atol=0)
 
 
-def test_interleaved_episodes_are_formed_apart() -> None:
-    one, two = episode([1.0, 2.0, 3.0, 4.0], None, trajectory=1), episode([10.0, 20.0], "terminal", trajectory=2)
-    mixed = torch.cat([one[:1], two[:1], one[1:2], two[1:], one[2:]])
-    formed = form(NStepTransitions(2, 1.0), mixed, size=2)
-    found = [(int(row["trajectory"]), float(row["next", "reward"]), float(row["discount"])) for row in formed]
-    assert sorted(found) == [(1, 3.0, 1.0), (1, 5.0, 1.0), (1, 7.0, 1.0), (2, 20.0, 0.0), (2, 30.0, 0.0)]
-
-
-def test_an_id_may_be_used_again_after_its_episode_ended() -> None:
-    steps = torch.cat([episode([1.0, 1.0], "truncated", trajectory=0), episode([5.0, 5.0], "truncated", trajectory=0)])
-    formed = form(NStepTransitions(3, 1.0), steps, size=4)
-    assert [float(row["next", "reward"]) for row in formed] == [2.0, 1.0, 10.0, 5.0]
-
-
 def test_a_buffer_stores_what_is_formed_and_nothing_while_nothing_is() -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), transform=NStepTransitions(3, 0.5), batch_size=4)
     steps = episode([1.0, 1.0, 1.0, 1.0], "terminal")

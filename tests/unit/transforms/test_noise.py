@@ -7,14 +7,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_replay import load_replay, recipes
+from lightning_replay import recipes
 from lightning_replay.transforms import GaussianNoise
 from tests.transitions import numbered_steps
 
 DISTURBED = ("observation", "action", ("next", "observation"), ("next", "reward"))
 
 
-def make_steps(count: int = 20_000, value: float = 1.0) -> TensorDict:
+def make_steps(count: int, value: float = 1.0) -> TensorDict:
     flags = torch.arange(count).reshape(-1, 1) % 3 == 0
     following = {
         "observation": torch.full((count, 2), value),
@@ -27,24 +27,6 @@ def make_steps(count: int = 20_000, value: float = 1.0) -> TensorDict:
         {"observation": torch.full((count, 2), value), "action": torch.full((count, 1), value), "next": following},
         [count],
     )
-
-
-@pytest.mark.parametrize(("kind", "value", "deviation"), [("additive", 4.0, 0.5), ("multiplicative", 4.0, 2.0)])
-def test_every_component_of_a_transition_gets_noise_of_its_own(kind: str, value: float, deviation: float) -> None:
-    """Noise of deviation 1/2 on fours: 4 + noise, or 4 (1 + noise), whose deviation is 2."""
-    steps = make_steps(value=value)
-    batch = GaussianNoise(sigma=0.5, kind=kind, seed=0)(steps.clone())
-    noise = torch.cat([batch[key] for key in DISTURBED], dim=1) - value
-    torch.testing.assert_close(noise.std(0), torch.full((6,), deviation), rtol=0.03, atol=0)
-    assert noise.mean(0).abs().max() < 0.03 * deviation
-    assert (torch.corrcoef(noise.T) - torch.eye(6)).abs().max() < 0.05, "no two components share their noise"
-    for flag in ("terminated", "truncated", "done"):
-        assert torch.equal(batch["next", flag], steps["next", flag])
-
-
-def test_terminal_rows_are_disturbed_like_any_other() -> None:
-    batch = GaussianNoise(seed=0)(make_steps(9))
-    assert all((batch[key] != 1).all() for key in DISTURBED)
 
 
 def test_zeros_stay_under_multiplicative_noise() -> None:
@@ -67,7 +49,7 @@ def test_a_key_of_several_stands_for_everything_under_it_once() -> None:
     assert batch["action", "base", "x"].std() == pytest.approx(1.0, abs=0.05)
 
 
-def test_the_recipe_disturbs_what_the_paper_does_and_leaves_the_stored_rows(tmp_path) -> None:
+def test_the_recipe_disturbs_what_the_paper_does_and_leaves_the_stored_rows() -> None:
     replay = recipes.noisy(capacity=50, batch_size=40, sigma=0.01, seed=0)
     steps = numbered_steps(10, 20, done_every=4)
     replay.extend(steps)
@@ -76,10 +58,9 @@ def test_the_recipe_disturbs_what_the_paper_does_and_leaves_the_stored_rows(tmp_
     for key in DISTURBED:
         difference = batch[key] - drawn[key]
         assert (difference != 0).all() and difference.abs().max() < 0.06
-    assert torch.equal(batch["next", "terminated"], drawn["next", "terminated"])
+    for flag in ("terminated", "truncated", "done"):
+        assert torch.equal(batch["next", flag], drawn["next", flag])
     assert torch.equal(replay.storage.get(torch.arange(20))["observation"], steps["observation"])
-    replay.save(tmp_path)
-    assert torch.equal(load_replay(tmp_path).sample()["action"], replay.sample()["action"])
 
 
 def test_keys_and_kind_are_options_of_the_recipe() -> None:

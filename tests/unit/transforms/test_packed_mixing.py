@@ -53,7 +53,6 @@ def transitions(rows: int = ROWS, dtype: torch.dtype = torch.float32, **columns:
 
 
 def batches(kind: type[MixPairs], rows: TensorDict, sampler: Any = None, **options: Any) -> list[TensorDict]:
-    """Three batches of a buffer of these rows."""
     replay = Replay(
         storage=PackedStorage(ROWS),
         sampler=sampler or RandomPairSampler(seed=3),
@@ -76,12 +75,7 @@ def check_equal(mine: list[TensorDict], theirs: list[TensorDict]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"fraction": 0.5},
-        {"keys": ["observation", ("next", "reward")]},
-        {"keys": ["observation", "next", "extra"]},
-    ],
+    [{}, {"fraction": 0.5}, {"keys": ["observation", ("next", "reward")]}, {"keys": ["observation", "next", "extra"]}],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_batch_is_the_one_that_columns_give(options: dict[str, Any], dtype: torch.dtype) -> None:

@@ -2,16 +2,15 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import TensorDictReplayBuffer
 
-from lightning_replay import PackedStorage, Replay, recipes
+from lightning_replay import PackedStorage, recipes
 from lightning_replay.events import (
     Event,
     EventTable,
@@ -26,7 +25,6 @@ from lightning_replay.samplers.tables import TableShares
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.writers.tables import EventTableWriter
 from tests.event_steps import IsTrue, event_steps
-from tests.recipe_options import built
 from tests.transitions import connected, numbered_steps
 
 CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "sset_table_contents.json").read_text())["cases"]
@@ -64,31 +62,6 @@ def test_tables_hold_what_the_fixture_says(case, rows_per_call: int) -> None:
         assert ids(replay, "default") == expected["default"]
         for name, content in expected["tables"].items():
             assert ids(replay, name) == content
-
-
-def test_interleaved_episodes_have_histories_of_their_own() -> None:
-    """Steps by episode a and b; the last of a is the event::
-
-    a   0     2     4!           goal holds 0 2 4
-    b      1     3     5
-    """
-    rows = event_steps(0, 6, {4: {"goal"}}, ["goal"], ends=False)
-    rows["trajectory"] = torch.tensor([0, 1, 0, 1, 0, 1])
-    connected(rows)
-    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
-    for row in range(6):
-        replay.extend(rows[row : row + 1])
-    assert ids(replay, "goal") == [0, 2, 4]
-
-
-def test_the_history_survives_its_eviction_from_the_default_table() -> None:
-    replay = recipes.event_tables(capacity=2, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
-    replay.extend(event_steps(0, 6, {5: {"goal"}}, ["goal"]))
-    assert ids(replay, "default") == [4, 5]
-    assert ids(replay, "goal") == [3, 4, 5]
-    for first in range(6, 60, 6):
-        replay.extend(event_steps(first, 6, {}, ["goal"]))
-    assert ids(replay, "goal") == [3, 4, 5], "a row that a table holds is never overwritten"
 
 
 def test_an_interrupted_episode_is_forgotten() -> None:
@@ -185,30 +158,12 @@ def test_conditions_that_are_never_true_are_warned_of_once_each(as_columns: bool
     assert not extend(2_000, ends=True)
 
 
-def test_more_running_episodes_than_there_is_room_for_are_refused() -> None:
-    rows = event_steps(0, 4, {}, ["goal"], ends=False)
-    rows["trajectory"] = torch.arange(4)
-    options = {"capacity": 10, "batch_size": 1, "tables": [goal_table(condition=IsTrue("goal"))]}
-    replay = recipes.event_tables(**options, max_trajectories=3)
-    replay.extend(rows[:3])
-    unchanged_by(replay, rows[3:], ValueError, "4 episodes would run at once.*max_trajectories=3")
-    forgetful = recipes.event_tables(**options, max_trajectories=3, forget_stale=True)
-    forgetful.extend(rows[:3])
-    forgetful.extend(rows[3:])
-    assert forgetful.stats()["histories_forgotten"] == 1
-
-
 @pytest.mark.parametrize("history_length", [1, 4])
 def test_what_is_remembered_of_abandoned_episodes_is_bounded(history_length: int) -> None:
     """300 episodes begin, two at a time, and none ends; of the last three the histories and the conditions know."""
     goal = IsTrue("goal")
-    table = EventTable(
-        "goal",
-        condition=every_of(first_in_episode(goal), sustained(goal, 3)),
-        history_length=history_length,
-        capacity=9,
-        min_size=1,
-    )
+    condition = every_of(first_in_episode(goal), sustained(goal, 3))
+    table = goal_table(condition=condition, history_length=history_length, capacity=9, min_size=1)
     replay = recipes.event_tables(10, 1, tables=[table], max_trajectories=3, forget_stale=True)
     for first in range(0, 300, 2):
         rows = event_steps(first, 2, {0: {"goal"}, 1: {"goal"}}, ["goal"], ends=False)
@@ -234,18 +189,6 @@ def test_room_for_episodes_is_needed_in_the_middle_of_rows_that_are_written_in_p
     assert len(recipes.event_tables(**options, max_trajectories=3).extend(rows)) == 3
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        (("next", "done"), torch.zeros(4, 1), "'done'.*bool.*got torch.float32"),
-        ("trajectory", torch.zeros(4, 3, dtype=torch.int64), r"'trajectory' has the shape \[3\] for each row"),
-    ],
-)
-def test_columns_that_say_no_episodes_are_refused_and_nothing_is_stored(key, value, message: str) -> None:
-    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
-    unchanged_by(replay, event_steps(0, 4, {}, ["goal"]).set(key, value), ValueError, message)
-
-
 def test_rows_without_what_lemma_2_counts_are_refused_and_nothing_is_stored() -> None:
     tables = [goal_table(condition=IsTrue("goal"))]
     replay = recipes.event_tables(capacity=10, batch_size=1, tables=tables, correction="lemma2")
@@ -255,6 +198,8 @@ def test_rows_without_what_lemma_2_counts_are_refused_and_nothing_is_stored() ->
 def test_rows_that_a_condition_refuses_fix_no_columns() -> None:
     replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
     unchanged_by(replay, event_steps(0, 4, {}, []), ValueError, "goal")
+    flags = event_steps(0, 4, {}, ["goal"]).set(("next", "done"), torch.zeros(4, 1))
+    unchanged_by(replay, flags, ValueError, "'done'.*bool.*got torch.float32")
     assert len(replay.extend(event_steps(0, 4, {}, ["goal"]))) == 4
 
 
@@ -266,20 +211,14 @@ def test_rows_that_a_condition_refuses_fix_no_columns() -> None:
         ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),
         ({"tables": [EventTable("default", bool, 3, capacity=9)]}, "'default'.*taken twice"),
         ({"tables": []}, "at least one EventTable"),
+        ({"tables": [goal_table()], "min_size": 11}, "min_size is 11 .* 10 rows at most: it can never fill"),
+        ({"tables": [goal_table(share=0.0)], "default_share": 1.0, "correction": "continuous"}, "all tables at once"),
         ({"tables": [goal_table()], "batch_size": 500}, "below batch_size 500"),
     ],
 )
 def test_bad_options_are_refused(options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipes.event_tables(**{"capacity": 10, "batch_size": 1} | options)
-
-
-def test_it_writes_into_packed_storage_of_enough_rows() -> None:
-    writer = EventTableWriter(10, [goal_table()])
-    with pytest.raises(TypeError, match=f"PackedStorage\\({writer.num_slots}\\)"):
-        TensorDictReplayBuffer(storage=LazyTensorStorage(500), writer=writer)
-    with pytest.raises(ValueError, match=f"has 20 rows.*needs {writer.num_slots}"):
-        Replay(storage=PackedStorage(20), writer=writer, batch_size=1)
 
 
 def test_torchrls_own_buffer_works_with_writer_and_sampler() -> None:
@@ -303,18 +242,3 @@ def test_emptied_tables_start_anew() -> None:
     assert len(replay) == 0 and replay.stats()["tables"]["goal"]["size"] == 0
     replay.extend(event_steps(6, 2, {1: {"goal"}}, ["goal"]))
     assert ids(replay, "goal") == [6, 7]
-
-
-@pytest.mark.parametrize("key", ["trajectory", ("collector", "traj_ids")])
-def test_episodes_that_are_no_whole_numbers_are_refused_under_the_name_given(key) -> None:
-    replay = built("event_tables", capacity=20, batch_size=2)
-    rows = numbered_steps(0, 4).exclude("trajectory", "collector").set(key, torch.ones(4))
-    with pytest.raises(TypeError, match=rf"^the column {re.escape(repr(key))} is torch.float32; it names the episode"):
-        replay.extend(rows)
-    assert len(replay) == 0
-
-
-def test_shares_that_do_not_sum_to_1_are_refused() -> None:
-    table = EventTable("goal", condition=reward_at_least(1.0), history_length=2, capacity=10, share=0.1)
-    with pytest.raises(ValueError, match="shares of a batch must sum to 1. Got {'default': 0.5, 'goal': 0.1}"):
-        recipes.event_tables(20, 2, tables=[table])

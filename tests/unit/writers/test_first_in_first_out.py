@@ -4,7 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import TensorDictReplayBuffer
 
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
@@ -24,23 +24,6 @@ def test_the_oldest_is_overwritten() -> None:
     assert replay.extend(numbered_steps(3, 4)).tolist() == [3, 4, 0, 1]
     assert stored(replay) == [5, 6, 2, 3, 4]
     assert replay.writer.age_of(torch.arange(5)).tolist() == [1, 0, 4, 3, 2]
-
-
-def test_more_rows_than_slots_keep_the_last_ones() -> None:
-    replay = Replay(storage=PackedStorage(4), batch_size=2)
-    index = replay.extend(numbered_steps(0, 10))
-    assert sorted(stored(replay)) == [6, 7, 8, 9]
-    assert [stored(replay)[slot] for slot in index.tolist()] == [6, 7, 8, 9], "slots in the order of the rows"
-    replay.extend(numbered_steps(10, 1))
-    assert sorted(stored(replay)) == [7, 8, 9, 10]
-
-
-def test_torchrls_storages_leave_the_given_rows_alone() -> None:
-    replay = Replay(storage=LazyTensorStorage(5), batch_size=2)
-    steps = numbered_steps(0, 3)
-    keys = set(steps.keys(True, True))
-    replay.extend(steps)
-    assert set(steps.keys(True, True)) == keys
 
 
 def test_torchrls_buffer_gets_a_slot_for_each_row_also_of_more_than_it_holds() -> None:

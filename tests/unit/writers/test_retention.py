@@ -15,14 +15,11 @@ from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_r
 from lightning_replay.retention.eviction import ARRIVAL_BITS
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
-    NeighborhoodMixupSampler,
     PrioritizedSampler,
     RandomPairSampler,
     ReverseSweepSampler,
-    UniformSampler,
 )
 from lightning_replay.schedules import Linear
-from lightning_replay.transforms import MixPairs
 from lightning_replay.writers import (
     OldestLeaves,
     OnPolicynessOnly,
@@ -82,13 +79,6 @@ def test_the_lowest_leaves_and_a_candidate_that_is_lowest_is_refused() -> None:
     assert stats["bytes_per_transition"] == replay.nbytes / 3 > replay.storage.nbytes / 3
 
 
-def test_a_candidate_no_higher_than_the_lowest_is_refused_and_the_oldest_of_equals_leaves() -> None:
-    replay = small()
-    replay.extend(rewarded([1.0, 1.0, 1.0]))
-    assert replay.extend(rewarded([1.0, -1.0])).tolist() == []
-    assert [replay.extend(rewarded([2.0])).tolist() for _ in range(3)] == [[0], [1], [2]]
-
-
 def test_the_slots_of_rows_that_left_are_told() -> None:
     """Capacity 3, priorities the squares of rewards; a candidate that is driven out by a later one never was there."""
     replay = small()
@@ -140,6 +130,15 @@ def test_feedback_sets_both_priorities_in_one_call() -> None:
     assert priorities(replay) == pytest.approx([0.25 * 0.628531719212, 1.0, 4.0 * 0.140244383166], abs=1e-6)
     replay.update_priority(index[:1], torch.tensor([2.0]), surprise=torch.tensor([[0.5]]))
     assert replay.sampler.state_dict()["tree"]["leaves"][0] == 2.0 and priorities(replay)[0] == 0.5
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_feedback_of_pairs_reaches_their_first_rows_or_both_of_which_the_first_count_more(both: bool) -> None:
+    pairs = RandomPairSampler(first=PrioritizedSampler(4), update_partners=both)
+    replay = small(4, sampler=pairs)
+    replay.extend(rewarded([1.0] * 4))
+    replay.update_priority(torch.tensor([[0, 1], [1, 2]]), torch.tensor([2.0, 3.0]))
+    assert priorities(replay) == [4.0, 9.0, 9.0 if both else 1.0, 1.0]
 
 
 def test_without_action_values_surprise_alone_counts_and_the_log_says_so_once(caplog) -> None:
@@ -296,21 +295,13 @@ def test_a_first_surprise_that_is_no_priority_is_refused_and_nothing_stored(give
     [
         ({"surprise": torch.tensor([1.0, float("nan")])}, ValueError, r"surprise is nan in rows \[1\]"),
         ({"surprise": torch.ones(3)}, ValueError, r"surprise is \[3\] for 2 rows"),
-        (
-            {"action_values": torch.ones(3, 3), "action": torch.zeros(2)},
-            ValueError,
-            r"must be \[2, A\].*got \[3, 3\]",
-        ),
+        ({"action_values": torch.ones(3, 3), "action": torch.zeros(2)}, ValueError, r"must be \[2, A\].*got \[3, 3\]"),
         (
             {"action_values": torch.full((2, 3), float("nan")), "action": torch.tensor([0, 1])},
             ValueError,
             r"NaN or infinite in rows \[0, 1\]",
         ),
-        (
-            {"action_values": torch.ones(2, 3), "action": torch.tensor([0, 3])},
-            IndexError,
-            "actions are 0..3",
-        ),
+        ({"action_values": torch.ones(2, 3), "action": torch.tensor([0, 3])}, IndexError, "actions are 0..3"),
     ],
 )
 def test_bad_feedback_changes_nothing(signals, error, message) -> None:
@@ -387,11 +378,7 @@ def test_a_function_that_cannot_be_saved_is_missed_aloud_and_may_be_set_again(tm
         (StochasticSurprise, SurpriseOnly, "rule StochasticSurprise, here SurpriseOnly"),
         (SurpriseOnly, lambda: SurpriseOnly(falling()), "rule SurpriseOnly, here SurpriseOnly with a schedule"),
         (SurpriseOnly, StochasticSurprise, "rule SurpriseOnly, here StochasticSurprise"),
-        (
-            SurpriseOnly,
-            lambda: SurpriseOnly(draw_discount=0.9),
-            "here SurpriseOnly and draw_discount 0.9",
-        ),
+        (SurpriseOnly, lambda: SurpriseOnly(draw_discount=0.9), "here SurpriseOnly and draw_discount 0.9"),
     ],
 )
 def test_a_save_under_another_rule_is_refused_and_nothing_is_loaded(saved, present, message) -> None:
@@ -415,46 +402,6 @@ def test_a_load_takes_the_exponent_over_however_little_it_differs() -> None:
 
 def falling() -> Linear:
     return Linear(start=1.0, end=0.0, duration=1_000, clock="updates")
-
-
-SAMPLERS = {
-    "uniform": UniformSampler,
-    "prioritized": lambda: PrioritizedSampler(20),
-    "neighborhood mixup": lambda: NeighborhoodMixupSampler(num_neighbors=2, refresh_interval=4),
-    "random pairs": RandomPairSampler,
-    "prioritized pairs": lambda: RandomPairSampler(first=PrioritizedSampler(20), update_partners=True),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_any_sampler_draws_what_is_kept_and_goes_on_after_a_load(name, tmp_path) -> None:
-    def built() -> Replay:
-        writer = RetentionWriter(StochasticSurprise(), initial_surprise=first_number)
-        pairs = name not in ("uniform", "prioritized")
-        transform = MixPairs() if pairs else None
-        storage = PackedStorage(20)
-        return Replay(
-            storage=storage, sampler=SAMPLERS[name](), writer=writer, transform=transform, batch_size=8, seed=1
-        )
-
-    replay = built()
-    for first in range(0, 200, 10):
-        replay.extend(numbered_steps(first, 10, done_every=7))
-        batch = replay.sample()
-        signals = {"action_values": torch.rand(8, 4), "action": torch.arange(8) % 4}
-        replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"], **signals)
-        assert len(replay) == min(first + 10, 20)
-    save_replay(replay, tmp_path)
-    again = built()
-    again.load(tmp_path)
-    assert len(load_replay(tmp_path, trust=["tests"])) == 20
-    for one in (replay, again):
-        torch.manual_seed(5)
-        one.extend(numbered_steps(200, 10))
-    assert rewards(replay) == rewards(again) and priorities(replay) == priorities(again)
-    for _ in range(3):
-        assert torch.equal(replay.sample()["observation"], again.sample()["observation"])
-    assert replay.stats() == again.stats()
 
 
 #  rows 0 1 2 3 | 4 5 of two environments in turn, a refused row x between:   a0 b0 a1 bx a2 b2

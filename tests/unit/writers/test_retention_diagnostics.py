@@ -78,17 +78,6 @@ def test_feedback_counts_for_a_kept_row_and_while_it_is_among_the_newest(at_once
     assert figures(replay)["td_error_over_newest"] == pytest.approx((8.0 / 4) / (1.25 / 4))
 
 
-def test_errors_are_unknown_until_feedback_where_nothing_measures_new_rows() -> None:
-    replay = buffer(2, initial_surprise=None)
-    replay.extend(steps([1.0, 1.0]))
-    assert "td_error_over_newest" not in figures(replay)
-    replay.update_priority(torch.tensor([0]), torch.tensor([3.0]))
-    assert figures(replay)["td_error_over_newest"] == 1.0
-    replay.extend(steps([1.0]))  # takes slot 1, whose row was never measured, and row 0 is no longer among the newest
-    replay.update_priority(torch.tensor([1]), torch.tensor([2.0]))
-    assert figures(replay)["td_error_over_newest"] == 2.5 / 2.0
-
-
 @pytest.mark.parametrize("rule", [OldestLeaves(), OnPolicynessOnly()])
 def test_rules_without_surprise_have_no_errors_of_new_rows(rule: Any) -> None:
     replay = buffer(2, rule=rule)

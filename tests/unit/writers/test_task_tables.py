@@ -6,29 +6,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RandomSampler
 
 from lightning_replay import PackedStorage, Replay, recipes
-from lightning_replay.samplers import PrioritizedSampler, UniformSampler
+from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler, UniformSampler
 from lightning_replay.samplers.tables import ScheduledSampler
-from lightning_replay.schedulers import OneTask, UniformTasks
+from lightning_replay.schedulers import UniformTasks
 from lightning_replay.table_replay import CurriculumReplay
-from lightning_replay.writers.tables import SHARED_TABLE, TaskTableWriter
-from tests.transitions import numbered_steps
+from lightning_replay.writers.tables import EventTableWriter, TaskTableWriter
+from tests.transitions import numbered_steps, task_steps
 
 TASKS = ["target", "far", "near"]
 
 
 def curriculum(**options) -> CurriculumReplay:
     return recipes.parallel_curriculum(TASKS, **{"capacity_per_task": 3, "batch_size": 2, "seed": 0} | options)
-
-
-def rows_of(tasks: list[int], first: int = 0) -> TensorDict:
-    rows = numbered_steps(first, len(tasks))
-    rows["task"] = torch.tensor(tasks)
-    return rows
 
 
 def contents(replay: CurriculumReplay) -> dict[str, list[int]]:
@@ -42,16 +36,16 @@ def test_each_task_has_a_table_that_its_oldest_rows_leave() -> None:
     f n t t          target 3 7 8    far 2 4 5      near 6
     """
     replay = curriculum()
-    assert len(replay.extend(rows_of([0, 1, 1, 0, 1]))) == 5
+    assert len(replay.extend(task_steps([0, 1, 1, 0, 1]))) == 5
     assert contents(replay) == {"target": [0, 3], "far": [1, 2, 4], "near": []}
-    replay.extend(rows_of([1, 2, 0, 0], first=5))
+    replay.extend(task_steps([1, 2, 0, 0], first=5))
     assert contents(replay) == {"target": [3, 7, 8], "far": [2, 4, 5], "near": [6]}
     assert len(replay) == 7 and replay.capacity == 9
 
 
 def test_the_slots_are_those_of_the_rows_that_stayed_in_their_order() -> None:
     replay = curriculum()
-    index = replay.extend(rows_of([1, 0, 1, 1, 1, 0, 1]))
+    index = replay.extend(task_steps([1, 0, 1, 1, 1, 0, 1]))
     assert replay.storage.get(index)["observation"][:, 0].tolist() == [1, 3, 4, 5, 6]
     assert contents(replay) == {"target": [1, 5], "far": [3, 4, 6], "near": []}
 
@@ -59,29 +53,15 @@ def test_the_slots_are_those_of_the_rows_that_stayed_in_their_order() -> None:
 def test_td_errors_reach_the_rows_that_stayed() -> None:
     """Row 0 of task 1 leaves at once, so that the priorities kept are not the last ones given."""
     replay = curriculum(priority_exponent=1.0, priority_offset=0.0)
-    rows = rows_of([1, 0, 1, 1, 1])
+    rows = task_steps([1, 0, 1, 1, 1])
     rows["td_error"] = torch.arange(5.0)
     index = replay.extend(rows)
     assert replay.sampler.priority_of(index).tolist() == [1, 2, 3, 4]
     assert replay.storage.get(index)["observation"][:, 0].tolist() == [1, 2, 3, 4]
-    rows = rows_of([1, 1, 1, 0, 1])
+    rows = task_steps([1, 1, 1, 0, 1])
     rows["td_error"] = torch.arange(5.0)
     index = replay.extend(rows)
     assert replay.sampler.priority_of(index).tolist() == [1, 2, 3, 4]
-
-
-def test_baselines_keep_all_tasks_in_one_table() -> None:
-    replay = curriculum(scheduler=OneTask("target"))
-    replay.extend(rows_of([0, 1, 2] * 4))
-    assert contents(replay) == {SHARED_TABLE: list(range(3, 12))}
-    assert replay.capacity == 9 and replay.sample()["task"].dtype == torch.int64
-
-
-def test_one_transition_at_a_time() -> None:
-    replay = curriculum()
-    for number, task in enumerate([2, 2, 0, 2, 2]):
-        replay.add(rows_of([task], first=number)[0])
-    assert contents(replay) == {"target": [2], "far": [], "near": [1, 3, 4]}
 
 
 @pytest.mark.parametrize(
@@ -111,34 +91,20 @@ def test_a_task_column_of_one_number_a_row_is_taken() -> None:
     assert contents(replay) == {"target": [1], "far": [], "near": [0, 2]}
 
 
-def test_tasks_with_different_observation_shapes_are_refused() -> None:
-    replay = curriculum()
-    replay.extend(rows_of([0, 0]))
-    other = rows_of([1, 1], first=2)
-    other["observation"] = torch.zeros(2, 5)
-    with pytest.raises(ValueError, match=r"observation: stored .*\(3,\).*given .*\(5,\)"):
-        replay.extend(other)
-    assert contents(replay) == {"target": [0, 1], "far": [], "near": []}
-    replay.extend(rows_of([1], first=2))
-    assert contents(replay) == {"target": [0, 1], "far": [2], "near": []}
-
-
 @pytest.mark.parametrize("tasks", [[], "target", ["target", "far", "target"]])
 def test_tasks_that_cannot_be_told_apart_are_refused(tasks) -> None:
     with pytest.raises(ValueError, match="at least one name is needed, and each once"):
         TaskTableWriter(tasks, 3)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [UniformSampler(), RandomSampler(), PrioritizedSampler(9)],
-    ids=lambda sampler: type(sampler).__module__.split(".")[0] + type(sampler).__name__,
-)
-def test_samplers_that_do_not_draw_from_tables_are_refused(sampler) -> None:
-    """They would draw slots that no table holds any more."""
+@pytest.mark.parametrize("sampler", [UniformSampler, RandomSampler, lambda: PrioritizedSampler(9), RandomPairSampler])
+@pytest.mark.parametrize("kind", ["tasks", "events"])
+def test_samplers_that_do_not_draw_from_tables_are_refused(sampler, kind: str) -> None:
+    table = EventTable("goal", reward_at_least(1.0), history_length=1, capacity=3)
+    writer = TaskTableWriter(TASKS, 3) if kind == "tasks" else EventTableWriter(6, [table])
     for buffer in (Replay, TensorDictReplayBuffer):
-        with pytest.raises(TypeError, match="would draw slots that no table of TaskTableWriter.*TableShares"):
-            buffer(storage=PackedStorage(9), writer=TaskTableWriter(TASKS, 3), sampler=sampler, batch_size=2)
+        with pytest.raises(TypeError, match=f"would draw slots that no table of {type(writer).__name__}.*TableShares"):
+            buffer(storage=PackedStorage(writer.num_slots), writer=writer, sampler=sampler(), batch_size=2)
 
 
 def test_it_writes_into_packed_storage_of_enough_rows() -> None:
@@ -151,9 +117,9 @@ def test_it_writes_into_packed_storage_of_enough_rows() -> None:
 
 def test_ages_count_transitions_of_every_task() -> None:
     replay = curriculum()
-    index = replay.extend(rows_of([0, 1, 1, 2]))
+    index = replay.extend(task_steps([0, 1, 1, 2]))
     assert replay.writer.age_of(index).tolist() == [3, 2, 1, 0]
-    replay.extend(rows_of([0], first=4))
+    replay.extend(task_steps([0], first=4))
     assert replay.writer.age_of(index).tolist() == [4, 3, 2, 1]
 
 
@@ -161,5 +127,5 @@ def test_a_wrapped_call_writes_each_row_into_its_own_slot() -> None:
     """Slots become free out of order, so that rows of one call lie in slots that do not follow each other."""
     replay, rng = curriculum(), np.random.default_rng(0)
     for first in range(0, 300, 3):
-        index = replay.extend(rows_of(rng.integers(0, 3, 3).tolist(), first))
+        index = replay.extend(task_steps(rng.integers(0, 3, 3).tolist(), first))
         assert replay.storage.get(index)["observation"][:, 0].tolist() == [first, first + 1, first + 2]

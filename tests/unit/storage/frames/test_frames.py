@@ -9,12 +9,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from lightning_replay import load_replay, recipes
-from lightning_replay.events import EventTable
-from lightning_replay.recipes import storage_for
 from lightning_replay.storage import frame_pool as pool_module
 from lightning_replay.storage.frame_pool import NumbaSearch, TorchSearch
 from lightning_replay.storage.frames import FrameStorage
-from lightning_replay.storage.packed import PackedStorage, read_columns
+from lightning_replay.storage.packed import read_columns
 from tests.frame_steps import frame_rows, image_of, stacks_in, stacks_of
 
 SEARCHES = (TorchSearch, NumbaSearch)
@@ -50,17 +48,6 @@ def test_an_episode_of_three_steps_keeps_its_four_frames_once(search, shape) -> 
     assert drawn["pixels"].is_contiguous() and drawn["next", "pixels"].is_contiguous()
     assert drawn["action"].tolist() == [2, 0, 2]
     assert list(drawn.keys()) == ["pixels", "action", "next", "generation"]
-
-
-def test_frames_leave_with_the_last_row_that_refers_to_them(search) -> None:
-    storage = storage_of(frame_rows(EPISODE))
-    storage.release(torch.tensor([1]))  # all its frames are in rows 0 and 2
-    assert storage.frames_held == 4
-    storage.release(torch.tensor([2]))  # 7 and 8 leave, 5 and 6 are in row 0
-    assert storage.frames_held == 2
-    storage.release(torch.tensor([2, 0, 1]))  # two of them were released before
-    assert storage.frames_held == 0 and storage._pool.num_free == 40 and len(storage) == 3
-    assert storage.num_held == 0
 
 
 def test_overwriting_frees_what_was_there_and_keeps_what_the_new_row_has_as_well(search) -> None:
@@ -135,22 +122,6 @@ def test_stacks_that_are_views_are_stored_as_they_look(search) -> None:
     turned["pixels"] = rows["pixels"].transpose(2, 3).contiguous().transpose(2, 3)
     turned["next", "pixels"] = rows["next", "pixels"].expand(1, -1, -1, -1, -1)[0]
     assert stacks_in(storage_of(turned).get(torch.arange(3))) == EPISODE
-
-
-def test_without_room_nothing_is_written(search) -> None:
-    storage = storage_of(frame_rows(EPISODE), frames=6)  # 4 of 6 frames
-    row = frame_rows([((1, 2, 5), (2, 5, 3))])
-    assert not storage.room_for(storage.checked_values(row))
-    before = copy.deepcopy(storage.state_dict())
-    with pytest.raises(RuntimeError, match=r"1 more frames are needed than the 6.*frame_capacity"):
-        storage.set(slice(3, 4), row)
-    assert storage.frames_held == 4 and len(storage) == 3
-    assert torch.equal(storage.state_dict()["rows"], before["rows"])
-    assert storage.room_for(storage.checked_values(row), torch.tensor([2])), "8 leaves with row 2"
-    values = storage.checked_values(row)
-    assert not storage.room_for(values, torch.tensor([0])) and not storage.room_for(values, np.array([1]))
-    storage.set(slice(2, 3), row)
-    assert storage.frames_held == 6
 
 
 def test_rows_changed_after_a_question_about_their_room_are_stored_as_they_are() -> None:
@@ -308,25 +279,6 @@ def test_bad_options_are_refused(options, message: str) -> None:
         recipes.uniform(**{"capacity": 20, "batch_size": 2} | options)
 
 
-def test_without_a_stack_rows_are_stored_as_they_come() -> None:
-    assert type(storage_for(10)) is PackedStorage
-    assert type(recipes.uniform(10, 2).storage) is PackedStorage
-
-
-def test_the_oldest_leave_until_the_candidate_fits() -> None:
-    #   8 frames. Two long episodes that share nothing: 1..6 in 5 rows and then 11, 12, ..
-    replay = recipes.prioritized(20, 1, frame_stack=2, frame_capacity=8, seed=0)
-    replay.extend(frame_rows(stacks_of([1, 2, 3, 4, 5, 6], 2)))
-    replay.extend(frame_rows(stacks_of([11, 12, 13], 2), first=5))  # 6 + 3 frames: row 0, 1 1 -> 1 2, leaves none;
-    # row 1, 1 2 -> 2 3, was the last with 1
-    assert held_actions(replay) == [2, 3, 4, 5, 6]
-    assert len(replay) == 5 and replay.stats()["frames_held"] == 8
-    replay.extend(frame_rows(stacks_of([21, 22, 23], 2), first=7))  # 8 + 3 - 8: 2, 3 and 4 leave with rows 2, 3, 4
-    assert held_actions(replay) == [5, 6, 7, 8]
-    drawn = {int(replay.sample()["action"]) for _ in range(200)}
-    assert drawn == {5, 6, 7, 8}, "released rows are not drawn, the others are"
-
-
 def test_rows_released_by_others_do_not_count_as_the_oldest() -> None:
     replay = recipes.uniform(20, 1, frame_stack=2, frame_capacity=8, seed=0)
     replay.extend(frame_rows(stacks_of([1, 2, 3, 4, 5, 6], 2)))
@@ -397,17 +349,6 @@ def test_priorities_of_entries_that_left_early_are_forgotten(tmp_path) -> None:
         batch = replay.sample()
         assert (batch == again.sample()).all()
         assert int(batch["action"].min()) >= 11
-
-
-def test_histories_are_forgotten_at_last() -> None:
-    table = EventTable("event", condition=is_event, history_length=9, capacity=9, min_size=1)
-    replay = recipes.event_tables(2, 1, tables=[table], frame_stack=2, frame_capacity=6, max_trajectories=4, seed=0)
-    for trajectory in (1, 2, 3):
-        frames = [10 * trajectory + step for step in range(5)]
-        replay.extend(frame_rows(stacks_of(frames, 2), first=10 * trajectory, trajectory=trajectory))
-    assert replay.table("default")["action"].tolist()[-1] == 33
-    assert replay.storage.frames_held <= 6
-    assert replay.stats()["histories_forgotten"] >= 2
 
 
 @pytest.mark.gpu
