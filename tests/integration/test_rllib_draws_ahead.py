@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
 
@@ -19,7 +18,7 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.unit.rllib.local_shards import awaited
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained
-from .shard_contents import homes, lose, observations, on_shards, watch
+from .shard_contents import homes, observations, on_shards, watch
 
 pytestmark = pytest.mark.slow
 
@@ -101,26 +100,3 @@ def test_draws_in_flight_wait_for_nothing_that_was_sent_later(
     for _ in range(4):
         replay.sample(num_items=BATCH)
     assert set(awaited(replay).shard) == {0, 1}
-
-
-def test_training_goes_on_where_a_shard_is_lost_with_draws_in_flight(
-    algorithm: ApexDQN, replay: ShardedEpisodeReplayBuffer
-) -> None:
-    replay.sample(num_items=BATCH)
-    replay.shards.settle()
-    lose(replay.shards.handles[0])
-    replay.shards.send(0, "report")
-    for _ in range(100):
-        blocks = replay.sample(num_items=BATCH)
-        if replay.shards.epochs[0] == 2:
-            break
-        time.sleep(0.05)
-    assert set(awaited(replay).shard) == {1} and 0 < sum(map(len, blocks)) <= BATCH
-    replay.update_priorities(np.ones(sum(map(len, blocks))), "default_policy")
-    replay.shards.wait_for_starts()
-    for _ in range(40):
-        algorithm.train()
-        if all(replay.shards.reports[shard].rows for shard in (0, 1)):
-            break
-    assert replay.stats()["alive"] == [True, True]
-    assert len(replay.draws.in_flight) == 2 and replay.stats()["rows"][0] > 0

@@ -92,14 +92,3 @@ def test_no_row_of_a_drawn_batch_is_pickled_in_band(layout: str, recipe: str) ->
         row = 2 * 8 + 8 + 4 + 4 + 8 + (2 if layout == "flagged" else 0)
         assert len(buffers) == columns and sum(len(one.raw()) for one in buffers) == count * row
     assert abs(in_band[0] - in_band[1]) < 32 and in_band[1] < 1200
-
-
-def test_read_only_columns_are_read(block: TransitionBlock) -> None:
-    """As Ray's object store returns them."""
-    buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(block, protocol=5, buffer_callback=buffers.append)
-    again = pickle.loads(pickled, buffers=[bytes(one.raw()) for one in buffers])
-    assert not again.get_actions(slice(0, 4)).flags.writeable
-    part = pickle.loads(pickle.dumps(again[1:3]))
-    assert part.get_observations(slice(1, 3))["goal"][0].tolist() == [11, 12]
-    assert part.get_rewards(slice(0, 2)).tolist() == [31, 32]

@@ -33,27 +33,6 @@ def test_rows_of_one_episode(numpy: bool) -> None:
     assert rows["trajectory"].tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("numpy", [True, False])
-def test_the_lookback_buffer_is_left_out(numpy: bool) -> None:
-    rows = transitions_of(EpisodeConverter(), [numbered("a", 2, start=5, lookback=3, numpy=numpy)])
-    assert rows["observation"][:, 0].tolist() == [5, 6]
-    assert rows["next", "observation"][:, 0].tolist() == [6, 7]
-    assert rows["next", "reward"].flatten().tolist() == [5, 6]
-    assert rows["action"].tolist() == [1, 0]
-
-
-def test_interleaved_fragments_keep_their_trajectories() -> None:
-    converter = EpisodeConverter()
-    first = transitions_of(converter, [numbered("a", 2), numbered("b", 1, offset=100)])
-    second = transitions_of(
-        converter, [numbered("b", 2, start=1, offset=100, terminated=True), numbered("a", 1, start=2)]
-    )
-    assert first["trajectory"].tolist() == [0, 0, 1]
-    assert second["trajectory"].tolist() == [1, 1, 0]
-    assert second["observation"][:, 0].tolist() == [101, 102, 2]
-    assert second["next", "done"].flatten().tolist() == [False, True, False]
-
-
 SPACES = {
     "box": spaces.Box(-1, 1, (3,), np.float64),
     "discrete": spaces.Discrete(4),
@@ -131,13 +110,3 @@ def test_read_only_arrays_become_writable_rows() -> None:
     rows = transitions_of(EpisodeConverter(), [episode])
     rows["observation"][0] = 7.0
     assert episode.get_observations(0).tolist() == [0, 0]
-
-
-def test_a_refused_fragment_is_not_remembered() -> None:
-    converter = EpisodeConverter()
-    transitions_of(converter, [numbered("a", 2)])
-    bad = sampled(spaces.Box(-1, 1, (9,)), spaces.Discrete(2), length=2)
-    with pytest.raises(ValueError, match=r"observation has shape \(9,\); the first rows had \(2,\)"):
-        transitions_of(converter, [numbered("a", 2, start=2), bad])
-    assert len(transitions_of(converter, [numbered("a", 2, start=2)])) == 2
-    assert converter.fragments.duplicates == 0

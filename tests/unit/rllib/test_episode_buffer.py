@@ -162,13 +162,6 @@ def test_interrupted_episodes_are_closed_as_truncated_once_new_steps_arrive(n_st
     assert (returns[202], returns[203]) == (202.0, 203.0 + 204.0)
 
 
-def test_a_state_of_another_recipe_is_refused() -> None:
-    buffer = filled()
-    with pytest.raises(ValueError, match="the state is of recipe 'prioritized'; this buffer is 'uniform'"):
-        buffer.set_state(filled("prioritized").get_state())
-    assert len(buffer) == 15
-
-
 def test_seeds_come_from_the_option_or_from_torch() -> None:
     def draws(**options: object) -> list[int]:
         buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, **options)

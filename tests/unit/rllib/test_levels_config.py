@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections import Counter
 from typing import Any
 
 import gymnasium as gym
@@ -24,7 +22,6 @@ from tensordict import TensorDict
 import rllib_ext
 from lightning_replay.levels import LevelBuffer, SequentialLevels, UniformLevels, scores
 from rllib_ext.levels.checks import built_levels
-from rllib_ext.levels.evaluation import PlayedLevel
 from rllib_ext.levels.evaluation import test_of as level_test_of
 
 
@@ -317,13 +314,3 @@ def test_held_out_levels_are_played_equally_often_by_all_that_evaluate() -> None
     for runner in runners:
         assert level_test_of(runner, range(100, 112)).finish(runner) == [3.0] * 6
         runner.stop()
-
-
-def test_an_environment_tracks_its_episode() -> None:
-    env = PlayedLevel(Numbered(), check=False)
-    states = []
-    for call in (lambda: env.set_next(4, "a"), env.reset, *(functools.partial(env.step, 0) for _ in range(3))):
-        call()
-        states.append((env.is_waiting, env.is_running))
-    assert states == [(True, False), (False, True), (False, True), (False, True), (False, False)]
-    assert (env.episode_id, env.level_id) == ("a", 4) and Counter(states)[(False, True)] == 3

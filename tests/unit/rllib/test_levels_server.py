@@ -148,15 +148,6 @@ def test_a_mean_of_zero_after_an_update_is_no_score(tmp_path: Path) -> None:
         assert server.probabilities()["score"].tolist() == expected
 
 
-def test_levels_that_are_scored_only(tmp_path: Path) -> None:
-    server = server_of(buffer(train_on_new_levels=False, levels=1), tmp_path)
-    server.begin((1, 0), "process", "new")
-    assert server.trains_on(["new"]) == [False]
-    server.score([fragment("new")])
-    server.begin((1, 0), "process", "replayed")
-    assert server.trains_on(["replayed", "unknown"]) == [True, False]
-
-
 def broken(generator: torch.Generator) -> int:
     raise OSError("no more levels")
 

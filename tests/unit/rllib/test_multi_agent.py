@@ -181,15 +181,6 @@ def test_one_of_several_modules_may_have_the_default_name() -> None:
         buffer.replay  # noqa: B018
 
 
-def test_options_of_single_modules() -> None:
-    special = {"capacity": 9, "recipe": "uniform", "priority_exponent": None}
-    buffer = three_agents(priority_exponent=0.5, modules={"other": special})
-    capacities = {name: module.replay.capacity for name, module in buffer.modules.items()}
-    assert capacities == {"default_policy": 100, "other": 9}
-    assert buffer.modules["default_policy"].replay.is_prioritized
-    assert not buffer.modules["other"].replay.is_prioritized
-
-
 def test_a_module_can_store_nothing() -> None:
     buffer = three_agents(modules={"other": None})
     assert list(buffer.modules) == ["default_policy"] and len(buffer) == 6

@@ -176,16 +176,6 @@ def test_steps_of_an_episode_that_broke_off_are_stored_after_a_while() -> None:
     assert expected_rows(4, 7, 3, True) <= stored_rows(buffer)
 
 
-def test_a_gap_is_not_crossed_and_nothing_is_lost_by_it() -> None:
-    buffer = retaining(n_step=3)
-    buffer.add(numbered("a", 4))
-    buffer.add(numbered("a", 4, start=6, terminated=True))
-    for call in range(MAX_LAG):
-        buffer.add(numbered(f"other {call}", 1, offset=100 + 10 * call, terminated=True))
-    own = Counter({row: count for row, count in stored_rows(buffer).items() if row[0] < 100})
-    assert own == expected_rows(0, 4, 3, False) + expected_rows(6, 10, 3, True)
-
-
 def test_no_return_goes_over_steps_that_could_not_be_measured() -> None:
     def measure(module_id: str, episodes: list[SingleAgentEpisode]) -> np.ndarray:
         if 4 in numbers(episodes):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray import tune
 from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
@@ -106,11 +105,6 @@ def test_shards_that_cannot_be_built_are_named_with_the_error(shared_ray: None) 
     with pytest.raises(RuntimeError, match=r"(?s)shard 0 could not be started in 3 attempts.*no space left"):
         actors.start()
     assert actors.handles == []
-
-
-def test_a_search_over_the_number_of_shards_is_accepted() -> None:
-    config = dqn(num_shards=tune.grid_search([2, 4]))
-    assert config.replay_buffer_config["type"] is ShardedEpisodeReplayBuffer
 
 
 def test_nothing_starts_before_it_is_needed_and_the_driver_keeps_its_replay() -> None:
