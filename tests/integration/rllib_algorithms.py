@@ -72,6 +72,10 @@ def small(algorithm: type[AlgorithmConfig], env: Any, recipe: str, **options: An
     )
 
 
+def built(config: AlgorithmConfig, **options: Any) -> Any:
+    return rllib_ext.configure(config, **options).build_algo()
+
+
 def trained(algorithm: Algorithm) -> dict[str, Any]:
     """Results of two iterations."""
     algorithm.train()

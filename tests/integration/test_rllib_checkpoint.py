@@ -17,22 +17,17 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 
-import rllib_ext
 from lightning_replay.saving import DamagedFileError
 from rllib_ext.checkpoints import FOLDER, read_buffer
 from tests.saves import forge
 
-from .rllib_algorithms import Counting, small
+from .rllib_algorithms import Counting, built, small
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 
 def config(recipe: str = "prioritized", env: Any = "CartPole-v1", **options: Any) -> AlgorithmConfig:
     return small(DQNConfig, env, recipe, **options).training(n_step=(1, 3))
-
-
-def built(config: AlgorithmConfig, **options: Any) -> Algorithm:
-    return rllib_ext.configure(config, **options).build_algo()
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +81,6 @@ def test_a_built_again_algorithm_goes_on_with_the_same_draws(saved: Any) -> None
     rows = again.local_replay_buffer.replay.storage.all_rows
     interrupted = rows["next", "truncated"][:stored].flatten() & ~state["rows"]["next", "truncated"].flatten()
     running = ~state["rows"]["next", "done"].flatten()[stored - 1]
-    again.stop()
     assert result["replay_buffer"]["num_env_steps_stored"] == stored + 42
     assert result["replay_buffer"]["num_fragment_gaps_lifetime"] == 0
     assert interrupted.nonzero().flatten().tolist() == ([stored - 1] if running else [])
@@ -104,7 +98,6 @@ def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCapt
         with caplog.at_level(logging.INFO, logger="rllib_ext.checkpoints"):
             second = Path(algorithm.save_to_path(tmp_path / f"second_{incremental}"))
         state, drawn = snapshot(algorithm), draws(algorithm)
-        algorithm.stop()
         shared = {file.stat().st_ino for file in (first / FOLDER).rglob("*") if file.is_file()}
         linked = [file for file in (second / FOLDER).rglob("*") if file.stat().st_ino in shared]
         assert bool(linked) is incremental
@@ -113,7 +106,6 @@ def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCapt
         shutil.rmtree(first)
         again = Algorithm.from_checkpoint(second)
         assert_same(again, state, drawn)
-        again.stop()
 
 
 def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_is_not_taken_for_one(
@@ -132,7 +124,6 @@ def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_is_not_taken_for_o
         killed.setattr("lightning_replay.saving.directory.replace_file", cut_short)
         with pytest.raises(KeyboardInterrupt):
             algorithm.save_to_path(path)
-    algorithm.stop()
     again = built(config())
     with pytest.raises(DamagedFileError, match="files of two checkpoints.*restore_replay=False"):
         again.restore_from_path(path)
@@ -141,7 +132,6 @@ def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_is_not_taken_for_o
     again.local_replay_buffer.take_over(saved.modules, saved.state)
     assert_same(again, state, drawn)
     again.restore_from_path(path, restore_replay=False)
-    again.stop()
 
 
 def test_a_changed_file_of_the_algorithm_is_found(saved: Any, tmp_path: Path) -> None:
@@ -160,7 +150,6 @@ def test_a_changed_file_of_the_algorithm_is_found(saved: Any, tmp_path: Path) ->
             again.restore_from_path(copied)
         file.write_bytes(content)
     again.restore_from_path(copied)
-    again.stop()
 
 
 def cut_short(file: Path, text: str) -> None:
@@ -178,11 +167,9 @@ def test_another_file_system_takes_the_buffer_too(tmp_path: Path) -> None:
     assert rows.isdisjoint(folder.name for folder in (tmp_path / "there" / FOLDER).glob("rows-*"))
     assert len(list((tmp_path / "there" / FOLDER).glob("rows-*"))) == 1
     state, drawn = snapshot(algorithm), draws(algorithm)
-    algorithm.stop()
     again = built(config())
     again.restore_from_path("there", filesystem=remote)
     assert_same(again, state, drawn)
-    again.stop()
 
 
 @pytest.mark.parametrize("said_by", ["configure", "from_checkpoint"])
@@ -210,8 +197,6 @@ def test_without_the_buffer_a_new_warm_up_begins(saved: Any, said_by: str, tmp_p
     # and a restore with the buffer learns when the saved run did
     again.restore_from_path(path, restore_replay=True)
     assert again.config.num_steps_sampled_before_learning_starts == 40
-    algorithm.stop()
-    again.stop()
 
 
 def test_restoring_one_component_leaves_the_buffer(saved: Any) -> None:
@@ -221,7 +206,6 @@ def test_restoring_one_component_leaves_the_buffer(saved: Any) -> None:
     stored = len(algorithm.local_replay_buffer)
     algorithm.restore_from_path(path / "learner_group", component="learner_group")
     assert len(algorithm.local_replay_buffer) == stored
-    algorithm.stop()
 
 
 def weights(algorithm: Algorithm) -> torch.Tensor:
@@ -279,7 +263,6 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_overwritten(saved: Any, 
         change(copy)
         check_refused(algorithm, copy, error, message)
         algorithm.train()
-    algorithm.stop()
 
 
 @pytest.mark.parametrize(
@@ -297,7 +280,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_overwritten(
     algorithm.train()
     check_refused(algorithm, saved[0], ValueError, message)
     algorithm.train()
-    algorithm.stop()
 
 
 def test_without_configure_the_buffer_says_that_it_is_not_saved(
@@ -308,6 +290,5 @@ def test_without_configure_the_buffer_says_that_it_is_not_saved(
         algorithm.train()
         algorithm.train()
     algorithm.save_to_path(tmp_path / "checkpoint")
-    algorithm.stop()
     assert caplog.text.count("not part of the algorithm's checkpoints") == 1
     assert not (tmp_path / "checkpoint" / FOLDER).exists()

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import ray
 
-import rllib_ext
 from rllib_ext.apex import ApexDQN, ApexDQNConfig
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.unit.rllib.local_shards import awaited
 
-from .rllib_algorithms import Counting, EchoLearner, small, trained
+from .rllib_algorithms import Counting, EchoLearner, built, small, trained
 from .shard_contents import homes, observations, on_shards, watch
 
 pytestmark = pytest.mark.slow
@@ -30,7 +29,7 @@ def algorithm(shared_ray: None) -> Iterator[ApexDQN]:
     config = small(ApexDQNConfig, Counting, "prioritized", num_shards=2, num_prefetch=2, priority_exponent=0.7, seed=3)
     config.env_runners(num_env_runners=1, rollout_fragment_length=10).learners(learner_class=EchoLearner)
     config.training(n_step=1, samples_per_insert=4.0, broadcast_interval=1)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     yield algorithm
     algorithm.stop()
 

@@ -15,13 +15,12 @@ import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 
-import rllib_ext
 from rllib_ext.learner.remote_blocks import BlockReader
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import EpisodeReference
 from tests.unit.rllib.local_shards import awaited
 
-from .rllib_algorithms import Counting, EchoLearner, small, trained
+from .rllib_algorithms import Counting, EchoLearner, built, small, trained
 from .shard_contents import homes, lose, observations, on_shards, stored, watch
 
 pytestmark = pytest.mark.slow
@@ -34,7 +33,7 @@ def algorithm(shared_ray: None) -> Iterator[Algorithm]:
     config = small(DQNConfig, Counting, "prioritized", num_shards=2, priority_exponent=0.7, seed=3)
     config.env_runners(num_env_runners=1, num_envs_per_env_runner=2)
     config.learners(num_learners=2, learner_class=EchoLearner).training(train_batch_size_per_learner=BATCH // 2)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     yield algorithm
     algorithm.stop()
 

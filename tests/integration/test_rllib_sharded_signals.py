@@ -11,12 +11,11 @@ import ray
 import torch
 from ray.rllib.algorithms.dqn import DQNConfig
 
-import rllib_ext
 from lightning_replay.retention.surprise import on_policyness
 
-from .rllib_algorithms import EchoLearner, small, trained
+from .rllib_algorithms import EchoLearner, built, small, trained
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -34,11 +33,10 @@ def test_learners_report_surprise_and_action_values_to_the_shards() -> None:
     config = small(DQNConfig, "CartPole-v1", "surprise_retention", num_shards=2, capacity=400, priority_exponent=0.0)
     config.env_runners(num_env_runners=0).learners(num_learners=0, learner_class=EchoLearner).training(lr=0.0)
     config.debugging(seed=0)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     result = trained(algorithm)
     module = algorithm.get_module()
     found = ray.get([shard.__ray_call__.remote(priorities) for shard in algorithm.local_replay_buffer.shards.handles])
-    algorithm.stop()
     for observation, action, priority in found:
         with torch.no_grad():
             values = module.compute_q_values({"obs": observation})["qf_preds"]

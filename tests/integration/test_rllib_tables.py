@@ -18,13 +18,12 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from tensordict import TensorDictBase
 
-import rllib_ext
 from lightning_replay.envs.building import TaskChoice
 from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn
 
-from .rllib_algorithms import small, trained
+from .rllib_algorithms import built, small, trained
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 TASKS = ["target", "near", "far"]  # not the order of the environment
 RETURNS = {"target": 0.0, "far": 0.5, "near": 1.0}
@@ -82,10 +81,10 @@ def check_tasks(rows: TensorDictBase) -> None:
     assert [TASKS[task] for task in rows["task"]] == [Levels.TASKS[int(task)] for task in rows["observation"][:, 0]]
 
 
-def test_each_environment_plays_its_task_also_after_its_runner_was_lost(build: Any, tmp_path: Path) -> None:
+def test_each_environment_plays_its_task_also_after_its_runner_was_lost(tmp_path: Path) -> None:
     config = curriculum(Exp3(exploration=0.2)).env_runners(num_env_runners=2, num_envs_per_env_runner=2)
     config.evaluation(evaluation_interval=1, evaluation_num_env_runners=0, evaluation_duration=3)
-    algorithm = build(config)
+    algorithm = built(config)
     buffer = algorithm.local_replay_buffer
     result = trained(algorithm)
     assert result["evaluation"]["env_runners"]["episode_return_mean"] == RETURNS["target"]
@@ -107,7 +106,6 @@ def test_each_environment_plays_its_task_also_after_its_runner_was_lost(build: A
 
     probabilities, state = buffer.replay.probabilities(), buffer.modules["default_policy"].task_progress.state()
     path = algorithm.save_to_path(tmp_path / "saved")
-    algorithm.stop()
     again = Algorithm.from_checkpoint(path)
     restored = again.local_replay_buffer
     assert restored.replay.probabilities() == probabilities
@@ -118,14 +116,13 @@ def test_each_environment_plays_its_task_also_after_its_runner_was_lost(build: A
         2: {"far", "target"},
     }
     later = restored.modules["default_policy"].task_progress.episodes
-    again.stop()
     assert all(later[task] >= count for task, count in episodes.items()) and later["near"] > episodes["near"]
 
 
-def test_stages_reach_environments_in_other_processes_and_runners_that_come_back(build: Any, tmp_path: Path) -> None:
+def test_stages_reach_environments_in_other_processes_and_runners_that_come_back(tmp_path: Path) -> None:
     config = curriculum(EasyToHard(order=["near", "far", "target"], advance_at=0.5))
     config.env_runners(num_env_runners=1, gym_env_vectorize_mode="async")
-    algorithm = build(config)
+    algorithm = built(config)
     buffer = algorithm.local_replay_buffer
     for _ in range(20):
         algorithm.train()
@@ -134,9 +131,8 @@ def test_stages_reach_environments_in_other_processes_and_runners_that_come_back
     tasks = order_of_tasks(buffer)
     assert list(dict.fromkeys(tasks))[:2] == ["near", "far"]
     path = algorithm.save_to_path(tmp_path / "saved")
-    algorithm.stop()
 
-    again = build(config.copy(copy_frozen=False).env_runners(gym_env_vectorize_mode="sync"))  # others take seconds
+    again = built(config.copy(copy_frozen=False).env_runners(gym_env_vectorize_mode="sync"))  # others take seconds
     again.restore_from_path(path)
 
     def check_new_ones(known: set[tuple[int, int]]) -> None:
@@ -162,4 +158,4 @@ def order_of_tasks(buffer: Any) -> list[str]:
 def test_environments_that_cannot_play_the_tasks_are_refused() -> None:
     config = curriculum(Exp3()).environment("CartPole-v1").env_runners(num_env_runners=0)
     with pytest.raises(ValueError, match="the environments have no attribute 'task'"):
-        rllib_ext.configure(config).build_algo()
+        built(config)

@@ -9,6 +9,8 @@ import gymnasium as gym
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+
 
 def numbered(
     name: str, length: int, *, start: int = 0, offset: float = 0.0, numpy: bool = True, lookback: int = 0, **ends: bool
@@ -52,3 +54,8 @@ def column(episodes: list[Any], method: str, *args: Any) -> np.ndarray:
 def numbers(episodes: list[Any]) -> np.ndarray:
     """The first number that each row observes."""
     return column(episodes, "get_observations")[:, 0].astype(int)
+
+
+def buffer_of(config: dict[str, Any]) -> RecipeEpisodeReplayBuffer:
+    """The buffer of a ``replay_config``."""
+    return RecipeEpisodeReplayBuffer(**{name: value for name, value in config.items() if name != "type"})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from gymnasium import spaces
 import rllib_ext
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
-from .episodes import sampled
+from .episodes import buffer_of, sampled
 
 
 @pytest.mark.parametrize(
@@ -45,34 +45,26 @@ def test_neighbours_are_found_in_the_named_entries_of_dict_observations() -> Non
     assert mixed > 25
 
 
+def part(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": f"lightning_replay.{name}", "init_args": arguments}
+
+
 def test_parts_by_class_path_with_arguments() -> None:
+    exponent = part("schedules.Linear", start=0.4, end=1.0, duration=10)
+    prioritized = part("samplers.PrioritizedSampler", priority_exponent=0.7, importance_exponent=exponent)
     config = rllib_ext.replay_config(
         capacity=64,
         seed=1,
-        sampler={
-            "class_path": "lightning_replay.samplers.NeighborhoodMixupSampler",
-            "init_args": {
-                "num_neighbors": 3,
-                "first": {
-                    "class_path": "lightning_replay.samplers.PrioritizedSampler",
-                    "init_args": {
-                        "priority_exponent": 0.7,
-                        "importance_exponent": {
-                            "class_path": "lightning_replay.schedules.Linear",
-                            "init_args": {"start": 0.4, "end": 1.0, "duration": 10},
-                        },
-                    },
-                },
-            },
-        },
+        sampler=part("samplers.NeighborhoodMixupSampler", num_neighbors=3, first=prioritized),
         transform=["lightning_replay.transforms.MixPairs"],
         writer="lightning_replay.writers.FirstInFirstOutWriter",
     )
-    options = copy.deepcopy(config)
-    options.pop("type")
-    sampler = RecipeEpisodeReplayBuffer(**options).replay.sampler
+    sampler = buffer_of(config).replay.sampler
     assert (sampler.num_neighbors, sampler.first.priority_exponent, sampler.first.max_size) == (3, 0.7, 64)
     assert sampler.first.importance_exponent(10) == 1.0
+
+
+UNIFORM = "lightning_replay.samplers.UniformSampler"
 
 
 @pytest.mark.parametrize(
@@ -83,13 +75,9 @@ def test_parts_by_class_path_with_arguments() -> None:
         ({"sampler": "Nothing"}, TypeError, "it must be a TorchRL Sampler, or its class path"),
         ({"sampler": "lightning_replay.recipes.uniform"}, ValueError, "which is no class but a function"),
         ({"sampler": "lightning_replay.transforms.MixPairs"}, TypeError, "it must be a TorchRL Sampler"),
-        (
-            {"sampler": {"class_path": "lightning_replay.samplers.UniformSampler", "init_args": {"alpha": 1}}},
-            TypeError,
-            "UniformSampler has no argument 'alpha'; accepted are",
-        ),
+        ({"sampler": {"class_path": UNIFORM, "init_args": {"alpha": 1}}}, TypeError, "has no argument 'alpha'; acc"),
         ({"sampler": {"class_path": "x.Y", "arguments": {}}}, ValueError, "accepted are class_path and init_args"),
-        ({"sampler": "lightning_replay.samplers.UniformSampler", "alpha": 1}, ValueError, "no option 'alpha'"),
+        ({"sampler": UNIFORM, "alpha": 1}, ValueError, "no option 'alpha'"),
         ({"recipe": "uniform", "sampler": "a.B"}, ValueError, "recipe 'uniform' has no option 'sampler'"),
     ],
 )

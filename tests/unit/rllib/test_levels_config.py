@@ -179,26 +179,14 @@ def half(level_id: int, generator: torch.Generator) -> int:
 @pytest.mark.parametrize(
     ("config", "levels", "message"),
     [
-        (
-            plain(DQNConfig),
-            None,
-            "DQN does not learn from whole episodes with a value function; levels are replayed with PPO",
-        ),
+        (plain(DQNConfig), None, "DQN does not learn from whole episodes .*; levels are replayed with PPO"),
         (PPOConfig(), None, "the config has no environment"),
         (plain().api_stack(False, False), None, "the config is on the old API stack"),
         (several_agents(plain()), None, "levels are replayed for one agent; the config has several"),
-        (
-            plain(APPOConfig).learners(num_aggregator_actors_per_learner=1),
-            None,
-            "num_aggregator_actors_per_learner is 1",
-        ),
+        (plain(APPOConfig).learners(num_aggregator_actors_per_learner=1), None, "num_aggregator_actors_per_learner"),
         (no_connectors(plain()), None, "add_default_connectors_to_learner_pipeline is False"),
         (plain().env_runners(gym_env_vectorize_mode="async"), None, "gym_env_vectorize_mode is 'async'"),
-        (
-            plain(IMPALAConfig),
-            {"levels": 8, "train_on_new_levels": False},
-            "must not be learned from; IMPALA builds its",
-        ),
+        (plain(IMPALAConfig), {"levels": 8, "train_on_new_levels": False}, "must not be learned from; IMPALA builds"),
         (plain(APPOConfig), LevelBuffer(capacity=8, editor=half), "must not be learned from; APPO builds its"),
         (plain(env=Constant), None, "ignores its level"),
         (plain(env=Forgetful), None, "does not follow its level"),
@@ -206,17 +194,9 @@ def half(level_id: int, generator: torch.Generator) -> int:
         (plain(), {"levels": [2**31, 5]}, "level 2147483648 is drawn; the ids of levels are integers from 0"),
         (plain(), LevelBuffer(capacity=8, generate=own_level, seed=0), "level 2147483648 is drawn"),
         (plain(), {"levels": 8, "score": own_score}, "the score of the level buffer cannot be computed: .*no such key"),
-        (
-            plain(env=Steered),
-            {"levels": 8, "score": scores.PolicyEntropy()},
-            "cannot be computed: .*logits.*, and logits only where actions are discrete",
-        ),
+        (plain(env=Steered), {"levels": 8, "score": scores.PolicyEntropy()}, "logits only where actions are discrete"),
         (plain(), {"levelz": 8}, "LevelBuffer has no argument 'levelz'. Did you mean 'levels'"),
-        (
-            plain(),
-            {"levels": 8, "score": {"class_path": "PositiveValueLoss"}},
-            "levels.score names .* as 'lightning_replay.levels.scores.L1ValueLoss'",
-        ),
+        (plain(), {"levels": 8, "score": {"class_path": "PositiveValueLoss"}}, "levels.score names .*L1ValueLoss'"),
     ],
 )
 def test_what_cannot_work_is_refused(config: AlgorithmConfig, levels: Any, message: str) -> None:

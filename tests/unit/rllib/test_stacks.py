@@ -83,32 +83,15 @@ def test_an_entry_of_a_dict_is_named(image_key: Any, wrap: Any) -> None:
     assert buffer.replay.storage.frames_held == 21
 
 
-FLOATS = (
-    r"observation is float32 \[3, 5, 4\], and frame_stack=3 stores frames of stacks uint8 \[3, H, W\], oldest first"
-)
-
-
 @pytest.mark.parametrize(
     ("options", "wrap", "message"),
     [
-        ({}, lambda image: image.astype(np.float32) / 128.0 - 1.0, FLOATS),
-        (
-            {},
-            lambda image: np.moveaxis(image, 0, -1),
-            r"observation is uint8 \[5, 4, 3\].*lightning_replay.envs:Atari-v0",
-        ),
-        (
-            {"frame_stack": 4},
-            lambda image: image,
-            r"uint8 \[3, 5, 4\], and frame_stack=4.*FrameStackObservation\(env, 4\)",
-        ),
+        ({}, lambda image: image.astype(np.float32), r"is float32 \[3, 5, 4\], and .* uint8 \[3, H, W\], oldest first"),
+        ({}, lambda image: np.moveaxis(image, 0, -1), r"is uint8 \[5, 4, 3\].*lightning_replay.envs:Atari-v0"),
+        ({"frame_stack": 4}, lambda image: image, r"uint8 \[3, 5, 4\], and .*FrameStackObservation\(env, 4\)"),
         ({}, lambda image: image[:, :, 0], r"observation is uint8 \[3, 5\]"),
         ({}, lambda image: {"camera": image}, "the observations have observation/camera. Name the entry by image_key"),
-        (
-            {"image_key": "camera"},
-            lambda image: {"eye": image},
-            "observation/camera is no stack.* have observation/eye",
-        ),
+        ({"image_key": "camera"}, lambda image: {"eye": image}, "/camera is no stack.* have observation/eye"),
         ({"image_key": "camera"}, lambda image: image, "leave it out where the observation itself is the stack"),
     ],
 )

@@ -13,7 +13,7 @@ import rllib_ext
 from lightning_replay.schedulers import EasyToHard, Exp3
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
-from .episodes import numbered
+from .episodes import buffer_of, numbered
 
 TASKS = ["target", "far", "near"]
 MEAN = {"class_path": "lightning_replay.schedulers.MeanReturn", "init_args": {"low": 0.0, "high": 100.0, "every": 1}}
@@ -21,8 +21,7 @@ MEAN = {"class_path": "lightning_replay.schedulers.MeanReturn", "init_args": {"l
 
 def curriculum(**options: Any) -> RecipeEpisodeReplayBuffer:
     given = {"tasks": TASKS, "capacity_per_task": 100, "scheduler": Exp3(0.3), "progress": MEAN, "seed": 0, **options}
-    config = rllib_ext.replay_config("parallel_curriculum", **given)
-    return RecipeEpisodeReplayBuffer(**{name: value for name, value in config.items() if name != "type"})
+    return buffer_of(rllib_ext.replay_config("parallel_curriculum", **given))
 
 
 def of(task: str, name: str, length: int, **options: Any) -> SingleAgentEpisode:
@@ -76,18 +75,16 @@ def test_signals_reach_the_scheduler_once_each() -> None:
 def test_the_least_size_follows_the_batch() -> None:
     taught = curriculum()
     taught.add([of("target", "a", 10), of("far", "b", 19), of("near", "c", 20)])
-    drawn = {taught.replay.tasks[int(task)] for task in _tasks_drawn(taught, 20)}
-    assert drawn == {"near"}
-    assert {taught.replay.tasks[int(task)] for task in _tasks_drawn(taught, 15)} == {"far", "near"}
-    assert {taught.replay.tasks[int(task)] for task in _tasks_drawn(taught, 50)} == {"near"}  # nothing holds 50
+    assert _tasks_drawn(taught, 20) == {"near"} and _tasks_drawn(taught, 15) == {"far", "near"}
+    assert _tasks_drawn(taught, 50) == {"near"}  # nothing holds 50
     given = curriculum(min_size=10)
     given.add([of("target", "a", 10), of("far", "b", 9)])
-    assert {int(task) for task in _tasks_drawn(given, 32)} == {0}
+    assert _tasks_drawn(given, 32) == {"target"}
 
 
-def _tasks_drawn(buffer: RecipeEpisodeReplayBuffer, rows: int) -> set[int]:
+def _tasks_drawn(buffer: RecipeEpisodeReplayBuffer, rows: int) -> set[str]:
     buffer.sample(num_items=rows)  # sets the least size
-    return {int(buffer.replay.sample(4)["task"][0]) for _ in range(40)}
+    return {buffer.replay.tasks[int(buffer.replay.sample(4)["task"][0])] for _ in range(40)}
 
 
 def test_stages_move_all_actors() -> None:
@@ -106,16 +103,9 @@ def test_figures_of_tasks() -> None:
     logger = MetricsLogger(root=True)
     logger.aggregate([taught.get_metrics()], key="replay_buffer")
     tasks, tables = (logger.peek(("replay_buffer", name)) for name in ("tasks", "tables"))
-    assert {name: values["num_episodes_lifetime"] for name, values in tasks.items()} == {
-        "target": 0,
-        "far": 0,
-        "near": 2,
-    }
+    assert [tasks[name]["num_episodes_lifetime"] for name in TASKS] == [0, 0, 2]
     assert tasks["near"]["progress"] == 0.125 and "progress" not in tasks["far"]
-    assert (
-        sum(values["probability"] for values in tasks.values()) == pytest.approx(1)
-        and tasks["target"]["probability"] == 0
-    )
+    assert sum(one["probability"] for one in tasks.values()) == pytest.approx(1) and not tasks["target"]["probability"]
     assert tables["near"]["size"] == 11 and tables["far"]["fill"] == 0.06 and tables["target"]["share_drawn"] == 0
 
 
@@ -127,8 +117,8 @@ def test_figures_of_tasks() -> None:
         ("parallel_curriculum", {"tasks": TASKS}, "needs capacity_per_task, the most transitions kept"),
         (
             "parallel_curriculum",
-            {"capacity_per_task": 9, "tasks": TASKS, "progress": {**MEAN, "init_args": {"low": 1.0}}},
-            "missing a required argument: 'high'",
+            {"capacity_per_task": 9, "tasks": TASKS, "progress": {**MEAN, "init_args": {}}},
+            "'low'",
         ),
     ],
 )

@@ -234,11 +234,7 @@ def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
     fill(replay)
     stored = [one.storage.get(one.oldest_first()) for one in shards_of(replay)]
     for name, error, message in (
-        (
-            "uniform-120",
-            ValueError,
-            "a sharded replay of {'recipe': 'uniform'.* this one is of {'recipe': 'prioritized'",
-        ),
+        ("uniform-120", ValueError, "{'recipe': 'uniform'.* this one is of {'recipe': 'prioritized'"),
         ("prioritized-200", ValueError, "capacity"),
         ("plain", ValueError, "sampler"),
         ("nothing", FileNotFoundError, "no saved replay buffer in .*nothing: replay.json is missing"),
