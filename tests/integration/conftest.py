@@ -26,7 +26,7 @@ def algorithms_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     running: list[Algorithm] = []
     setup, cleanup = Algorithm.setup, Algorithm.cleanup
-    monkeypatch.setattr(Algorithm, "setup", lambda one, config: (running.append(one), setup(one, config))[1])
+    monkeypatch.setattr(Algorithm, "setup", lambda one, config: (setup(one, config), running.append(one)))
     monkeypatch.setattr(Algorithm, "cleanup", lambda one: (one in running and running.remove(one), cleanup(one))[1])
     yield
     for algorithm in list(running):

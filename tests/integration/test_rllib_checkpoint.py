@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,7 @@ def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_is_not_taken_for_o
 
 
 def test_a_changed_file_of_the_algorithm_is_found(saved: Any, tmp_path: Path) -> None:
-    path, _, _ = saved
-    copied = shutil.copytree(path, tmp_path / "copied")
+    copied = shutil.copytree(saved[0], tmp_path / "copied")
     files = [file for file in copied.rglob("*") if file.is_file() and FOLDER not in file.parts]
     assert len(files) > 5
     again = built(config())
@@ -199,43 +199,28 @@ def test_without_the_buffer_a_new_warm_up_begins(saved: Any, said_by: str, tmp_p
     assert again.config.num_steps_sampled_before_learning_starts == 40
 
 
-def test_restoring_one_component_leaves_the_buffer(saved: Any) -> None:
-    path, _, _ = saved
-    algorithm = built(config())
-    algorithm.train()
-    stored = len(algorithm.local_replay_buffer)
-    algorithm.restore_from_path(path / "learner_group", component="learner_group")
-    assert len(algorithm.local_replay_buffer) == stored
-
-
 def weights(algorithm: Algorithm) -> torch.Tensor:
     module = algorithm.learner_group._learner.module["default_policy"]
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-def damaged(copy: Path) -> None:
-    largest = max((copy / FOLDER).glob("rows-*/module-*/data-*/*"), key=os.path.getsize)
-    largest.write_bytes(largest.read_bytes()[:-7])
+def change(file: Path, change: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(change(file.read_bytes()))
 
 
-def without(copy: Path) -> None:
-    shutil.rmtree(copy / FOLDER)
-
-
-def without_rows(copy: Path) -> None:
-    (rows,) = (copy / FOLDER).glob("rows-*")
-    shutil.rmtree(rows)
-
-
-def with_broken_manifest(copy: Path) -> None:
-    manifest = copy / FOLDER / "buffer.json"
-    manifest.write_text(
-        manifest.read_text().replace('"steps_added', '"steps_addfd').replace("steps_added", "steps_addfd")
-    )
-
-
-def of_a_newer_version(copy: Path) -> None:
-    forge(copy / FOLDER / "buffer.json", version=99)
+DAMAGES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
+    "a file cut short": (
+        lambda copy: change(max(copy.glob("rows-*/module-*/data-*/*"), key=os.path.getsize), lambda text: text[:-7]),
+        *(DamagedFileError, "truncated or changed"),
+    ),
+    "no buffer": (shutil.rmtree, FileNotFoundError, "saved without rllib_ext.configure.*restore_replay=False"),
+    "a changed manifest": (
+        lambda copy: change(copy / "buffer.json", lambda text: text.replace(b"steps_added", b"steps_addfd")),
+        *(DamagedFileError, "its checksum differs"),
+    ),
+    "a newer version": (lambda copy: forge(copy / "buffer.json", version=99), ValueError, "format version 99"),
+    "no rows": (lambda copy: shutil.rmtree(*copy.glob("rows-*")), DamagedFileError, "is missing"),
+}
 
 
 def check_refused(algorithm: Algorithm, path: Path, error: type[Exception], message: str) -> None:
@@ -251,18 +236,14 @@ def check_refused(algorithm: Algorithm, path: Path, error: type[Exception], mess
 def test_a_damaged_checkpoint_is_refused_and_nothing_is_overwritten(saved: Any, tmp_path: Path) -> None:
     algorithm = built(config())
     algorithm.train()
-    for change, error, message in (
-        (damaged, DamagedFileError, "truncated or changed"),
-        (without, FileNotFoundError, "saved without rllib_ext.configure.*restore_replay=False"),
-        (with_broken_manifest, DamagedFileError, "its checksum differs"),
-        (of_a_newer_version, ValueError, "format version 99"),
-        (without_rows, DamagedFileError, "is missing"),
-    ):
-        copy = tmp_path / change.__name__
-        shutil.copytree(saved[0], copy)
-        change(copy)
+    for name, (damage, error, message) in DAMAGES.items():
+        copy = shutil.copytree(saved[0], tmp_path / name)
+        damage(copy / FOLDER)
         check_refused(algorithm, copy, error, message)
         algorithm.train()
+    stored = len(algorithm.local_replay_buffer)
+    algorithm.restore_from_path(saved[0] / "learner_group", component="learner_group")
+    assert len(algorithm.local_replay_buffer) == stored  # one component leaves the buffer
 
 
 @pytest.mark.parametrize(
@@ -282,9 +263,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_overwritten(
     algorithm.train()
 
 
-def test_without_configure_the_buffer_says_that_it_is_not_saved(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_without_configure_the_buffer_says_that_it_is_not_saved(caplog: Any, tmp_path: Path) -> None:
     algorithm = config().build_algo()
     with caplog.at_level(logging.WARNING, logger="rllib_ext.buffer.buffer"):
         algorithm.train()

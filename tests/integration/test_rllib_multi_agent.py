@@ -149,9 +149,7 @@ def assert_learners_agree(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize(("num_learners", "module_of"), [(0, each_its_own), (2, two_share)])
-def test_rows_are_true_and_every_td_error_reaches_its_row(
-    num_learners: int, module_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_true_and_every_td_error_reaches_its_row(num_learners: int, module_of: Any, monkeypatch: Any) -> None:
     config = uneven(module_of).learners(num_learners=num_learners, learner_class=EchoLearner)
     config.training(train_batch_size_per_learner=25)
     home = watch_td_errors(monkeypatch)

@@ -149,9 +149,7 @@ def by_hand(algorithm: Algorithm, rows: Any, atoms: int, double_q: bool) -> tupl
 
 
 @pytest.mark.parametrize(("atoms", "dueling", "double_q"), [(1, False, True), (7, True, False)])
-def test_surprise_is_that_of_the_present_networks(
-    atoms: int, dueling: bool, double_q: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_surprise_is_that_of_the_present_networks(atoms: int, dueling: bool, double_q: bool, monkeypatch: Any) -> None:
     config = retaining().training(num_atoms=atoms, dueling=dueling, double_q=double_q, v_min=-10.0, v_max=10.0)
     config.training(num_steps_sampled_before_learning_starts=100)
     algorithm = built(config)
@@ -261,3 +259,30 @@ def test_frames_of_env_runners_are_stored_once_and_drawn_as_they_were(recipe: st
     assert shared["frames_held"] <= 60 * len(films) and shared["frames_per_transition"] <= 1.1  # each film once
     if recipe == "surprise_retention":
         assert len(kept_for(algorithm).unique()) > 20  # each candidate has a surprise of its own
+
+
+def priorities(shard: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Observation, action and retention priority of each row."""
+    replay = shard.held.replay
+    index = torch.arange(len(replay))
+    rows = replay.storage.get(index)
+    return rows["observation"], rows["action"], replay.writer.retention_priority(index)
+
+
+def test_learners_report_surprise_and_action_values_to_the_shards() -> None:
+    """Rows of an :class:`EchoLearner`, whose TD error is the first number of the observation; it learns nothing."""
+    config = small(DQNConfig, "CartPole-v1", "surprise_retention", num_shards=2, capacity=400, priority_exponent=0.0)
+    config.env_runners(num_env_runners=0).learners(num_learners=0, learner_class=EchoLearner).training(lr=0.0)
+    config.debugging(seed=0)
+    algorithm = built(config)
+    result = trained(algorithm)
+    module = algorithm.get_module()
+    found = ray.get([shard.__ray_call__.remote(priorities) for shard in algorithm.local_replay_buffer.shards.handles])
+    for observation, action, priority in found:
+        with torch.no_grad():
+            values = module.compute_q_values({"obs": observation})["qf_preds"]
+        weight = on_policyness(values, action)
+        updated = torch.isclose(priority, observation[:, 0] ** 2 * weight)
+        assert updated.sum() > 15 and weight[updated].max() < 0.999
+    retention = result["replay_buffer"]["retention"]
+    assert retention["admitted"] == result["replay_buffer"]["num_env_steps_stored"] >= 70 and retention["evicted"] == 0

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,9 +98,7 @@ def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedEpiso
     assert len(replay) == rows and len(observations(replay.sample(num_items=BATCH))) == BATCH
 
 
-def test_a_checkpoint_restores_rows_and_the_next_draws(
-    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, tmp_path: Path
-) -> None:
+def test_a_checkpoint_restores_rows_and_the_next_draws(algorithm: Any, replay: Any, tmp_path: Path) -> None:
     path = algorithm.save_to_path(tmp_path / "checkpoint")
     before, drawn = on_shards(replay, stored), [observations(replay.sample(num_items=BATCH)) for _ in range(2)]
     saved, replay.shards.last_save = replay.shards.last_save, None
@@ -115,9 +114,7 @@ def test_a_checkpoint_restores_rows_and_the_next_draws(
     assert result["replay_buffer"]["num_env_steps_stored"] == len(replay)
 
 
-def test_a_lost_shard_starts_again_and_training_goes_on(
-    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_shard_starts_again_and_training_goes_on(algorithm: Any, replay: Any, caplog: Any) -> None:
     stats, before = replay.stats(), on_shards(replay, stored)
     blocks = replay.sample(num_items=BATCH)
     from_lost = int((awaited(replay).shard == 1).sum())

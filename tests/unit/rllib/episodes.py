@@ -13,7 +13,7 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
 
 def numbered(
-    name: str, length: int, *, start: int = 0, offset: float = 0.0, numpy: bool = True, lookback: int = 0, **ends: bool
+    name: str, length: int, *, start: int = 0, offset: float = 0.0, numpy: bool = True, lookback: int = 0, **more: Any
 ) -> SingleAgentEpisode:
     """Steps ``start .. start + length``: observation [offset + t, -t], action t % 2, reward offset + t."""
     first = start - lookback
@@ -23,10 +23,9 @@ def numbered(
         observations=[np.array([offset + t, -t], np.float32) for t in range(first, start + length + 1)],
         actions=[np.int64(t % 2) for t in steps],
         rewards=[offset + t for t in steps],
-        extra_model_outputs={"action_logp": [0.5 for _ in steps]},
         t_started=start,
         len_lookback_buffer=lookback,
-        **ends,
+        **{"extra_model_outputs": {"action_logp": [0.5 for _ in steps]}, **more},
     )
     return episode.to_numpy() if numpy else episode
 

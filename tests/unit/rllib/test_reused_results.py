@@ -110,7 +110,6 @@ def test_each_row_is_a_step_that_was_played(kind: str, num_envs: int) -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=1_000, info_keys=["count"])
     for _ in range(3):
         buffer.add(runner.sample(num_timesteps=7 * num_envs, random_actions=True))
-    runner.stop()
     for module in buffer.modules.values():
         rows = module.replay[:]
         before, after = rows["observation"], rows["next", "observation"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -56,9 +57,7 @@ def test_errors_name_the_folder_and_not_its_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_of_another_node_is_copied_in_pieces(
-    shared_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_another_node_is_copied_in_pieces(shared_ray: None, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(served_folders, "PIECE_BYTES", 1000)
     server = ray.remote(num_cpus=0)(FolderServer).remote()
     folder = ServedFolder(fs.LocalFileSystem(), (tmp_path / "part").as_posix(), server)
