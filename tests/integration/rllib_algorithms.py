@@ -111,9 +111,8 @@ def trained(algorithm: Algorithm) -> dict[str, Any]:
     return algorithm.train()
 
 
-def watch_td_errors(algorithm: Algorithm, monkeypatch: Any) -> list[bool]:
+def watch_td_errors(replay: Any) -> list[bool]:
     """Whether each TD error of an :class:`EchoLearner` comes to the row it was computed on, filled in training."""
-    replay = algorithm.local_replay_buffer.replay
     home: list[bool] = []
     update = replay.update_priority
 
@@ -121,7 +120,7 @@ def watch_td_errors(algorithm: Algorithm, monkeypatch: Any) -> list[bool]:
         home.extend((replay.storage.get(index)["observation"][:, 0] == td_error).tolist())
         update(index, td_error, **rest)
 
-    monkeypatch.setattr(replay, "update_priority", compared)
+    replay.update_priority = compared
     return home
 
 

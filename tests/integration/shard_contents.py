@@ -19,6 +19,8 @@ from pyarrow import fs
 
 from tests.unit.rllib.local_shards import first_numbers, read
 
+from .rllib_algorithms import watch_td_errors
+
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -113,18 +115,11 @@ def trajectories(shard: Any) -> list[list[tuple[float, float]]]:
 
 def watch(shard: Any) -> None:
     """Notes for each TD error whether it comes to the row whose observation it is."""
-    replay, shard.home = shard.held.replay, []
-    update = replay.update_priority
-
-    def compared(index: Any, td_error: Any, **rest: Any) -> None:
-        shard.home.extend((replay.storage.get(index)["observation"][:, 0] == td_error).tolist())
-        update(index, td_error, **rest)
-
-    replay.update_priority = compared
+    shard.home = watch_td_errors(shard.held.replay)
 
 
 def homes(shard: Any) -> list[bool]:
-    found, shard.home = shard.home, []
+    found, shard.home[:] = list(shard.home), []
     return found
 
 

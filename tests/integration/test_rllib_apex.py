@@ -54,8 +54,6 @@ class Gated(gym.Env):
 
 
 class NoEpsilon(TorchRLModule):
-    """Acts at random."""
-
     def setup(self) -> None:
         self.layer = torch.nn.Linear(1, 2)
 
@@ -78,14 +76,12 @@ def weights_of(runner: Any) -> Any:
 
 
 def processes(algorithm: Algorithm, worker: int) -> list[int]:
-    """Process of each row of an EnvRunner."""
     rows = algorithm.local_replay_buffer.replay.storage.get(slice(0, len(algorithm.local_replay_buffer)))
     seen = rows["observation"][:, :2].int()
     return seen[seen[:, 0] == worker, 1].tolist()
 
 
 def until(done: Callable[[], bool], algorithm: ApexDQN, steps: int = 20_000) -> None:
-    """Steps the loop until something has happened."""
     for _ in range(steps):
         if done():
             return
@@ -175,11 +171,11 @@ def test_a_process_has_its_epsilons_from_its_first_fragment_on() -> None:
     runner.stop()
 
 
-def test_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_one_process(tmp_path: Path) -> None:
     config = apex(Counting).learners(learner_class=EchoLearner)
     algorithm = built(config)
     torch.testing.assert_close(algorithm.env_runner_group.foreach_env_runner(epsilons), [torch.tensor([0.4])])
-    home = watch_td_errors(algorithm, monkeypatch)
+    home = watch_td_errors(algorithm.local_replay_buffer.replay)
     result = trained(algorithm)
     counts = result["rate_limiter"]
     assert len(home) == counts["num_rows_sampled_lifetime"] and all(home)

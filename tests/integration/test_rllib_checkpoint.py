@@ -45,14 +45,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory, shared_ray: None) -> tuple[P
 
 
 def snapshot(algorithm: Algorithm) -> dict[str, Any]:
-    """Contents and counters of a buffer, copied."""
     buffer = algorithm.local_replay_buffer
     rows = buffer.replay.storage.get(slice(0, len(buffer))).clone()
     return {"rows": rows, "counters": buffer.plain_state()["counters"], "stats": buffer.replay.stats()}
 
 
 def draws(algorithm: Algorithm) -> list[Any]:
-    """Ten batches as columns."""
     batches = []
     for _ in range(10):
         (block,) = algorithm.local_replay_buffer.sample(num_items=16, n_step=(1, 3), gamma=0.99)

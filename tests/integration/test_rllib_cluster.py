@@ -56,14 +56,13 @@ def learner_state(learner: Any) -> Any:
 
 
 def nodes(algorithm: Algorithm) -> tuple[set[str], set[str]]:
-    """Where EnvRunners and Learners run."""
     runners = algorithm.env_runner_group.foreach_env_runner(node_of, local_env_runner=False)
     learners = [result.get() for result in algorithm.learner_group.foreach_learner(node_of)]
     assert (len(runners), len(learners)) == (1, 2)
     return set(runners), set(learners)
 
 
-def test_training_and_a_checkpoint_across_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_a_checkpoint_across_nodes(tmp_path: Path) -> None:
     config = small(DQNConfig, Counting, "prioritized").training(n_step=(1, 3), train_batch_size_per_learner=25)
     config.env_runners(num_env_runners=1).learners(num_learners=2, learner_class=EchoLearner)
     algorithm = built(config)
@@ -71,7 +70,7 @@ def test_training_and_a_checkpoint_across_nodes(tmp_path: Path, monkeypatch: pyt
     here = ray.get_runtime_context().get_node_id()
     runners, learners = nodes(algorithm)
     assert here not in runners | learners and len(runners | learners) == 2  # three actors, two CPUs on each node
-    home = watch_td_errors(algorithm, monkeypatch)
+    home = watch_td_errors(algorithm.local_replay_buffer.replay)
     values(algorithm.learner_group.foreach_learner(watch_columns))
     for layout in ("rows", "blocks", "flagged"):
         known = len(home)

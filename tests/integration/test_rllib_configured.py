@@ -31,8 +31,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithm
 
 
 class UserCallback(RLlibCallback):
-    """Counts results."""
-
     def on_train_result(self, *, algorithm: Any, **rest: Any) -> None:
         algorithm.results_seen = getattr(algorithm, "results_seen", 0) + 1
 
@@ -99,13 +97,13 @@ def check_figures(config: Any, buffer: Any, result: dict[str, Any]) -> None:
     assert result["replay_buffer"]["drawn_age_max"] >= result["replay_buffer"]["drawn_age_mean"] > 0
 
 
-def test_every_td_error_reaches_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_td_error_reaches_its_row() -> None:
     """The same with two Learners is in test_rllib_cluster.py."""
     config = small(DQNConfig, Counting, "prioritized").training(train_batch_size_per_learner=25)
     config.learners(learner_class=EchoLearner)
     algorithm = built(config)
     buffer = algorithm.local_replay_buffer
-    home = watch_td_errors(algorithm, monkeypatch)
+    home = watch_td_errors(algorithm.local_replay_buffer.replay)
     values(algorithm.learner_group.foreach_learner(watch_columns))
     for layout in ("flagged", "blocks", "rows"):
         home.clear()
@@ -256,8 +254,6 @@ def test_annealing_follows_the_buffers_own_clocks() -> None:
 
 
 class Images(gym.Env):
-    """Shows one image."""
-
     observation_space = gym.spaces.Box(0, 255, (42, 42, 1), np.float32)
     action_space = gym.spaces.Discrete(2)
 

@@ -63,8 +63,6 @@ class Corridor(gym.Env):
 
 
 class Told(Corridor):
-    """Has no level before ``set_level``."""
-
     def set_level(self, level_id: int) -> None:
         self.told = level_id
 

@@ -22,7 +22,7 @@ from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 from lightning_replay.retention.surprise import on_policyness
 
-from .rllib_algorithms import EchoLearner, built, small, trained
+from .rllib_algorithms import EchoLearner, built, small, trained, watch_td_errors
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
@@ -51,8 +51,6 @@ class Film(gym.Env):
 
 
 class StackedFilm(FrameStackObservation):
-    """Its last four frames."""
-
     def __init__(self, config: Any = None) -> None:
         super().__init__(Film(config), 4)
 
@@ -220,13 +218,7 @@ def test_one_of_several_agents_keeps_rows_by_importance(monkeypatch: pytest.Monk
     algorithm.train()
     modules = algorithm.local_replay_buffer.modules
     retention, by_age = modules["p0"].replay, modules["p1"].replay
-    updated, update, home = watch_updates(retention, monkeypatch), by_age.update_priority, []
-
-    def compared(index: torch.Tensor, td_error: torch.Tensor, **rest: Any) -> None:
-        home.extend((by_age.storage.get(index)["observation"][:, 0] == td_error).tolist())
-        update(index, td_error, **rest)
-
-    monkeypatch.setattr(by_age, "update_priority", compared)
+    updated, home = watch_updates(retention, monkeypatch), watch_td_errors(by_age)
     result = trained(algorithm)
     assert_priorities_are_surprise_times_softmax(retention, algorithm.get_module("p0"), updated)
     assert len(updated) > 30 and len(home) >= 16 * 10 and all(home)
@@ -262,7 +254,6 @@ def test_frames_of_env_runners_are_stored_once_and_drawn_as_they_were(recipe: st
 
 
 def priorities(shard: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Observation, action and retention priority of each row."""
     replay = shard.held.replay
     index = torch.arange(len(replay))
     rows = replay.storage.get(index)

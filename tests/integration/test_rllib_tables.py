@@ -119,7 +119,6 @@ def test_stages_reach_environments_in_other_processes_and_runners_that_come_back
 
 
 def order_of_tasks(buffer: Any) -> list[str]:
-    """Tasks of the rows, the oldest first."""
     return [TASKS[task] for task in buffer.replay.table("all tasks")["task"]]
 
 

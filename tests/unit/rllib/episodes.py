@@ -56,5 +56,4 @@ def numbers(episodes: list[Any]) -> np.ndarray:
 
 
 def buffer_of(config: dict[str, Any]) -> RecipeEpisodeReplayBuffer:
-    """The buffer of a ``replay_config``."""
     return RecipeEpisodeReplayBuffer(**{name: value for name, value in config.items() if name != "type"})

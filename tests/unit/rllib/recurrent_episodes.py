@@ -26,7 +26,6 @@ def recurrent(name: str, length: int, *, start: int = 0, lookback: int = 0, **op
 
 
 def numbers(episode: SingleAgentEpisode) -> list[int]:
-    """The numbers of an episode's steps."""
     return episode.get_observations(slice(0, len(episode)))[:, 0].astype(int).tolist()
 
 

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from lightning_replay.sharded.rows import Block
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.episodes import Columns
-from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece, TransitionBlock, deal, learner_order
+from rllib_ext.learner.blocks import LAYOUTS, DrawnRows, Piece, TransitionBlock, learner_order
 from rllib_ext.learner.remote_blocks import RemoteBlock
 
 from .episodes import column, numbered
@@ -149,28 +149,6 @@ def test_every_row_travels_once_with_its_own_end(layout: str, terminated: list[i
     following = np.concatenate([e.get_observations(slice(1, len(e) + 1))["b"][0][:, 0] for e in episodes])
     np.testing.assert_array_equal(following, order + 100)
     assert len({episode.id_ for episode in episodes}) == len(episodes)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("num_learners", [0, 1, 2, 3])
-@pytest.mark.parametrize("counts", [(12, 12), (12, 7, 1), (5,)])
-def test_places_of_each_module_are_those_the_learners_return(layout: str, num_learners: int, counts: Any) -> None:
-    pieces = {
-        f"module{number}": LAYOUTS[layout](drawn([0, 2, 4], [1], count, module_id=f"module{number}"))
-        for number, count in enumerate(counts)
-    }
-    dealt, places = deal(pieces, num_learners)
-    shards = ShardEpisodesIterator([piece.episode for _, piece in dealt], num_shards=max(num_learners, 1))
-    if num_learners == 0:
-        shards = [[piece.episode for _, piece in dealt]]
-    shards = [[part.to_numpy() for part in shard] for shard in shards]
-    for name, expected in places.items():
-        of_module = [[part for part in shard if part.module_id == name] for shard in shards]
-        returned = np.concatenate([column(parts, "get_actions") for parts in of_module if parts])
-        np.testing.assert_array_equal(returned, expected)
-        assert sorted(expected.tolist()) == list(range(len(expected)))
-        if len(expected) >= 12:  # every Learner gets its share of every module
-            assert min(sum(map(len, parts)) for parts in of_module) >= len(expected) // max(num_learners, 1) - 2
 
 
 def test_a_flagged_block_has_every_row_and_refuses_to_be_an_episode() -> None:

@@ -65,8 +65,6 @@ class Forgetful(Numbered):
 
 
 class Few(Numbered):
-    """Has ten levels, by ``set_level``."""
-
     told = 0
 
     def set_level(self, level_id: int) -> None:
@@ -85,8 +83,6 @@ class Steered(Numbered):
 
 
 class NoLevels(Numbered):
-    """Cannot be made."""
-
     def __init__(self, config: Any = None) -> None:
         raise OSError("no screen")
 
@@ -384,8 +380,6 @@ def test_levels_are_played_anew_after_an_environment_failed(fails_at: int) -> No
 
 
 class Group:
-    """Some EnvRunners of an algorithm's evaluation."""
-
     def __init__(self, runners: list[SingleAgentEnvRunner]) -> None:
         self.runners = runners
 

@@ -91,13 +91,10 @@ def test_shards_without_room_are_refused_before_ray_waits(shared_ray: None) -> N
 
 
 class Broken:
-    """A shard that cannot be built."""
-
     def __init__(self, *arguments: Any) -> None:
         raise OSError("no space left on device")
 
-    def report(self) -> None:
-        """Is never called."""
+    def report(self) -> None: ...
 
 
 def test_shards_that_cannot_be_built_are_named_with_the_error(shared_ray: None) -> None:

@@ -39,7 +39,6 @@ def fill(replay: Any) -> None:
 
 
 def prioritize(replays: list[Any]) -> None:
-    """Gives each row its number as priority."""
     for replay in replays:
         slots = replay.oldest_first()
         replay.update_priority(slots, replay.storage.get(slots)["action"].float())
