@@ -19,6 +19,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from rllib_ext.learner.remote_blocks import BlockReader
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import EpisodeReference
+from tests.unit.rllib.episodes import numbered
 from tests.unit.rllib.local_shards import awaited
 
 from .rllib_algorithms import Counting, EchoLearner, built, small, trained
@@ -79,18 +80,15 @@ def test_td_errors_come_home_from_two_learners(algorithm: Algorithm, replay: Sha
 
 
 def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedEpisodeReplayBuffer) -> None:
-    from rllib_ext.episodes import SingleAgentEpisode
 
     rows = len(replay)
-    wrong = SingleAgentEpisode(
-        observations=[np.zeros(7)] * 2, actions=[0], rewards=[0.0], terminated=True, len_lookback_buffer=0
-    )
-    replay.add([wrong.to_numpy()])
+    wrong = numbered("wrong", 1, observations=[np.zeros(7)] * 2, terminated=True)
+    replay.add([wrong])
     with pytest.raises(ValueError, match="observation") as error:
         replay.sample(num_items=BATCH)
     assert not hasattr(error.value, "__notes__")
     for shard in range(2):
-        replay.shards.send(shard, "add", [ray.put([wrong.to_numpy()])], {})
+        replay.shards.send(shard, "add", [ray.put([wrong])], {})
     with pytest.raises(ValueError, match="observation") as error:
         replay.sample(num_items=BATCH)
     (note,) = error.value.__notes__

@@ -10,6 +10,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
+from lightning_replay.sharded.options import ShardOptions
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.n_step import SampledReturns
 from tests.wrong_options import WrongOption, assert_refused, wrong_options
@@ -95,6 +96,7 @@ PARTS = {"capacity": 100}
 SAMPLER = {"class_path": "lightning_replay.samplers.PrioritizedSampler"}
 DQN = DQNConfig().environment("CartPole-v1").training(replay_buffer_config=rllib_ext.replay_config(**PER))
 PPO = PPOConfig().environment("CartPole-v1")
+SMOOTHING = ["metrics_num_episodes_for_smoothing"]
 NOT_FOLLOWED = ["beta", "gamma", "n_step", "batch_length_T", "min_batch_length_T"]  # RLlib's own, which it checks
 
 
@@ -103,7 +105,12 @@ def wrong() -> list[WrongOption]:
     return [
         *wrong_options(rllib_ext.configure, {"config": DQN}, leave_out=["held_out_levels"]),
         *wrong_options(rllib_ext.configure, levels, leave_out=["held_out_levels"]),
-        *wrong_options(rllib_ext.RecipeEpisodeReplayBuffer, PER, leave_out=["metrics_num_episodes_for_smoothing"]),
+        *wrong_options(rllib_ext.RecipeEpisodeReplayBuffer, PER, leave_out=SMOOTHING),
+        *(
+            one
+            for one in wrong_options(ShardOptions, {"num_shards": 2})
+            if (one.name, one.value) != ("num_prefetch", 0)
+        ),
         *wrong_options(rllib_ext.RecipeEpisodeReplayBuffer(**PER).sample, {}, leave_out=NOT_FOLLOWED),
     ]
 

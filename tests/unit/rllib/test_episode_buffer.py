@@ -4,7 +4,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
@@ -113,9 +112,8 @@ def test_length_and_counters() -> None:
     assert result["num_env_steps_added_lifetime"] == result["num_agent_steps_added_lifetime"]["default_agent"] == 16
     assert result["num_env_steps_evicted_lifetime"] == 6
     assert result["num_episodes_added_lifetime"] == 3
-    assert (
-        result["num_env_steps_sampled_lifetime"] == result["num_module_steps_sampled_lifetime"]["default_policy"] == 12
-    )
+    sampled = result["num_module_steps_sampled_lifetime"]["default_policy"]
+    assert result["num_env_steps_sampled_lifetime"] == sampled == 12
     assert (result["num_fragment_gaps_lifetime"], result["num_duplicate_env_steps_lifetime"]) == (1, 1)
     assert result["actual_n_step"] == 1.0
     assert (buffer.get_added_timesteps(), buffer.get_sampled_timesteps()) == (16, 12)
@@ -182,9 +180,7 @@ def test_an_empty_buffer_says_so() -> None:
 
 def test_observations_that_change_are_refused_and_nothing_is_lost() -> None:
     buffer = filled()
-    odd = SingleAgentEpisode(
-        observations=[np.zeros(9, np.float32)] * 2, actions=[np.int64(0)], rewards=[0.0], len_lookback_buffer=0
-    )
+    odd = numbered("odd", 1, observations=[np.zeros(9, np.float32)] * 2)
     with pytest.raises(ValueError, match="One buffer stores rows of one space"):
         buffer.add([numbered("c", 1, start=3, offset=200), odd])
     assert len(buffer) == 15

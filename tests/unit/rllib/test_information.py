@@ -90,16 +90,8 @@ def test_an_info_that_is_no_number_is_refused_and_nothing_stored(value: Any) -> 
 def test_a_key_that_never_comes_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     informed = buffer(info_keys=["gaol"], capacity=2000)
     with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            informed.add(
-                SingleAgentEpisode(
-                    observations=[0] * 601,
-                    actions=[0] * 600,
-                    rewards=[0.0] * 600,
-                    infos=[{"goal": 1}] * 601,
-                    len_lookback_buffer=0,
-                )
-            )
+        for number in range(3):
+            informed.add(numbered(str(number), 600, infos=[{"goal": 1}] * 601))
     said = [record.getMessage() for record in caplog.records if "gaol" in record.getMessage()]
     assert len(said) == 1 and "['gaol']" in said[0] and "first 1200 steps" in said[0] and "['goal']" in said[0]
 

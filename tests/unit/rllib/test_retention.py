@@ -60,15 +60,7 @@ def expected_rows(first: int, last: int, n_step: int, terminated: bool) -> Count
 def test_the_papers_priority_arrives_through_the_signals(case: dict[str, Any]) -> None:
     given, expected = case["inputs"], case["expected"]
     buffer = retaining(q_inverse_temperature=given.get("temperature_beta", 1.0))
-    buffer.add(
-        SingleAgentEpisode(
-            observations=[np.zeros(1), np.ones(1)],
-            actions=[np.int64(given["action"])],
-            rewards=[0.0],
-            terminated=True,
-            len_lookback_buffer=0,
-        )
-    )
+    buffer.add(numbered("a", 1, actions=[np.int64(given["action"])], terminated=True))
     buffer.sample(num_items=1)
     buffer.update_priorities(np.array([[7.0, given["surprise"], *given["q_values"]]]))
     priority = buffer.replay.writer.retention_priority(torch.tensor([0]))

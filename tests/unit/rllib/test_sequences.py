@@ -103,14 +103,12 @@ def test_a_lost_fragment_and_one_sent_twice() -> None:
 def test_nested_spaces_and_states(numpy: bool) -> None:
     space = gym.spaces.Dict({"camera": gym.spaces.Box(0, 255, (2, 2), np.uint8), "goal": gym.spaces.Discrete(3)})
     space.seed(0)
-    episode = SingleAgentEpisode(
-        observations=[space.sample() for _ in range(4)],
-        actions=[(np.int64(t), np.full(2, t, np.float32)) for t in range(3)],
-        rewards=[0.0, 1.0, 2.0],
-        extra_model_outputs={"state_out": [{"encoder": {"lstm": state_after(t)}} for t in range(3)]},
-        len_lookback_buffer=0,
-    )
-    whole = episode.to_numpy() if numpy else episode
+    columns = {
+        "observations": [space.sample() for _ in range(4)],
+        "actions": [(np.int64(t), np.full(2, t, np.float32)) for t in range(3)],
+        "extra_model_outputs": {"state_out": [{"encoder": {"lstm": state_after(t)}} for t in range(3)]},
+    }
+    whole = numbered("a", 3, numpy=numpy, **columns)
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10, seed=0)
     buffer.add(whole)
     whole.to_numpy()
@@ -168,9 +166,8 @@ def test_batches_equal_those_of_rllibs_own_buffer() -> None:
     for name in expected:
         tree.map_structure(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), ours[name], expected[name])
         if name not in ("weights", "n_step"):
-            assert tree.map_structure(lambda a: a.dtype, ours[name]) == tree.map_structure(
-                lambda a: a.dtype, expected[name]
-            )
+            dtypes = [tree.map_structure(lambda a: a.dtype, one[name]) for one in (ours, expected)]
+            assert dtypes[0] == dtypes[1]
     starts = torch.tensor([numbers(episode)[0] for episode in mine])
     inner = starts % 100 > 0
     assert ours["state_in"]["h"][inner][:, 0, 0].tolist() == (starts[inner] - 1).tolist()

@@ -54,13 +54,6 @@ def test_the_driver_holds_no_rows() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"num_shards": 0}, ValueError, "num_shards is 0"),
-        ({"num_cpus_per_shard": -1}, ValueError, "num_cpus_per_shard is -1"),
-        ({"shard_placement": "learner"}, ValueError, "shard_placement is 'learner'; .* one of 'spread', 'pack'"),
-        ({"restart_shards": "never"}, ValueError, "restart_shards is 'never'"),
-        ({"shard_timeout_s": 0}, ValueError, "shard_timeout_s is 0"),
-        ({"save_timeout_s": 0}, ValueError, "save_timeout_s is 0"),
-        ({"num_prefetch": -1}, ValueError, "num_prefetch is -1"),
         ({"num_shards": None, "num_prefetch": 1}, ValueError, "num_prefetch is for a replay of several shards"),
         ({"num_shards": 11, "capacity": 10}, ValueError, "num_shards is 11 and capacity is 10; every shard holds"),
         ({"importance": 1.0}, ValueError, "has no option 'importance'"),

@@ -20,6 +20,8 @@ import rllib_ext
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.images import ImageDQNModule
 
+from .episodes import numbered
+
 K = 3
 NETWORK = {"conv_filters": [[4, 3, 2]], "fcnet_hiddens": [8], "head_fcnet_hiddens": [8], "num_atoms": 1}
 NETWORK |= {"dueling": True, "double_q": True, "epsilon": 0.1, "std_init": 0.1}
@@ -32,16 +34,8 @@ def stack(newest: int, wrap: Any = lambda image: image) -> Any:
 
 
 def game(name: str, length: int, start: int = 0, wrap: Any = lambda image: image, **ends: bool) -> SingleAgentEpisode:
-    steps = range(start, start + length)
-    return SingleAgentEpisode(
-        id_=name,
-        observations=[stack(t, wrap) for t in range(start, start + length + 1)],
-        actions=[np.int64(t % 2) for t in steps],
-        rewards=[float(t) for t in steps],
-        t_started=start,
-        len_lookback_buffer=0,
-        **ends,
-    ).to_numpy()
+    observations = [stack(t, wrap) for t in range(start, start + length + 1)]
+    return numbered(name, length, start=start, observations=observations, **ends)
 
 
 @pytest.mark.parametrize("recipe", ["uniform", "prioritized", "surprise_retention"])
