@@ -106,11 +106,7 @@ def wrong() -> list[WrongOption]:
         *wrong_options(rllib_ext.configure, {"config": DQN}, leave_out=["held_out_levels"]),
         *wrong_options(rllib_ext.configure, levels, leave_out=["held_out_levels"]),
         *wrong_options(rllib_ext.RecipeEpisodeReplayBuffer, PER, leave_out=SMOOTHING),
-        *(
-            one
-            for one in wrong_options(ShardOptions, {"num_shards": 2})
-            if (one.name, one.value) != ("num_prefetch", 0)
-        ),
+        *(one for one in wrong_options(ShardOptions, {"num_shards": 2}) if one[2:4] != ("num_prefetch", 0)),
         *wrong_options(rllib_ext.RecipeEpisodeReplayBuffer(**PER).sample, {}, leave_out=NOT_FOLLOWED),
     ]
 

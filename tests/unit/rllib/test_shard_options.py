@@ -54,6 +54,8 @@ def test_the_driver_holds_no_rows() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
+        ({"shard_timeout_s": 0}, ValueError, "shard_timeout_s is 0"),
+        ({"save_timeout_s": 0}, ValueError, "save_timeout_s is 0"),
         ({"num_shards": None, "num_prefetch": 1}, ValueError, "num_prefetch is for a replay of several shards"),
         ({"num_shards": 11, "capacity": 10}, ValueError, "num_shards is 11 and capacity is 10; every shard holds"),
         ({"importance": 1.0}, ValueError, "has no option 'importance'"),
