@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,13 @@ def algorithms_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from ray.rllib.algorithms.algorithm import Algorithm
 
     running: list[Algorithm] = []
-    setup, cleanup = Algorithm.setup, Algorithm.cleanup
-    monkeypatch.setattr(Algorithm, "setup", lambda one, config: (setup(one, config), running.append(one)))
+    init, cleanup = Algorithm.__init__, Algorithm.cleanup
+
+    def build(algorithm: Algorithm, *given: Any, **options: Any) -> None:
+        init(algorithm, *given, **options)
+        running.append(algorithm)
+
+    monkeypatch.setattr(Algorithm, "__init__", build)
     monkeypatch.setattr(Algorithm, "cleanup", lambda one: (one in running and running.remove(one), cleanup(one))[1])
     yield
     for algorithm in list(running):

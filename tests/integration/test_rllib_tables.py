@@ -57,7 +57,8 @@ def test_each_environment_plays_its_task_also_after_its_runner_was_lost(tmp_path
     result = trained(algorithm)
     assert result["evaluation"]["env_runners"]["episode_return_mean"] == 0.0
     first = played(buffer)
-    assert {worker: tasks for (worker, _), tasks in first.items()} == {1: {"target", "near"}, 2: {"far", "target"}}
+    expected = {1: {"target", "near"}, 2: {"far", "target"}}
+    assert {worker: tasks for (worker, _), tasks in first.items()} == expected
     weights = result["replay_buffer"]["tasks"]
     assert weights["near"]["progress"] == 1.0 and weights["far"]["progress"] == 0.5
     probability = {task: figures["probability"] for task, figures in weights.items()}
@@ -79,10 +80,7 @@ def test_each_environment_plays_its_task_also_after_its_runner_was_lost(tmp_path
     assert restored.replay.probabilities() == probabilities
     assert restored.modules["default_policy"].task_progress.state() == state
     again.train()
-    assert {worker: tasks for (worker, _), tasks in played(restored).items()} == {
-        1: {"target", "near"},
-        2: {"far", "target"},
-    }
+    assert {worker: tasks for (worker, _), tasks in played(restored).items()} == expected
     later = restored.modules["default_policy"].task_progress.episodes
     assert all(later[task] >= count for task, count in episodes.items()) and later["near"] > episodes["near"]
 

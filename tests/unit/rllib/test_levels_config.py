@@ -22,6 +22,7 @@ from tensordict import TensorDict
 
 import rllib_ext
 from lightning_replay.levels import LevelBuffer, SequentialLevels, UniformLevels, scores
+from rllib_ext.hooks import EVENTS
 from rllib_ext.levels import playing
 from rllib_ext.levels.checks import built_levels
 from rllib_ext.levels.evaluation import RESULTS, measure_gap
@@ -97,13 +98,7 @@ def configured(config: AlgorithmConfig, levels: Any = None, **options: Any) -> A
 
 
 def hooks(config: AlgorithmConfig) -> dict[str, Any]:
-    return {name: getattr(config, f"callbacks_{name}") for name in HOOKS}
-
-
-HOOKS = (
-    *("on_algorithm_init", "on_environment_created", "on_episode_created", "on_episode_end", "on_train_result"),
-    *("on_env_runners_recreated", "on_evaluate_start", "on_evaluate_end"),
-)
+    return {name: getattr(config, f"callbacks_{name}") for name in EVENTS}
 
 
 def test_the_config_travels_without_the_librarys_torch() -> None:

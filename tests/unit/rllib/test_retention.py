@@ -135,13 +135,6 @@ def test_an_interval_of_lengths_is_refused(options: dict[str, Any]) -> None:
         buffer.form_returns((1, 5), GAMMA)
 
 
-def test_other_recipes_form_their_returns_when_they_draw() -> None:
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10)
-    module = buffer.modules["default_policy"]
-    buffer.form_returns((1, 5), GAMMA)
-    assert buffer.modules["default_policy"] is module
-
-
 def test_retention_put_together_from_parts_forms_returns() -> None:
     writer = {
         "class_path": "lightning_replay.writers.RetentionWriter",

@@ -99,8 +99,6 @@ def test_what_an_environment_lacks_is_said() -> None:
     assert find_problem(runner, TASKS) is None
     problem = find_problem(runner, ["easy"])
     assert "which the environments do not have; they have ['target', 'near', 'far']" in str(problem)
-    without = SingleAgentEnvRunner(config=DQNConfig().environment("CartPole-v1"), worker_index=1)
-    assert "the environments have no attribute 'task'" in str(find_problem(without, TASKS))
 
 
 def test_the_task_is_set_before_the_first_reset() -> None:
