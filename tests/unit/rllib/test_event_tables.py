@@ -35,10 +35,8 @@ def rewards(replay: Any, table: str) -> list[int]:
 
 
 def test_tables_as_dicts_are_the_tables_as_objects() -> None:
-    both = {
-        "class_path": f"{EVENTS}.EveryOf",
-        "init_args": {"conditions": [at_least(1.0), f"{MINE}.first_number_is_even"]},
-    }
+    conditions = [at_least(1.0), f"{MINE}.first_number_is_even"]
+    both = {"class_path": f"{EVENTS}.EveryOf", "init_args": {"conditions": conditions}}
     once = {"class_path": f"{EVENTS}.first_in_episode", "init_args": {"condition": at_least(2.0)}}
     tables = built(
         [

@@ -135,9 +135,8 @@ def test_the_module_sees_bytes_as_rllibs_own_sees_floats_with_the_channels_last(
 
 def configured(config: Any, **options: Any) -> Any:
     replay = rllib_ext.replay_config("uniform", capacity=100, **options)
-    return rllib_ext.configure(
-        config.environment("CartPole-v1").training(replay_buffer_config=replay), require_cpus=False
-    )
+    config.environment("CartPole-v1").training(replay_buffer_config=replay)
+    return rllib_ext.configure(config, require_cpus=False)
 
 
 def test_dqn_gets_the_module_where_the_observation_is_the_stack() -> None:
