@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,14 +26,10 @@ def algorithms_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from ray.rllib.algorithms.algorithm import Algorithm
 
     running: list[Algorithm] = []
-    init, cleanup = Algorithm.__init__, Algorithm.cleanup
-
-    def build(algorithm: Algorithm, *given: Any, **options: Any) -> None:
-        init(algorithm, *given, **options)
-        running.append(algorithm)
-
-    monkeypatch.setattr(Algorithm, "__init__", build)
+    setup, cleanup = Algorithm.setup, Algorithm.cleanup
+    monkeypatch.setattr(Algorithm, "setup", lambda one, config: (setup(one, config), running.append(one)))
     monkeypatch.setattr(Algorithm, "cleanup", lambda one: (one in running and running.remove(one), cleanup(one))[1])
     yield
     for algorithm in list(running):
-        algorithm.stop()
+        with suppress(AttributeError):  # of one that was refused after RLlib had set it up
+            algorithm.stop()

@@ -191,7 +191,7 @@ def test_what_a_sharded_replay_does_not_offer_is_refused(replay: ShardedReplay) 
     data, another, alone = (
         ReplayDataModule("CartPole-v1", replay, env_steps=steps, warmup_steps=40) for steps in (81, 80, 80)
     )
-    data.trainer, another.trainer = (SimpleNamespace(world_size=2, strategy=OfAnother()) for _ in range(2))
+    data.trainer = another.trainer = SimpleNamespace(world_size=2, global_rank=0, strategy=OfAnother())
     trainer = L.Trainer(max_epochs=-1, logger=False, accelerator="cpu", devices=1, callbacks=[InspectBuffer()])
     with pytest.raises(TypeError, match="leave InspectBuffer out"):
         trainer.fit(RecordingDQN(), datamodule=alone)
