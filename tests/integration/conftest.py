@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,16 +21,15 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def build() -> Iterator[Callable[[Any], Any]]:
-    """Builds RLlib's algorithms after ``configure`` and stops them whatever happens."""
-    import rllib_ext
+def algorithms_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """RLlib's algorithms that the test has built are stopped, whatever happens."""
+    from ray.rllib.algorithms.algorithm import Algorithm
 
-    algorithms: list[Any] = []
-
-    def built(config: Any) -> Any:
-        algorithms.append(rllib_ext.configure(config).build_algo())
-        return algorithms[-1]
-
-    yield built
-    for algorithm in algorithms:
-        algorithm.stop()
+    running: list[Algorithm] = []
+    setup, cleanup = Algorithm.setup, Algorithm.cleanup
+    monkeypatch.setattr(Algorithm, "setup", lambda one, config: (setup(one, config), running.append(one)))
+    monkeypatch.setattr(Algorithm, "cleanup", lambda one: (one in running and running.remove(one), cleanup(one))[1])
+    yield
+    for algorithm in list(running):
+        with suppress(AttributeError):  # of one that was refused after RLlib had set it up
+            algorithm.stop()

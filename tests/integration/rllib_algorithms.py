@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -17,6 +18,7 @@ from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
 from ray.rllib.utils.metrics import TD_ERROR_KEY
 
 import rllib_ext
+from lightning_replay.envs.building import TaskChoice
 from rllib_ext.learner.blocks import TransitionBlock
 
 SMALL = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [8]}
@@ -42,6 +44,33 @@ class Counting(gym.Env):
     def ends(self) -> tuple[bool, bool]:
         """Whether the step that was just counted is terminated, and whether it is truncated."""
         return self.count % 3 == 2 and self.count % 2 == 0, self.count % 3 == 2 and self.count % 2 == 1
+
+
+class Levels(TaskChoice, gym.Env):
+    """Observes the index of its task, the number of its EnvRunner, its process and its step."""
+
+    TASKS = ("target", "far", "near")
+    RETURNS = (0.0, 0.5, 1.0)
+    LENGTH = 7
+    observation_space = gym.spaces.Box(0, 2.0**24, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self._worker = getattr(config, "worker_index", 0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._begin_task(options)
+        self._playing, self._count = self.TASKS.index(self.task), 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._count += 1
+        ended = self._count == self.LENGTH
+        return self._observation(), self.RETURNS[self._playing] * ended, ended, False, {}
+
+    def _observation(self) -> Any:
+        return np.array([self._playing, self._worker, os.getpid(), self._count], np.float32)
 
 
 class EchoLearner(DQNTorchLearner):
@@ -72,15 +101,18 @@ def small(algorithm: type[AlgorithmConfig], env: Any, recipe: str, **options: An
     )
 
 
+def built(config: AlgorithmConfig, **options: Any) -> Any:
+    return rllib_ext.configure(config, **options).build_algo()
+
+
 def trained(algorithm: Algorithm) -> dict[str, Any]:
     """Results of two iterations."""
     algorithm.train()
     return algorithm.train()
 
 
-def watch_td_errors(algorithm: Algorithm, monkeypatch: Any) -> list[bool]:
+def watch_td_errors(replay: Any) -> list[bool]:
     """Whether each TD error of an :class:`EchoLearner` comes to the row it was computed on, filled in training."""
-    replay = algorithm.local_replay_buffer.replay
     home: list[bool] = []
     update = replay.update_priority
 
@@ -88,7 +120,7 @@ def watch_td_errors(algorithm: Algorithm, monkeypatch: Any) -> list[bool]:
         home.extend((replay.storage.get(index)["observation"][:, 0] == td_error).tolist())
         update(index, td_error, **rest)
 
-    monkeypatch.setattr(replay, "update_priority", compared)
+    replay.update_priority = compared
     return home
 
 

@@ -3,19 +3,75 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow import fs
 
-from rllib_ext.learner.remote_blocks import BlockReader
-from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from tests.unit.rllib.local_shards import first_numbers, read
+
+from .rllib_algorithms import watch_td_errors
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Noted(fs.FSSpecHandler):
+    """A folder as a file system that notes which process has opened which file. A file "hold" holds up a shard."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(DirFileSystem(str(root / "files"), LocalFileSystem()))
+        self.root = root
+
+    @classmethod
+    def below(cls, root: Path, held: bool = False) -> Noted:
+        (root / "files").mkdir()
+        if held:
+            (root / "hold").touch()
+        return cls(root)
+
+    def __reduce__(self) -> Any:
+        return Noted, (self.root,)
+
+    def note(self, how: str, path: str) -> None:
+        with (self.root / f"{how}-{os.getpid()}").open("a") as notes:
+            notes.write(f"{path}\n")
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        if "shard-2" in path and (self.root / "hold").exists():
+            time.sleep(2.0)  # longer than shard 1 takes to be lost
+        super().create_dir(path, recursive)
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        self.note("written", path)
+        while "shard-1" in path and (self.root / "hold").exists():
+            (self.root / "held").touch()
+            time.sleep(0.05)
+        return super().open_output_stream(path, metadata)
+
+    def open_input_file(self, path: str) -> Any:
+        self.note("read", path)
+        return super().open_input_file(path)
+
+    def open_input_stream(self, path: str) -> Any:
+        self.note("read", path)
+        return super().open_input_stream(path)
+
+    def taken(self, how: str) -> dict[int, set[str]]:
+        """The files that each process has opened since the last call, without their folders' random parts."""
+        found = {}
+        for notes in self.root.glob(f"{how}-*"):
+            found[int(notes.name.partition("-")[2])] = set(notes.read_text().split())
+            notes.unlink()
+        return found
 
 
 def lose(handle: Any) -> None:
@@ -27,9 +83,10 @@ def lose(handle: Any) -> None:
             time.sleep(0.1)
 
 
-def on_shards(replay: ShardedEpisodeReplayBuffer, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Runs a function of a shard inside every one."""
-    return ray.get([handle.__ray_call__.remote(function, *arguments) for handle in replay.shards.handles])
+def on_shards(owner: Any, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Runs a function of a shard inside every one of a replay or of an algorithm's."""
+    handles = getattr(owner, "local_replay_buffer", owner).shards.handles
+    return ray.get([handle.__ray_call__.remote(function, *arguments) for handle in handles])
 
 
 def stored(shard: Any) -> tuple[list[int], list[int], list[float]]:
@@ -58,26 +115,13 @@ def trajectories(shard: Any) -> list[list[tuple[float, float]]]:
 
 def watch(shard: Any) -> None:
     """Notes for each TD error whether it comes to the row whose observation it is."""
-    replay, shard.home = shard.held.replay, []
-    update = replay.update_priority
-
-    def compared(index: Any, td_error: Any, **rest: Any) -> None:
-        shard.home.extend((replay.storage.get(index)["observation"][:, 0] == td_error).tolist())
-        update(index, td_error, **rest)
-
-    replay.update_priority = compared
+    shard.home = watch_td_errors(shard.held.replay)
 
 
 def homes(shard: Any) -> list[bool]:
-    found, shard.home = shard.home, []
+    found, shard.home[:] = list(shard.home), []
     return found
 
 
-def read(blocks: list[Any]) -> list[Any]:
-    blocks = list(blocks)
-    BlockReader().read(blocks)
-    return blocks
-
-
 def observations(blocks: list[Any]) -> np.ndarray:
-    return np.concatenate([one.get_observations(slice(0, len(one)))[:, 0] for one in read(blocks)])
+    return np.concatenate([first_numbers(one) for one in read(blocks)])

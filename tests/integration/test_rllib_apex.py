@@ -20,12 +20,11 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
-import rllib_ext
 from rllib_ext.apex import TAG, ApexDQN, ApexDQNConfig, collect
 
-from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
+from .rllib_algorithms import Counting, EchoLearner, built, small, trained, watch_td_errors
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 
 class Gated(gym.Env):
@@ -55,8 +54,6 @@ class Gated(gym.Env):
 
 
 class NoEpsilon(TorchRLModule):
-    """Acts at random."""
-
     def setup(self) -> None:
         self.layer = torch.nn.Linear(1, 2)
 
@@ -79,14 +76,12 @@ def weights_of(runner: Any) -> Any:
 
 
 def processes(algorithm: Algorithm, worker: int) -> list[int]:
-    """Process of each row of an EnvRunner."""
     rows = algorithm.local_replay_buffer.replay.storage.get(slice(0, len(algorithm.local_replay_buffer)))
     seen = rows["observation"][:, :2].int()
     return seen[seen[:, 0] == worker, 1].tolist()
 
 
 def until(done: Callable[[], bool], algorithm: ApexDQN, steps: int = 20_000) -> None:
-    """Steps the loop until something has happened."""
     for _ in range(steps):
         if done():
             return
@@ -115,7 +110,7 @@ def test_on_two_env_runners(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     config = apex(Gated).environment(env_config={"gate": str(gate)}).fault_tolerance(restart_failed_env_runners=True)
     config.env_runners(num_env_runners=2, num_envs_per_env_runner=2)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     group, limiter = algorithm.env_runner_group, algorithm.rate_limiter
     own = [torch.tensor([0.4 ** (1 + 7 * place / 3) for place in pair]) for pair in ((0, 1), (2, 3))]
 
@@ -165,7 +160,6 @@ def test_on_two_env_runners(tmp_path: Path) -> None:
     trained(algorithm)
     check_weights_arrive(algorithm)
     assert abs(limiter.balance) <= limiter.error_buffer
-    algorithm.stop()
 
 
 def test_a_process_has_its_epsilons_from_its_first_fragment_on() -> None:
@@ -177,11 +171,11 @@ def test_a_process_has_its_epsilons_from_its_first_fragment_on() -> None:
     runner.stop()
 
 
-def test_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_one_process(tmp_path: Path) -> None:
     config = apex(Counting).learners(learner_class=EchoLearner)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     torch.testing.assert_close(algorithm.env_runner_group.foreach_env_runner(epsilons), [torch.tensor([0.4])])
-    home = watch_td_errors(algorithm, monkeypatch)
+    home = watch_td_errors(algorithm.local_replay_buffer.replay)
     result = trained(algorithm)
     counts = result["rate_limiter"]
     assert len(home) == counts["num_rows_sampled_lifetime"] and all(home)
@@ -191,12 +185,10 @@ def test_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert counts["num_rows_inserted_lifetime"] == result["env_runners"]["num_env_steps_sampled_lifetime"]
     path = algorithm.save_to_path(tmp_path / "checkpoint")
     state = algorithm.rate_limiter.state_dict()
-    algorithm.stop()
 
     again = ApexDQN.from_checkpoint(path)
     assert again.rate_limiter.state_dict() == state
     torch.testing.assert_close(again.env_runner_group.foreach_env_runner(epsilons), [torch.tensor([0.4])])
-    again.stop()
 
     again = ApexDQN.from_checkpoint(path, restore_replay=False)
     first = again.local_replay_buffer
@@ -206,13 +198,12 @@ def test_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         again.training_step()
     assert again.rate_limiter.state_dict()["sampled"] > state["sampled"]
     assert abs(again.rate_limiter.balance) <= 40  # the new first rows call for no draws
-    again.stop()
 
 
 def test_several_agents_and_rllibs_own_buffer() -> None:
     config = apex(MultiAgentCartPole, "uniform").environment(env_config={"num_agents": 2})
     config.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, episode, **kwargs: f"p{agent}")
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     modules = algorithm.env_runner.module
     assert [one.epsilon_schedule.get_current_value() for _, one in modules.items()] == [0.4, 0.4]
     result = trained(algorithm)
@@ -223,16 +214,14 @@ def test_several_agents_and_rllibs_own_buffer() -> None:
     assert inserted == result["env_runners"]["num_env_steps_sampled_lifetime"] == buffer.num_env_steps_stored
     assert 1.2 * inserted < rows <= 2 * inserted
     assert counts["num_rows_sampled_lifetime"] == 4 * (inserted - 40) - counts["balance"] > 0
-    algorithm.stop()
 
     plain = ApexDQNConfig().environment("CartPole-v1").training(samples_per_insert=2.0, train_batch_size_per_learner=16)
     plain.training(num_steps_sampled_before_learning_starts=100).reporting(min_sample_timesteps_per_iteration=100)
     algorithm = plain.debugging(log_sys_usage=False).build_algo()
     assert trained(algorithm)["rate_limiter"]["num_rows_sampled_lifetime"] > 0
-    algorithm.stop()
 
 
 def test_a_module_without_epsilon_is_refused() -> None:
     config = apex(Counting).rl_module(rl_module_spec=RLModuleSpec(module_class=NoEpsilon))
     with pytest.raises(ValueError, match="NoEpsilon, which has no epsilon that could be set"):
-        rllib_ext.configure(config).build_algo()
+        built(config)

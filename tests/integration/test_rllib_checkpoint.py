@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,17 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 
-import rllib_ext
 from lightning_replay.saving import DamagedFileError
 from rllib_ext.checkpoints import FOLDER, read_buffer
 from tests.saves import forge
 
-from .rllib_algorithms import Counting, small
+from .rllib_algorithms import Counting, built, small
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 
 def config(recipe: str = "prioritized", env: Any = "CartPole-v1", **options: Any) -> AlgorithmConfig:
     return small(DQNConfig, env, recipe, **options).training(n_step=(1, 3))
-
-
-def built(config: AlgorithmConfig, **options: Any) -> Algorithm:
-    return rllib_ext.configure(config, **options).build_algo()
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +45,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory, shared_ray: None) -> tuple[P
 
 
 def snapshot(algorithm: Algorithm) -> dict[str, Any]:
-    """Contents and counters of a buffer, copied."""
     buffer = algorithm.local_replay_buffer
     rows = buffer.replay.storage.get(slice(0, len(buffer))).clone()
     return {"rows": rows, "counters": buffer.plain_state()["counters"], "stats": buffer.replay.stats()}
 
 
 def draws(algorithm: Algorithm) -> list[Any]:
-    """Ten batches as columns."""
     batches = []
     for _ in range(10):
         (block,) = algorithm.local_replay_buffer.sample(num_items=16, n_step=(1, 3), gamma=0.99)
@@ -86,7 +80,6 @@ def test_a_built_again_algorithm_goes_on_with_the_same_draws(saved: Any) -> None
     rows = again.local_replay_buffer.replay.storage.all_rows
     interrupted = rows["next", "truncated"][:stored].flatten() & ~state["rows"]["next", "truncated"].flatten()
     running = ~state["rows"]["next", "done"].flatten()[stored - 1]
-    again.stop()
     assert result["replay_buffer"]["num_env_steps_stored"] == stored + 42
     assert result["replay_buffer"]["num_fragment_gaps_lifetime"] == 0
     assert interrupted.nonzero().flatten().tolist() == ([stored - 1] if running else [])
@@ -104,7 +97,6 @@ def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCapt
         with caplog.at_level(logging.INFO, logger="rllib_ext.checkpoints"):
             second = Path(algorithm.save_to_path(tmp_path / f"second_{incremental}"))
         state, drawn = snapshot(algorithm), draws(algorithm)
-        algorithm.stop()
         shared = {file.stat().st_ino for file in (first / FOLDER).rglob("*") if file.is_file()}
         linked = [file for file in (second / FOLDER).rglob("*") if file.stat().st_ino in shared]
         assert bool(linked) is incremental
@@ -113,7 +105,6 @@ def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCapt
         shutil.rmtree(first)
         again = Algorithm.from_checkpoint(second)
         assert_same(again, state, drawn)
-        again.stop()
 
 
 def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_is_not_taken_for_one(
@@ -132,7 +123,6 @@ def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_is_not_taken_for_o
         killed.setattr("lightning_replay.saving.directory.replace_file", cut_short)
         with pytest.raises(KeyboardInterrupt):
             algorithm.save_to_path(path)
-    algorithm.stop()
     again = built(config())
     with pytest.raises(DamagedFileError, match="files of two checkpoints.*restore_replay=False"):
         again.restore_from_path(path)
@@ -141,12 +131,10 @@ def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_is_not_taken_for_o
     again.local_replay_buffer.take_over(saved.modules, saved.state)
     assert_same(again, state, drawn)
     again.restore_from_path(path, restore_replay=False)
-    again.stop()
 
 
 def test_a_changed_file_of_the_algorithm_is_found(saved: Any, tmp_path: Path) -> None:
-    path, _, _ = saved
-    copied = shutil.copytree(path, tmp_path / "copied")
+    copied = shutil.copytree(saved[0], tmp_path / "copied")
     files = [file for file in copied.rglob("*") if file.is_file() and FOLDER not in file.parts]
     assert len(files) > 5
     again = built(config())
@@ -160,7 +148,6 @@ def test_a_changed_file_of_the_algorithm_is_found(saved: Any, tmp_path: Path) ->
             again.restore_from_path(copied)
         file.write_bytes(content)
     again.restore_from_path(copied)
-    again.stop()
 
 
 def cut_short(file: Path, text: str) -> None:
@@ -178,11 +165,9 @@ def test_another_file_system_takes_the_buffer_too(tmp_path: Path) -> None:
     assert rows.isdisjoint(folder.name for folder in (tmp_path / "there" / FOLDER).glob("rows-*"))
     assert len(list((tmp_path / "there" / FOLDER).glob("rows-*"))) == 1
     state, drawn = snapshot(algorithm), draws(algorithm)
-    algorithm.stop()
     again = built(config())
     again.restore_from_path("there", filesystem=remote)
     assert_same(again, state, drawn)
-    again.stop()
 
 
 @pytest.mark.parametrize("said_by", ["configure", "from_checkpoint"])
@@ -210,18 +195,6 @@ def test_without_the_buffer_a_new_warm_up_begins(saved: Any, said_by: str, tmp_p
     # and a restore with the buffer learns when the saved run did
     again.restore_from_path(path, restore_replay=True)
     assert again.config.num_steps_sampled_before_learning_starts == 40
-    algorithm.stop()
-    again.stop()
-
-
-def test_restoring_one_component_leaves_the_buffer(saved: Any) -> None:
-    path, _, _ = saved
-    algorithm = built(config())
-    algorithm.train()
-    stored = len(algorithm.local_replay_buffer)
-    algorithm.restore_from_path(path / "learner_group", component="learner_group")
-    assert len(algorithm.local_replay_buffer) == stored
-    algorithm.stop()
 
 
 def weights(algorithm: Algorithm) -> torch.Tensor:
@@ -229,29 +202,23 @@ def weights(algorithm: Algorithm) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-def damaged(copy: Path) -> None:
-    largest = max((copy / FOLDER).glob("rows-*/module-*/data-*/*"), key=os.path.getsize)
-    largest.write_bytes(largest.read_bytes()[:-7])
+def change(file: Path, change: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(change(file.read_bytes()))
 
 
-def without(copy: Path) -> None:
-    shutil.rmtree(copy / FOLDER)
-
-
-def without_rows(copy: Path) -> None:
-    (rows,) = (copy / FOLDER).glob("rows-*")
-    shutil.rmtree(rows)
-
-
-def with_broken_manifest(copy: Path) -> None:
-    manifest = copy / FOLDER / "buffer.json"
-    manifest.write_text(
-        manifest.read_text().replace('"steps_added', '"steps_addfd').replace("steps_added", "steps_addfd")
-    )
-
-
-def of_a_newer_version(copy: Path) -> None:
-    forge(copy / FOLDER / "buffer.json", version=99)
+DAMAGES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
+    "a file cut short": (
+        lambda copy: change(max(copy.glob("rows-*/module-*/data-*/*"), key=os.path.getsize), lambda text: text[:-7]),
+        *(DamagedFileError, "truncated or changed"),
+    ),
+    "no buffer": (shutil.rmtree, FileNotFoundError, "saved without rllib_ext.configure.*restore_replay=False"),
+    "a changed manifest": (
+        lambda copy: change(copy / "buffer.json", lambda text: text.replace(b"steps_added", b"steps_addfd")),
+        *(DamagedFileError, "its checksum differs"),
+    ),
+    "a newer version": (lambda copy: forge(copy / "buffer.json", version=99), ValueError, "format version 99"),
+    "no rows": (lambda copy: shutil.rmtree(*copy.glob("rows-*")), DamagedFileError, "is missing"),
+}
 
 
 def check_refused(algorithm: Algorithm, path: Path, error: type[Exception], message: str) -> None:
@@ -267,19 +234,14 @@ def check_refused(algorithm: Algorithm, path: Path, error: type[Exception], mess
 def test_a_damaged_checkpoint_is_refused_and_nothing_is_overwritten(saved: Any, tmp_path: Path) -> None:
     algorithm = built(config())
     algorithm.train()
-    for change, error, message in (
-        (damaged, DamagedFileError, "truncated or changed"),
-        (without, FileNotFoundError, "saved without rllib_ext.configure.*restore_replay=False"),
-        (with_broken_manifest, DamagedFileError, "its checksum differs"),
-        (of_a_newer_version, ValueError, "format version 99"),
-        (without_rows, DamagedFileError, "is missing"),
-    ):
-        copy = tmp_path / change.__name__
-        shutil.copytree(saved[0], copy)
-        change(copy)
+    for name, (damage, error, message) in DAMAGES.items():
+        copy = shutil.copytree(saved[0], tmp_path / name)
+        damage(copy / FOLDER)
         check_refused(algorithm, copy, error, message)
         algorithm.train()
-    algorithm.stop()
+    stored = len(algorithm.local_replay_buffer)
+    algorithm.restore_from_path(saved[0] / "learner_group", component="learner_group")
+    assert len(algorithm.local_replay_buffer) == stored  # one component leaves the buffer
 
 
 @pytest.mark.parametrize(
@@ -297,17 +259,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_overwritten(
     algorithm.train()
     check_refused(algorithm, saved[0], ValueError, message)
     algorithm.train()
-    algorithm.stop()
 
 
-def test_without_configure_the_buffer_says_that_it_is_not_saved(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_without_configure_the_buffer_says_that_it_is_not_saved(caplog: Any, tmp_path: Path) -> None:
     algorithm = config().build_algo()
     with caplog.at_level(logging.WARNING, logger="rllib_ext.buffer.buffer"):
         algorithm.train()
         algorithm.train()
     algorithm.save_to_path(tmp_path / "checkpoint")
-    algorithm.stop()
     assert caplog.text.count("not part of the algorithm's checkpoints") == 1
     assert not (tmp_path / "checkpoint" / FOLDER).exists()

@@ -15,7 +15,6 @@ from ray.cluster_utils import Cluster
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 
-import rllib_ext
 from lightning_replay.sharded.actors import Answer, ShardActors, ShardReport
 from lightning_replay.sharded.options import ShardOptions
 from rllib_ext.rllib_compat import values
@@ -23,7 +22,7 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.ray_cpus import become_free
 from tests.unit.rllib.episodes import numbered
 
-from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_columns, watch_td_errors
+from .rllib_algorithms import Counting, EchoLearner, built, small, trained, watch_columns, watch_td_errors
 from .shard_contents import homes, observations, on_shards, stored, watch
 
 pytestmark = pytest.mark.slow
@@ -57,22 +56,21 @@ def learner_state(learner: Any) -> Any:
 
 
 def nodes(algorithm: Algorithm) -> tuple[set[str], set[str]]:
-    """Where EnvRunners and Learners run."""
     runners = algorithm.env_runner_group.foreach_env_runner(node_of, local_env_runner=False)
     learners = [result.get() for result in algorithm.learner_group.foreach_learner(node_of)]
     assert (len(runners), len(learners)) == (1, 2)
     return set(runners), set(learners)
 
 
-def test_training_and_a_checkpoint_across_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_a_checkpoint_across_nodes(tmp_path: Path) -> None:
     config = small(DQNConfig, Counting, "prioritized").training(n_step=(1, 3), train_batch_size_per_learner=25)
     config.env_runners(num_env_runners=1).learners(num_learners=2, learner_class=EchoLearner)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     buffer = algorithm.local_replay_buffer
     here = ray.get_runtime_context().get_node_id()
     runners, learners = nodes(algorithm)
     assert here not in runners | learners and len(runners | learners) == 2  # three actors, two CPUs on each node
-    home = watch_td_errors(algorithm, monkeypatch)
+    home = watch_td_errors(algorithm.local_replay_buffer.replay)
     values(algorithm.learner_group.foreach_learner(watch_columns))
     for layout in ("rows", "blocks", "flagged"):
         known = len(home)
@@ -150,7 +148,7 @@ def test_shards_are_packed_on_the_node_of_the_learner(tmp_path: Path) -> None:
     options = {"num_shards": 2, "shard_placement": "pack", "num_cpus_per_shard": 0, "num_prefetch": 1}
     config = small(DQNConfig, Counting, "prioritized", **options).training(train_batch_size_per_learner=32)
     config.env_runners(num_env_runners=1).learners(num_learners=1, learner_class=EchoLearner)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     replay = algorithm.local_replay_buffer
     (learner,) = values(algorithm.learner_group.foreach_learner(node_of))
     assert nodes_of_shards(replay.shards) == [learner] * 2

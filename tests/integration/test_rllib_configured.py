@@ -25,16 +25,15 @@ from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 import rllib_ext
 from rllib_ext.rllib_compat import values
 
-from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_columns, watch_td_errors
+from .rllib_algorithms import Counting, EchoLearner, built, small, trained, watch_columns, watch_td_errors
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 
 class UserCallback(RLlibCallback):
-    """Counts results."""
-
     def on_train_result(self, *, algorithm: Any, **rest: Any) -> None:
-        algorithm.results_seen = getattr(algorithm, "results_seen", 0) + 1
+        exponent = getattr(algorithm.local_replay_buffer.replay.sampler, "beta", None)
+        algorithm.exponents = [*getattr(algorithm, "exponents", []), exponent]
 
 
 class ScaleRewards(ConnectorV2):
@@ -48,21 +47,24 @@ class ScaleRewards(ConnectorV2):
         return batch
 
 
+CLOCK = {"start": 0.0, "end": 1.0, "duration": 60, "clock": "env_steps"}
+ANNEALED = {"class_path": "lightning_replay.schedules.Linear", "init_args": CLOCK}
 CONFIGS = {
     "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized").training(n_step=(1, 3)),
     "sac": lambda: small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4).learners(num_learners=1),
-    "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized").training(n_step=3),
+    "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized", importance_exponent=ANNEALED).training(n_step=3),
 }
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_two_iterations(name: str) -> None:
     config = CONFIGS[name]().callbacks(UserCallback)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     result = trained(algorithm)
     buffer = algorithm.local_replay_buffer
-    assert algorithm.results_seen == 2
-    algorithm.stop()
+    assert len(algorithm.exponents) == 2
+    if name == "tqc":  # by the buffer's own clock
+        assert 0.0 < algorithm.exponents[0] < algorithm.exponents[1] == 1.0
     check_figures(config, buffer, result)
 
 
@@ -73,11 +75,8 @@ def test_without_configure_and_with_the_seed_of_the_config() -> None:
         algorithm = config.debugging(seed=seed).build_algo()
         buffer = algorithm.local_replay_buffer
         states.append(buffer.replay.state_dict()["sampler"]["generator"])
-        if len(states) < 3:
-            algorithm.stop()
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
     result = trained(algorithm)
-    algorithm.stop()
     assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
     assert result["replay_buffer"]["num_env_steps_stored"] == len(buffer)
     assert result["replay_buffer"]["num_env_steps_sampled_lifetime"] >= 16 * 40 / 3
@@ -103,13 +102,13 @@ def check_figures(config: Any, buffer: Any, result: dict[str, Any]) -> None:
     assert result["replay_buffer"]["drawn_age_max"] >= result["replay_buffer"]["drawn_age_mean"] > 0
 
 
-def test_every_td_error_reaches_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_td_error_reaches_its_row() -> None:
     """The same with two Learners is in test_rllib_cluster.py."""
     config = small(DQNConfig, Counting, "prioritized").training(train_batch_size_per_learner=25)
     config.learners(learner_class=EchoLearner)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     buffer = algorithm.local_replay_buffer
-    home = watch_td_errors(algorithm, monkeypatch)
+    home = watch_td_errors(algorithm.local_replay_buffer.replay)
     values(algorithm.learner_group.foreach_learner(watch_columns))
     for layout in ("flagged", "blocks", "rows"):
         home.clear()
@@ -120,7 +119,6 @@ def test_every_td_error_reaches_its_row(monkeypatch: pytest.MonkeyPatch) -> None
         check_figures(config, buffer, result)
     (seen,) = values(algorithm.learner_group.foreach_learner(lambda learner: learner.columns_seen))
     assert seen and all(writeable and not shared for writeable, shared in seen)
-    algorithm.stop()
 
 
 def test_every_layout_gives_the_learner_the_same_batch() -> None:
@@ -128,7 +126,7 @@ def test_every_layout_gives_the_learner_the_same_batch() -> None:
     for layout in ("flagged", "blocks", "rows"):
         config = small(DQNConfig, Counting, "prioritized", layout=layout, seed=3).training(n_step=(1, 3))
         config.debugging(seed=0).training(num_steps_sampled_before_learning_starts=1000)  # no TD errors: equal draws
-        algorithm = rllib_ext.configure(config).build_algo()
+        algorithm = built(config)
         algorithm.train()
         buffer, learner = algorithm.local_replay_buffer, algorithm.learner_group._learner
         episodes = buffer.sample(num_items=64, n_step=(1, 3), gamma=0.9)
@@ -136,7 +134,6 @@ def test_every_layout_gives_the_learner_the_same_batch() -> None:
         batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})
         order = np.lexsort((batch["default_policy"]["n_step"], places))  # a row drawn twice may differ in its length
         batches[layout] = {key: column[order] for key, column in batch["default_policy"].items()}
-        algorithm.stop()
     flagged = batches.pop("flagged")
     for batch in batches.values():
         assert (
@@ -149,13 +146,12 @@ def test_every_layout_gives_the_learner_the_same_batch() -> None:
 def test_a_connector_of_the_user_gets_real_episodes(caplog: pytest.LogCaptureFixture) -> None:
     config = small(DQNConfig, Counting, "uniform").learners(learner_connector=lambda *spaces: ScaleRewards())
     with caplog.at_level(logging.WARNING, logger="rllib_ext.hooks"):
-        algorithm = rllib_ext.configure(config).build_algo()
+        algorithm = built(config)
     assert "Learner connectors of its own" in caplog.text
     trained(algorithm)
     learner = algorithm.learner_group._learner
     episodes = algorithm.local_replay_buffer.sample(num_items=8, n_step=1)
     batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})
-    algorithm.stop()
     assert batch["default_policy"]["rewards"].tolist() == [10.0] * 8
 
 
@@ -170,20 +166,17 @@ def test_one_block_without_configure_is_told_what_is_missing() -> None:
     algorithm = small(DQNConfig, Counting, "uniform", layout="flagged").build_algo()
     with pytest.raises(ValueError, match=r"the piece that reads them. Let rllib_ext.configure\(config\) add it"):
         trained(algorithm)
-    algorithm.stop()
 
 
 def test_a_buffer_of_a_grid_gets_the_fast_layout_and_a_given_layout_stays() -> None:
     config = rllib_ext.configure(small(DQNConfig, Counting, "uniform", layout="blocks"))
     algorithm = config.build_algo()
     assert algorithm.local_replay_buffer.options.layout == "blocks"
-    algorithm.stop()
     config = config.copy(copy_frozen=False)
     config.replay_buffer_config = rllib_ext.replay_config("prioritized", capacity=500)  # what Tune puts in
     algorithm = config.build_algo()
     trained(algorithm)
     assert algorithm.local_replay_buffer.options.layout == "flagged"
-    algorithm.stop()
 
 
 def refused(config: Any, message: str) -> None:
@@ -250,25 +243,7 @@ def test_too_few_cpus_are_counted() -> None:
     refused(config, "need 9 CPUs")
 
 
-def test_annealing_follows_the_buffers_own_clocks() -> None:
-    exponent = {
-        "class_path": "lightning_replay.schedules.Linear",
-        "init_args": {"start": 0.0, "end": 1.0, "duration": 60, "clock": "env_steps"},
-    }
-    config = small(DQNConfig, "CartPole-v1", "prioritized", importance_exponent=exponent)
-    algorithm = rllib_ext.configure(config).build_algo()
-    algorithm.train()
-    sampler = algorithm.local_replay_buffer.replay.sampler
-    early = sampler.beta
-    trained(algorithm)
-    late = sampler.beta
-    algorithm.stop()
-    assert 0.0 < early < late == 1.0
-
-
 class Images(gym.Env):
-    """Shows one image."""
-
     observation_space = gym.spaces.Box(0, 255, (42, 42, 1), np.float32)
     action_space = gym.spaces.Discrete(2)
 
@@ -289,4 +264,4 @@ def test_connectors_that_stack_frames_are_refused() -> None:
     )
     config.learners(learner_connector=lambda *spaces: FrameStackingLearner(num_frames=4))
     with pytest.raises(ValueError, match=r"FrameStackingLearner.*replay_config\(frame_stack=4\)"):
-        rllib_ext.configure(config).build_algo()
+        built(config)

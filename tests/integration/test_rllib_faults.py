@@ -22,9 +22,9 @@ from ray.rllib.algorithms.dqn import DQNConfig
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
-from .rllib_algorithms import small, trained
+from .rllib_algorithms import built, small, trained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("algorithms_end")]
 
 STORE_BYTES = 80 * 1024**2  # nearly the least that Ray accepts
 
@@ -110,9 +110,9 @@ def remote_runners(algorithm: Algorithm) -> list[Any]:
     return list(algorithm.env_runner_group._worker_manager.actors().values())
 
 
-def test_a_lost_env_runner_is_replaced_and_no_episode_is_mixed_up(build: Any) -> None:
+def test_a_lost_env_runner_is_replaced_and_no_episode_is_mixed_up() -> None:
     config = stamped().fault_tolerance(restart_failed_env_runners=True).env_runners(num_envs_per_env_runner=2)
-    algorithm = build(config)
+    algorithm = built(config)
     buffer = algorithm.local_replay_buffer
     module = buffer.modules["default_policy"]
     module.converter.fragments.remembered = 5  # of 4 at a time, and of the 2 that are lost
@@ -139,8 +139,8 @@ def test_a_lost_env_runner_is_replaced_and_no_episode_is_mixed_up(build: Any) ->
     assert result["replay_buffer"]["num_duplicate_env_steps_lifetime"] == 0
 
 
-def test_after_a_lost_learner_the_buffer_goes_into_a_new_algorithm(build: Any, tmp_path: Path) -> None:
-    algorithm = build(stamped().env_runners(num_env_runners=1).learners(num_learners=2))
+def test_after_a_lost_learner_the_buffer_goes_into_a_new_algorithm(tmp_path: Path) -> None:
+    algorithm = built(stamped().env_runners(num_env_runners=1).learners(num_learners=2))
     trained(algorithm)
     path = algorithm.save_to_path(tmp_path / "last")
     saved = len(algorithm.local_replay_buffer)
@@ -165,17 +165,16 @@ def test_after_a_lost_learner_the_buffer_goes_into_a_new_algorithm(build: Any, t
     result = again.train()
     check_rows(again.local_replay_buffer)
     check_draws(again.local_replay_buffer)
-    again.stop()
     assert np.isfinite(result["learners"]["default_policy"]["qf_loss"])
     assert len(again.local_replay_buffer) > len(buffer)
 
 
-def test_a_buffer_larger_than_the_object_store_pins_nothing_in_it(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_larger_than_the_object_store_pins_nothing_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(DQNConfig, Images, "prioritized", capacity=1500).learners(num_learners=1)
     config.env_runners(num_env_runners=1, num_envs_per_env_runner=2, rollout_fragment_length=50)
     config.rl_module(model_config={"conv_filters": [[4, 8, 8], [8, 10, 10]], "head_fcnet_hiddens": [8]})
     config.training(num_steps_sampled_before_learning_starts=200)
-    algorithm = build(config)
+    algorithm = built(config)
     buffer = algorithm.local_replay_buffer
     add, in_store = buffer.add, []
 

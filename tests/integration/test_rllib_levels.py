@@ -7,7 +7,7 @@ import copy
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from lightning_replay.levels.scores import L1ValueLoss
 
 from .test_rllib_examples import rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 LEVELS, HELD_OUT = range(12), (100, 101, 102, 103)
 DISCOUNT, LAMBDA = 0.9, 0.8
@@ -63,8 +63,6 @@ class Corridor(gym.Env):
 
 
 class Told(Corridor):
-    """Has no level before ``set_level``."""
-
     def set_level(self, level_id: int) -> None:
         self.told = level_id
 
@@ -93,20 +91,6 @@ def small(algorithm: type[AlgorithmConfig], runners: int, **options: Any) -> Alg
         LEVELS, **{"score": L1ValueLoss(DISCOUNT, LAMBDA), "staleness_weight": 0.3, "seed": 0, **options}
     )
     return rllib_ext.configure(config, levels=levels, held_out_levels=HELD_OUT)
-
-
-@pytest.fixture
-def build() -> Iterator[Callable[[AlgorithmConfig], Algorithm]]:
-    """Builds algorithms and stops them whatever happens."""
-    algorithms: list[Algorithm] = []
-
-    def built(config: AlgorithmConfig) -> Algorithm:
-        algorithms.append(config.build_algo())
-        return algorithms[-1]
-
-    yield built
-    for algorithm in algorithms:
-        algorithm.stop()
 
 
 @pytest.fixture(scope="module")
@@ -280,9 +264,9 @@ def test_a_lost_level_buffer_goes_on_from_the_last_result(two_runners: Algorithm
     assert result["levels"]["episodes"] > before["episodes"] and result["levels"]["in_flight"] <= 8
 
 
-def test_pieces_of_an_episode_come_together_from_two_learners(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_an_episode_come_together_from_two_learners(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(PPOConfig, 0).learners(num_learners=2).env_runners(rollout_fragment_length=33)
-    algorithm = build(config.training(train_batch_size_per_learner=33))
+    algorithm = config.training(train_batch_size_per_learner=33).build_algo()
     watched = Watched(algorithm, monkeypatch)
     for _ in range(4):
         result = algorithm.train()
@@ -296,8 +280,8 @@ def test_pieces_of_an_episode_come_together_from_two_learners(build: Any, monkey
 
 
 @pytest.mark.parametrize(("algorithm", "runners"), [(APPOConfig, 0), (IMPALAConfig, 1)])
-def test_asynchronous_algorithms(algorithm: Any, runners: int, build: Any) -> None:
-    built = build(small(algorithm, runners).learners(num_learners=runners))
+def test_asynchronous_algorithms(algorithm: Any, runners: int) -> None:
+    built = small(algorithm, runners).learners(num_learners=runners).build_algo()
     for iteration in range(25):
         result = built.train()
         levels, finished = result["levels"], result["env_runners"]["num_episodes_lifetime"]
@@ -312,9 +296,9 @@ def test_asynchronous_algorithms(algorithm: Any, runners: int, build: Any) -> No
 
 
 @pytest.mark.parametrize("seed", [0, None])
-def test_levels_are_set_before_the_first_reset(seed: int | None, build: Any) -> None:
+def test_levels_are_set_before_the_first_reset(seed: int | None) -> None:
     config = small(PPOConfig, 0).environment(Told).debugging(seed=seed)
-    result = build(rllib_ext.configure(config, levels={"levels": 12})).train()
+    result = rllib_ext.configure(config, levels={"levels": 12}).build_algo().train()
     assert result["levels"]["episodes"] > result["levels"]["levels"] > 0
 
 

@@ -20,12 +20,11 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
-import rllib_ext
 from lightning_replay.replay import Replay
 
-from .rllib_algorithms import EchoLearner, small, trained
+from .rllib_algorithms import EchoLearner, built, small, trained
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 CHANCES = {"early": 0.9, "late": 0.7, "rare": 0.3}  # to be answered in a step
 _instances = itertools.count()
@@ -150,13 +149,11 @@ def assert_learners_agree(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize(("num_learners", "module_of"), [(0, each_its_own), (2, two_share)])
-def test_rows_are_true_and_every_td_error_reaches_its_row(
-    num_learners: int, module_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_true_and_every_td_error_reaches_its_row(num_learners: int, module_of: Any, monkeypatch: Any) -> None:
     config = uneven(module_of).learners(num_learners=num_learners, learner_class=EchoLearner)
     config.training(train_batch_size_per_learner=25)
     home = watch_td_errors(monkeypatch)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     buffer = algorithm.local_replay_buffer
     known = Counter()
     for layout in ("flagged", "blocks", "rows"):
@@ -170,19 +167,17 @@ def test_rows_are_true_and_every_td_error_reaches_its_row(
         assert {name: len(home[module.replay]) for name, module in buffer.modules.items()} == drawn
         assert min((Counter(drawn) - known)[name] for name in drawn) >= 25
         known = Counter(drawn)
-    algorithm.stop()
     assert result["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] > 0
 
 
 def test_modules_that_do_not_learn() -> None:
     config = uneven(each_its_own, modules={"of_early": {"capacity": 25}, "of_rare": None})
     config.multi_agent(policies_to_train=["of_early"]).env_runners(num_env_runners=1)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     before = algorithm.get_module("of_late").state_dict()
     result = trained(algorithm)
     after = algorithm.get_module("of_late").state_dict()
     buffer, rows, record = algorithm.local_replay_buffer, stored(algorithm), recorded(algorithm, each_its_own)
-    algorithm.stop()
     assert set(buffer.modules) == {"of_early", "of_late"}
     assert rows["of_early"] <= record["of_early"] and rows["of_early"].total() == 25
     assert rows["of_late"] == record["of_late"]
@@ -199,30 +194,27 @@ def test_steps_counted_by_agent(tmp_path: Path) -> None:
     config.multi_agent(
         policies={"of_0", "of_1"}, policy_mapping_fn=each_its_own, count_steps_by="agent_steps"
     ).training(num_steps_sampled_before_learning_starts=60)
-    algorithm = rllib_ext.configure(config, restore=False).build_algo()
+    algorithm = built(config, restore=False)
     rows, results = [], []
     while not results or "learners" not in results[-1]:
         results.append(algorithm.train())
         rows.append(len(algorithm.local_replay_buffer))
     assert rows[-1] == sum(results[-1]["env_runners"]["num_agent_steps_sampled_lifetime"].values()) >= 60
     path = algorithm.save_to_path(tmp_path / "checkpoint")
-    algorithm.stop()
     again = Algorithm.from_checkpoint(path)  # without the buffer: a warm-up of 60 agent steps is due again
     assert len(again.local_replay_buffer) == 0
     while not again.local_replay_buffer.get_sampled_timesteps():
         assert len(again.local_replay_buffer) < 60
         again.train()
     assert len(again.local_replay_buffer) >= 60
-    again.stop()
 
 
 def test_a_checkpoint_holds_the_replay_of_each_module(tmp_path: Path) -> None:
     config = uneven(two_share, modules={"shared": {"capacity": 50}}).training(n_step=3)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     trained(algorithm)
     path = algorithm.save_to_path(tmp_path / "checkpoint")
     rows, drawn = stored(algorithm), algorithm.local_replay_buffer.sample(num_items=30, n_step=3)
-    algorithm.stop()
     again = Algorithm.from_checkpoint(path)
     assert stored(again) == rows and rows["shared"].total() == 50 and set(rows) == {"shared", "default_policy"}
     for expected, block in zip(drawn, again.local_replay_buffer.sample(num_items=30, n_step=3), strict=True):
@@ -231,7 +223,6 @@ def test_a_checkpoint_holds_the_replay_of_each_module(tmp_path: Path) -> None:
         np.testing.assert_array_equal(block.get_rewards(slice(0, 30)), expected.get_rewards(slice(0, 30)))
     result = again.train()
     now, record = stored(again), recorded(again, two_share)
-    again.stop()
     assert record["default_policy"] <= now["default_policy"] and record["default_policy"]
     assert result["replay_buffer"]["num_env_steps_added_lifetime"] > rows["default_policy"].total()
 

@@ -21,7 +21,7 @@ import rllib_ext
 
 from .rllib_algorithms import Counting
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 LSTM = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 6}
 
@@ -104,7 +104,6 @@ def test_every_td_error_comes_home(num_learners: int, burn_in: int, monkeypatch:
     monkeypatch.setattr(buffer.replay, "update_priority", compared)
     for _ in range(2):
         result = algorithm.train()
-    algorithm.stop()
     assert len(home) > 100 and all(home)
     assert np.isfinite(result["learners"]["default_policy"]["total_loss"])
     assert buffer.replay.stats()["priorities_updated"] > 100 and buffer.replay.stats()["late_updates_dropped"] == 0
@@ -117,7 +116,6 @@ def test_states_stored_are_those_of_the_module() -> None:
     for _ in range(10):
         buffer.add(algorithm.env_runner.sample(num_timesteps=7))  # fragments that end anywhere, one set of weights
     episodes = buffer.sample(num_items=200, n_step=1, batch_length_T=6, min_batch_length_T=0)
-    algorithm.stop()
     assert any(episode.t_started for episode in episodes) and any(not episode.t_started for episode in episodes)
     for episode in episodes:
         if episode.t_started:

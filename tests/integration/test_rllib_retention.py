@@ -20,12 +20,11 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
-import rllib_ext
 from lightning_replay.retention.surprise import on_policyness
 
-from .rllib_algorithms import EchoLearner, small, trained
+from .rllib_algorithms import EchoLearner, built, small, trained, watch_td_errors
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 GAMMA = 0.9
 
@@ -52,8 +51,6 @@ class Film(gym.Env):
 
 
 class StackedFilm(FrameStackObservation):
-    """Its last four frames."""
-
     def __init__(self, config: Any = None) -> None:
         super().__init__(Film(config), 4)
 
@@ -66,10 +63,6 @@ def retaining(env: Any = "CartPole-v1", algorithm: Any = DQNConfig, **options: A
     options = {"capacity": 200, "seed": 0, "priority_exponent": 0.0, **options}
     config = small(algorithm, env, "surprise_retention", **options).training(gamma=GAMMA, n_step=3)
     return config.training(lr=0.0) if algorithm is DQNConfig else config
-
-
-def built(config: AlgorithmConfig) -> Algorithm:
-    return rllib_ext.configure(config).build_algo()
 
 
 def stored(algorithm: Algorithm) -> Any:
@@ -123,7 +116,6 @@ def test_signals_of_two_learners_reach_their_rows_in_either_layout(monkeypatch: 
             algorithm.train()
     with pytest.raises(RuntimeError, match=r"no Learner is left .*Algorithm.from_checkpoint"):
         algorithm.train()
-    algorithm.stop()
 
 
 def by_hand(algorithm: Algorithm, rows: Any, atoms: int, double_q: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -155,9 +147,7 @@ def by_hand(algorithm: Algorithm, rows: Any, atoms: int, double_q: bool) -> tupl
 
 
 @pytest.mark.parametrize(("atoms", "dueling", "double_q"), [(1, False, True), (7, True, False)])
-def test_surprise_is_that_of_the_present_networks(
-    atoms: int, dueling: bool, double_q: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_surprise_is_that_of_the_present_networks(atoms: int, dueling: bool, double_q: bool, monkeypatch: Any) -> None:
     config = retaining().training(num_atoms=atoms, dueling=dueling, double_q=double_q, v_min=-10.0, v_max=10.0)
     config.training(num_steps_sampled_before_learning_starts=100)
     algorithm = built(config)
@@ -174,7 +164,6 @@ def test_surprise_is_that_of_the_present_networks(
     trained(algorithm)
     rows, priority = stored(algorithm), kept_for(algorithm).numpy()
     surprise, values = by_hand(algorithm, rows, atoms, double_q)
-    algorithm.stop()
     weight = on_policyness(torch.from_numpy(values), rows["action"]).numpy()
     weight[[slot not in updated for slot in range(len(rows))]] = 1.0
     assert len(updated) > 30
@@ -193,14 +182,12 @@ def test_a_restored_algorithm_draws_alike_and_measures_candidates(tmp_path: Path
         for method in ("get_observations", "get_actions", "get_rewards"):
             np.testing.assert_array_equal(*(getattr(batch, method)(slice(0, 16)) for batch in batches))
     torch.testing.assert_close(kept_for(again), kept_for(algorithm), rtol=0, atol=0)
-    algorithm.stop()
     before = buffers[1].replay.stats()
     again.train()
     after = buffers[1].replay.stats()
     offered = {key: after[key] - before[key] for key in ("admitted", "refused")}
     # what waited was offered too, and candidates are not all let in, as without a measure of their surprise they were
     assert sum(offered.values()) >= 38 + waiting and offered["refused"] > 0
-    again.stop()
 
 
 def test_continuous_actions_are_kept_by_surprise_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -209,7 +196,6 @@ def test_continuous_actions_are_kept_by_surprise_alone(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, logger="lightning_replay.writers.retention"):
         trained(running)
     stats = running.local_replay_buffer.replay.stats()
-    running.stop()
     assert stats["priorities_updated"] >= 16 * 10 and stats["evicted"] + 60 == stats["admitted"]
     assert caplog.text.count("rows are kept by surprise alone") == 1
 
@@ -219,7 +205,6 @@ def test_without_configure_rows_are_kept_by_td_errors_alone(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         trained(algorithm)
     stats = algorithm.local_replay_buffer.replay.stats()
-    algorithm.stop()
     assert "rows are kept by surprise alone" in caplog.text and stats["refused"] == 0
 
 
@@ -233,16 +218,9 @@ def test_one_of_several_agents_keeps_rows_by_importance(monkeypatch: pytest.Monk
     algorithm.train()
     modules = algorithm.local_replay_buffer.modules
     retention, by_age = modules["p0"].replay, modules["p1"].replay
-    updated, update, home = watch_updates(retention, monkeypatch), by_age.update_priority, []
-
-    def compared(index: torch.Tensor, td_error: torch.Tensor, **rest: Any) -> None:
-        home.extend((by_age.storage.get(index)["observation"][:, 0] == td_error).tolist())
-        update(index, td_error, **rest)
-
-    monkeypatch.setattr(by_age, "update_priority", compared)
+    updated, home = watch_updates(retention, monkeypatch), watch_td_errors(by_age)
     result = trained(algorithm)
     assert_priorities_are_surprise_times_softmax(retention, algorithm.get_module("p0"), updated)
-    algorithm.stop()
     assert len(updated) > 30 and len(home) >= 16 * 10 and all(home)
     assert result["replay_buffer"]["retention"]["p0"]["admitted"] == retention.stats()["admitted"] == len(retention)
     assert "p1" not in result["replay_buffer"]["retention"]
@@ -257,7 +235,6 @@ def test_frames_of_env_runners_are_stored_once_and_drawn_as_they_were(recipe: st
     result = trained(algorithm)
     buffer = algorithm.local_replay_buffer
     (block,) = buffer.sample(num_items=200, n_step=3, gamma=1.0)
-    algorithm.stop()
     rows = slice(0, 200)
     first, following = block.get_observations(rows), block.get_observations(slice(1, 201))
     steps = block.get_extra_model_outputs("n_step", rows)
@@ -274,3 +251,29 @@ def test_frames_of_env_runners_are_stored_once_and_drawn_as_they_were(recipe: st
     assert shared["frames_held"] <= 60 * len(films) and shared["frames_per_transition"] <= 1.1  # each film once
     if recipe == "surprise_retention":
         assert len(kept_for(algorithm).unique()) > 20  # each candidate has a surprise of its own
+
+
+def priorities(shard: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    replay = shard.held.replay
+    index = torch.arange(len(replay))
+    rows = replay.storage.get(index)
+    return rows["observation"], rows["action"], replay.writer.retention_priority(index)
+
+
+def test_learners_report_surprise_and_action_values_to_the_shards() -> None:
+    """Rows of an :class:`EchoLearner`, whose TD error is the first number of the observation; it learns nothing."""
+    config = small(DQNConfig, "CartPole-v1", "surprise_retention", num_shards=2, capacity=400, priority_exponent=0.0)
+    config.env_runners(num_env_runners=0).learners(num_learners=0, learner_class=EchoLearner).training(lr=0.0)
+    config.debugging(seed=0)
+    algorithm = built(config)
+    result = trained(algorithm)
+    module = algorithm.get_module()
+    found = ray.get([shard.__ray_call__.remote(priorities) for shard in algorithm.local_replay_buffer.shards.handles])
+    for observation, action, priority in found:
+        with torch.no_grad():
+            values = module.compute_q_values({"obs": observation})["qf_preds"]
+        weight = on_policyness(values, action)
+        updated = torch.isclose(priority, observation[:, 0] ** 2 * weight)
+        assert updated.sum() > 15 and weight[updated].max() < 0.999
+    retention = result["replay_buffer"]["retention"]
+    assert retention["admitted"] == result["replay_buffer"]["num_env_steps_stored"] >= 70 and retention["evicted"] == 0

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,13 @@ import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 
-import rllib_ext
 from rllib_ext.learner.remote_blocks import BlockReader
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import EpisodeReference
+from tests.unit.rllib.episodes import numbered
 from tests.unit.rllib.local_shards import awaited
 
-from .rllib_algorithms import Counting, EchoLearner, small, trained
+from .rllib_algorithms import Counting, EchoLearner, built, small, trained
 from .shard_contents import homes, lose, observations, on_shards, stored, watch
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,7 @@ def algorithm(shared_ray: None) -> Iterator[Algorithm]:
     config = small(DQNConfig, Counting, "prioritized", num_shards=2, priority_exponent=0.7, seed=3)
     config.env_runners(num_env_runners=1, num_envs_per_env_runner=2)
     config.learners(num_learners=2, learner_class=EchoLearner).training(train_batch_size_per_learner=BATCH // 2)
-    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm = built(config)
     yield algorithm
     algorithm.stop()
 
@@ -79,18 +80,15 @@ def test_td_errors_come_home_from_two_learners(algorithm: Algorithm, replay: Sha
 
 
 def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedEpisodeReplayBuffer) -> None:
-    from rllib_ext.episodes import SingleAgentEpisode
 
     rows = len(replay)
-    wrong = SingleAgentEpisode(
-        observations=[np.zeros(7)] * 2, actions=[0], rewards=[0.0], terminated=True, len_lookback_buffer=0
-    )
-    replay.add([wrong.to_numpy()])
+    wrong = numbered("wrong", 1, observations=[np.zeros(7)] * 2, terminated=True)
+    replay.add([wrong])
     with pytest.raises(ValueError, match="observation") as error:
         replay.sample(num_items=BATCH)
     assert not hasattr(error.value, "__notes__")
     for shard in range(2):
-        replay.shards.send(shard, "add", [ray.put([wrong.to_numpy()])], {})
+        replay.shards.send(shard, "add", [ray.put([wrong])], {})
     with pytest.raises(ValueError, match="observation") as error:
         replay.sample(num_items=BATCH)
     (note,) = error.value.__notes__
@@ -98,9 +96,7 @@ def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedEpiso
     assert len(replay) == rows and len(observations(replay.sample(num_items=BATCH))) == BATCH
 
 
-def test_a_checkpoint_restores_rows_and_the_next_draws(
-    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, tmp_path: Path
-) -> None:
+def test_a_checkpoint_restores_rows_and_the_next_draws(algorithm: Any, replay: Any, tmp_path: Path) -> None:
     path = algorithm.save_to_path(tmp_path / "checkpoint")
     before, drawn = on_shards(replay, stored), [observations(replay.sample(num_items=BATCH)) for _ in range(2)]
     saved, replay.shards.last_save = replay.shards.last_save, None
@@ -116,9 +112,7 @@ def test_a_checkpoint_restores_rows_and_the_next_draws(
     assert result["replay_buffer"]["num_env_steps_stored"] == len(replay)
 
 
-def test_a_lost_shard_starts_again_and_training_goes_on(
-    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_shard_starts_again_and_training_goes_on(algorithm: Any, replay: Any, caplog: Any) -> None:
     stats, before = replay.stats(), on_shards(replay, stored)
     blocks = replay.sample(num_items=BATCH)
     from_lost = int((awaited(replay).shard == 1).sum())

@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 import ray
-from fsspec.implementations.dirfs import DirFileSystem
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 from ray.cluster_utils import Cluster
@@ -31,7 +29,7 @@ from lightning_replay.saving import DamagedFileError
 from rllib_ext.checkpoints import FOLDER
 
 from .rllib_algorithms import Counting, small
-from .shard_contents import trajectories
+from .shard_contents import Noted, on_shards, trajectories
 
 pytestmark = pytest.mark.slow
 
@@ -59,52 +57,9 @@ def _cluster(forked_ray_workers: None, tmp_path_factory: pytest.TempPathFactory)
     os.chdir(before)
 
 
-class Noted(fs.FSSpecHandler):
-    """A folder as a file system that notes which process has opened which file, and can hold up a process."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(DirFileSystem(str(root / "files"), LocalFileSystem()))
-        self.root = root
-
-    def __reduce__(self) -> Any:
-        return Noted, (self.root,)
-
-    def note(self, how: str, path: str) -> None:
-        with (self.root / f"{how}-{os.getpid()}").open("a") as notes:
-            notes.write(f"{path}\n")
-
-    def create_dir(self, path: str, recursive: bool) -> None:
-        if "shard-2" in path and (self.root / "hold").exists():
-            time.sleep(2.0)  # longer than shard 1 takes to be lost
-        super().create_dir(path, recursive)
-
-    def open_output_stream(self, path: str, metadata: Any) -> Any:
-        self.note("written", path)
-        while "shard-1" in path and (self.root / "hold").exists():
-            time.sleep(0.05)
-        return super().open_output_stream(path, metadata)
-
-    def open_input_file(self, path: str) -> Any:
-        self.note("read", path)
-        return super().open_input_file(path)
-
-    def open_input_stream(self, path: str) -> Any:
-        self.note("read", path)
-        return super().open_input_stream(path)
-
-    def taken(self, how: str) -> dict[int, set[str]]:
-        """The files that each process has opened since the last call, without their folders' random parts."""
-        found = {}
-        for notes in self.root.glob(f"{how}-*"):
-            found[int(notes.name.partition("-")[2])] = set(notes.read_text().split())
-            notes.unlink()
-        return found
-
-
 @pytest.fixture
 def noted(tmp_path: Path) -> Noted:
-    (tmp_path / "files").mkdir()
-    return Noted(tmp_path)
+    return Noted.below(tmp_path)
 
 
 def built(num_shards: int) -> Algorithm:
@@ -118,11 +73,6 @@ def algorithm(_cluster: None) -> Iterator[Algorithm]:
     algorithm.train()
     yield algorithm
     algorithm.stop()
-
-
-def on_shards(algorithm: Algorithm, function: Any) -> list[Any]:
-    handles = algorithm.local_replay_buffer.shards.handles
-    return ray.get([handle.__ray_call__.remote(function) for handle in handles])
 
 
 def process(shard: Any) -> tuple[int, str]:
@@ -186,7 +136,7 @@ def test_a_shard_that_is_killed_during_its_upload_leaves_the_save_before(algorit
     lost = replay.shards.handles[1]
 
     def kill() -> None:
-        while not any("/shard-1/" in file.read_text() for file in noted.root.glob("written-*")):
+        while not (noted.root / "held").exists():
             time.sleep(0.05)
         ray.kill(lost)
 

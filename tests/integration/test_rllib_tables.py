@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -18,43 +15,13 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from tensordict import TensorDictBase
 
-import rllib_ext
-from lightning_replay.envs.building import TaskChoice
 from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn
 
-from .rllib_algorithms import small, trained
+from .rllib_algorithms import Levels, built, small, trained
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 TASKS = ["target", "near", "far"]  # not the order of the environment
-RETURNS = {"target": 0.0, "far": 0.5, "near": 1.0}
-LENGTH = 7
-
-
-class Levels(TaskChoice, gym.Env):
-    """Observes the index of its task, the number of its EnvRunner, its process and its step; episodes take 7 steps."""
-
-    TASKS = ("target", "far", "near")
-    observation_space = gym.spaces.Box(0, 2.0**24, (4,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self._worker = getattr(config, "worker_index", 0)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._begin_task(options)
-        self._playing, self._count = self.task, 0
-        return self._observation(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._count += 1
-        ended = self._count == LENGTH
-        return self._observation(), RETURNS[self._playing] * ended, ended, False, {}
-
-    def _observation(self) -> Any:
-        return np.array([self.TASKS.index(self._playing), self._worker, os.getpid(), self._count], np.float32)
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -82,15 +49,16 @@ def check_tasks(rows: TensorDictBase) -> None:
     assert [TASKS[task] for task in rows["task"]] == [Levels.TASKS[int(task)] for task in rows["observation"][:, 0]]
 
 
-def test_each_environment_plays_its_task_also_after_its_runner_was_lost(build: Any, tmp_path: Path) -> None:
+def test_each_environment_plays_its_task_also_after_its_runner_was_lost(tmp_path: Path) -> None:
     config = curriculum(Exp3(exploration=0.2)).env_runners(num_env_runners=2, num_envs_per_env_runner=2)
     config.evaluation(evaluation_interval=1, evaluation_num_env_runners=0, evaluation_duration=3)
-    algorithm = build(config)
+    algorithm = built(config)
     buffer = algorithm.local_replay_buffer
     result = trained(algorithm)
-    assert result["evaluation"]["env_runners"]["episode_return_mean"] == RETURNS["target"]
+    assert result["evaluation"]["env_runners"]["episode_return_mean"] == 0.0
     first = played(buffer)
-    assert {worker: tasks for (worker, _), tasks in first.items()} == {1: {"target", "near"}, 2: {"far", "target"}}
+    expected = {1: {"target", "near"}, 2: {"far", "target"}}
+    assert {worker: tasks for (worker, _), tasks in first.items()} == expected
     weights = result["replay_buffer"]["tasks"]
     assert weights["near"]["progress"] == 1.0 and weights["far"]["progress"] == 0.5
     probability = {task: figures["probability"] for task, figures in weights.items()}
@@ -107,25 +75,20 @@ def test_each_environment_plays_its_task_also_after_its_runner_was_lost(build: A
 
     probabilities, state = buffer.replay.probabilities(), buffer.modules["default_policy"].task_progress.state()
     path = algorithm.save_to_path(tmp_path / "saved")
-    algorithm.stop()
     again = Algorithm.from_checkpoint(path)
     restored = again.local_replay_buffer
     assert restored.replay.probabilities() == probabilities
     assert restored.modules["default_policy"].task_progress.state() == state
     again.train()
-    assert {worker: tasks for (worker, _), tasks in played(restored).items()} == {
-        1: {"target", "near"},
-        2: {"far", "target"},
-    }
+    assert {worker: tasks for (worker, _), tasks in played(restored).items()} == expected
     later = restored.modules["default_policy"].task_progress.episodes
-    again.stop()
     assert all(later[task] >= count for task, count in episodes.items()) and later["near"] > episodes["near"]
 
 
-def test_stages_reach_environments_in_other_processes_and_runners_that_come_back(build: Any, tmp_path: Path) -> None:
+def test_stages_reach_environments_in_other_processes_and_runners_that_come_back(tmp_path: Path) -> None:
     config = curriculum(EasyToHard(order=["near", "far", "target"], advance_at=0.5))
     config.env_runners(num_env_runners=1, gym_env_vectorize_mode="async")
-    algorithm = build(config)
+    algorithm = built(config)
     buffer = algorithm.local_replay_buffer
     for _ in range(20):
         algorithm.train()
@@ -134,9 +97,8 @@ def test_stages_reach_environments_in_other_processes_and_runners_that_come_back
     tasks = order_of_tasks(buffer)
     assert list(dict.fromkeys(tasks))[:2] == ["near", "far"]
     path = algorithm.save_to_path(tmp_path / "saved")
-    algorithm.stop()
 
-    again = build(config.copy(copy_frozen=False).env_runners(gym_env_vectorize_mode="sync"))  # others take seconds
+    again = built(config.copy(copy_frozen=False).env_runners(gym_env_vectorize_mode="sync"))  # others take seconds
     again.restore_from_path(path)
 
     def check_new_ones(known: set[tuple[int, int]]) -> None:
@@ -155,11 +117,10 @@ def test_stages_reach_environments_in_other_processes_and_runners_that_come_back
 
 
 def order_of_tasks(buffer: Any) -> list[str]:
-    """Tasks of the rows, the oldest first."""
     return [TASKS[task] for task in buffer.replay.table("all tasks")["task"]]
 
 
 def test_environments_that_cannot_play_the_tasks_are_refused() -> None:
     config = curriculum(Exp3()).environment("CartPole-v1").env_runners(num_env_runners=0)
     with pytest.raises(ValueError, match="the environments have no attribute 'task'"):
-        rllib_ext.configure(config).build_algo()
+        built(config)

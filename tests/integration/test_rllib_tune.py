@@ -26,7 +26,7 @@ from rllib_ext.sharded.routing import check_trial
 
 from .rllib_algorithms import SMALL, small
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
@@ -44,7 +44,6 @@ def test_a_trial_has_the_values_that_were_drawn() -> None:
     algorithm = trial(rllib_ext.configure(config), 1)
     result = algorithm.train()
     replay, drawn = algorithm.local_replay_buffer.replay, algorithm.config
-    algorithm.stop()
     given = drawn.replay_buffer_config
     assert (replay.capacity, replay.sampler.priority_exponent) == (given["capacity"], given["priority_exponent"])
     assert given["capacity"] in (300, 400) and 0.0 < given["priority_exponent"] < 1.0
@@ -63,7 +62,6 @@ def test_levels_are_built_from_the_values_of_the_trial() -> None:
     result = algorithm.train()
     levels = rllib_ext.level_buffer(algorithm).state_dict()
     staleness_weight = algorithm.config.levels["staleness_weight"]
-    algorithm.stop()
     assert (algorithm.config.gamma, algorithm.config.seed) == (0.8, 8) and 0.1 <= staleness_weight <= 0.5
     assert result["timesteps_total"] == result["num_env_steps_sampled_lifetime"] == 60
     assert result["num_updates_lifetime"] >= 4
@@ -143,7 +141,6 @@ def test_trials_wait_for_the_cpus_of_their_shards_and_are_restored_with_them(tmp
         assert len(list(Path(result.path).glob("checkpoint_*"))) == 1
     again = Algorithm.from_checkpoint(results[0].checkpoint.path)
     rows = len(again.local_replay_buffer)
-    again.stop()
     assert rows == results[0].metrics["replay_buffer"]["num_env_steps_stored"]
 
 

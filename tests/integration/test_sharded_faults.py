@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import ray
 import torch
-from fsspec.implementations.dirfs import DirFileSystem
-from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs
 
 from lightning_replay.sharded import ShardedReplay
 from lightning_replay.sharded.replay import NAMESPACE
 from tests.unit.sharded.local_replay import steps
+
+from .shard_contents import Noted
 
 pytestmark = pytest.mark.slow
 
@@ -126,31 +126,13 @@ def test_a_shard_that_hangs_for_long_is_started_again(replay: ShardedReplay) -> 
     filled(replay, 1)
 
 
-class Held(fs.FSSpecHandler):
-    """A folder as a file system that the second shard cannot write to while there is a file "hold"."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(DirFileSystem(str(root / "files"), LocalFileSystem()))
-        self.root = root
-
-    def __reduce__(self) -> Any:
-        return Held, (self.root,)
-
-    def open_output_stream(self, path: str, metadata: Any) -> Any:
-        while "shard-1" in path and (self.root / "hold").exists():
-            (self.root / "held").touch()
-            time.sleep(0.05)
-        return super().open_output_stream(path, metadata)
-
-
 def test_others_fill_it_and_draw_while_one_process_saves(replay: ShardedReplay, tmp_path: Path) -> None:
     filled(replay, 1)
-    (tmp_path / "files").mkdir()
-    (tmp_path / "hold").touch()
+    held = fs.PyFileSystem(Noted.below(tmp_path, held=True))
     stored = len(replay)
     other = pickle.loads(pickle.dumps(replay))
     with ThreadPoolExecutor(1) as threads:
-        saved = threads.submit(replay.save, "first", filesystem=fs.PyFileSystem(Held(tmp_path)))
+        saved = threads.submit(replay.save, "first", filesystem=held)
         while not (tmp_path / "held").exists():
             time.sleep(0.05)
         assert not (ended(other.sample)["index"] >> 40).any()  # after shard_timeout_s
@@ -163,12 +145,11 @@ def test_others_fill_it_and_draw_while_one_process_saves(replay: ShardedReplay, 
 
 def test_a_save_ends_when_a_shard_does_not_finish_its_part(replay: ShardedReplay, tmp_path: Path) -> None:
     filled(replay, 1)
-    (tmp_path / "files").mkdir()
-    (tmp_path / "hold").touch()
+    held = fs.PyFileSystem(Noted.below(tmp_path, held=True))
     options = replay._options
     replay._options = dataclasses.replace(options, shards=dataclasses.replace(options.shards, save_timeout_s=3.0))
     with pytest.raises(TimeoutError, match=r"shard 1 has not answered.*No checkpoint was made"):
-        ended(lambda: replay.save("first", filesystem=fs.PyFileSystem(Held(tmp_path))))
+        ended(lambda: replay.save("first", filesystem=held))
     (tmp_path / "hold").unlink()
     replay._options = options
     assert len(replay.sample(500)) == 500

@@ -9,8 +9,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -67,7 +67,6 @@ def handles_of(replay: ShardedReplay) -> list[Any]:
 
 @ray.remote(num_cpus=0.5)
 def fill_and_draw(replay: ShardedReplay) -> list[int]:
-    """Runs in another process."""
     replay.extend(steps(100, 10, trajectory=0))
     batch = replay.sample(500)
     replay.update_priority(batch, torch.where(batch["action"] < 100, 3.0, 0.5))
@@ -88,16 +87,6 @@ def test_other_processes_fill_it_draw_from_it_and_find_it_by_name(empty_replay: 
     same.update_priority(batch, torch.ones(2_000))
     with pytest.raises(ValueError, match="a sharded replay of this name runs already, built with"):
         ShardedReplay("uniform", 2, capacity=1_000, batch_size=32, name="tested")
-
-
-def test_ranks_wait_for_each_other(replay: ShardedReplay) -> None:
-    ranks = [pickle.loads(pickle.dumps(replay.for_rank(rank, 2))) for rank in range(2)]
-    draws = replay.stats()["num_draws"]
-    with ThreadPoolExecutor(2) as threads:
-        for _ in range(5):
-            shares = list(threads.map(ShardedReplay.sample, ranks))
-            assert [len(share) for share in shares] == [16, 16]
-    assert replay.stats()["num_draws"] == draws + 5
 
 
 def test_training_goes_on_when_a_shard_is_lost(replay: ShardedReplay, tmp_path: Path) -> None:
@@ -133,16 +122,18 @@ def test_remote_collectors_of_torchrl_fill_it_while_this_process_draws(run_examp
     assert rows == first + second >= 400 and min(first, second) > 100
 
 
+def trainer_in(folder: Path, **options: Any) -> L.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return L.Trainer(max_epochs=-1, accelerator="cpu", default_root_dir=folder, **quiet, **options)
+
+
 def fitted(replay: ShardedReplay, folder: Path, env_steps: int, **options: Any) -> list[dict[str, Any]]:
     """Fits for so many steps, two updates for each batch of eight; returns what each rank has recorded."""
     data = ReplayDataModule(
         "CartPole-v1", replay, env_steps=env_steps, warmup_steps=40, num_envs=2, updates_per_env_step=0.25, seed=0
     )
     checkpoint = ReplayCheckpoint(folder / "checkpoints", monitor=None)
-    trainer = L.Trainer(
-        max_epochs=-1, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        default_root_dir=folder, callbacks=[checkpoint], **options,
-    )  # fmt: skip
+    trainer = trainer_in(folder, callbacks=[checkpoint], **options)
     resumed = "last" if (folder / "checkpoints" / "last.ckpt").exists() else None
     trainer.fit(RecordingDQN(), datamodule=data, ckpt_path=resumed)
     return [torch.load(folder / f"{rank}.pt") for rank in range(trainer.world_size)]
@@ -184,11 +175,8 @@ def test_ranks_of_an_agent_with_several_optimizers_learn_the_same_weights(
     empty_replay: ShardedReplay, tmp_path: Path
 ) -> None:
     data = ReplayDataModule("Pendulum-v1", empty_replay, env_steps=60, warmup_steps=40, updates_per_env_step=0.5)
-    trainer = L.Trainer(
-        max_epochs=-1, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        default_root_dir=tmp_path, enable_checkpointing=False, devices=2,
-        strategy=DDPStrategy(start_method="forkserver"),
-    )  # fmt: skip
+    strategy = DDPStrategy(start_method="forkserver")
+    trainer = trainer_in(tmp_path, enable_checkpointing=False, devices=2, strategy=strategy)
     trainer.fit(RecordingSAC(), datamodule=data)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert first["clocks"] == second["clocks"] == (60, 10) and len(empty_replay) == 60
@@ -200,15 +188,10 @@ def test_what_a_sharded_replay_does_not_offer_is_refused(replay: ShardedReplay) 
         def broadcast(self, obj: Any, src: int = 0) -> Any:
             return "replay-of-the-first-process"
 
-    class Two:
-        world_size = 2
-
-    data = ReplayDataModule("CartPole-v1", replay, env_steps=81, warmup_steps=40)
-    data.trainer = Two()
-    another = ReplayDataModule("CartPole-v1", replay, env_steps=80, warmup_steps=40)
-    another.trainer = Two()
-    another.trainer.strategy = OfAnother()
-    alone = ReplayDataModule("CartPole-v1", replay, env_steps=80, warmup_steps=40)
+    data, another, alone = (
+        ReplayDataModule("CartPole-v1", replay, env_steps=steps, warmup_steps=40) for steps in (81, 80, 80)
+    )
+    data.trainer = another.trainer = SimpleNamespace(world_size=2, global_rank=0, strategy=OfAnother())
     trainer = L.Trainer(max_epochs=-1, logger=False, accelerator="cpu", devices=1, callbacks=[InspectBuffer()])
     with pytest.raises(TypeError, match="leave InspectBuffer out"):
         trainer.fit(RecordingDQN(), datamodule=alone)

@@ -8,5 +8,4 @@ from .local_shards import start_locally
 
 @pytest.fixture
 def local_shards(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of sharded replays are in this process."""
     start_locally(monkeypatch)

@@ -34,8 +34,6 @@ class LocalMethod:
 
 
 def start_locally(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets sharded replays start their shards here."""
-
     def local(actors: Any, shard: int) -> LocalShard:
         return LocalShard(actors.kind(*actors.arguments_of(shard)))
 
@@ -43,7 +41,6 @@ def start_locally(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replays(replay: ShardedEpisodeReplayBuffer, module_id: str = "default_policy") -> list[Any]:
-    """The replay of a module in each shard."""
     return [handle.shard.held.modules[module_id].replay for handle in replay.shards.handles]
 
 
@@ -60,5 +57,4 @@ def read(blocks: list[Any]) -> list[Any]:
 
 
 def first_numbers(block: Any) -> np.ndarray:
-    """The first number of each row's observation."""
     return block.get_observations(slice(0, len(block)))[:, 0]

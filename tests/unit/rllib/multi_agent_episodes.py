@@ -37,12 +37,10 @@ class Played:
 
 
 def number(agent: str, step: int) -> int:
-    """What an agent observes in a step."""
     return 1000 * AGENTS.index(agent) + step
 
 
 def by_name(agent: Any, *args: Any, **rest: Any) -> str:
-    """A module for each agent."""
     return f"module_{agent}"
 
 

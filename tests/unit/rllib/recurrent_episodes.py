@@ -10,33 +10,22 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 
+from .episodes import numbered
+
 
 def state_after(number: float) -> dict[str, np.ndarray]:
     """The state after the step of this number, as an LSTM's: ``h`` and ``c``, ``[layers, cells]``."""
     return {"h": np.full((1, 2), number, np.float32), "c": np.full((1, 2), -number, np.float32)}
 
 
-def recurrent(
-    name: str, length: int, *, start: int = 0, offset: int = 0, lookback: int = 0, numpy: bool = True, **ends: bool
-) -> SingleAgentEpisode:
-    """Steps ``start .. start + length``: observation [offset + t, -t], action t % 2, reward and state offset + t."""
-    first = start - lookback
-    steps = range(first, start + length)
-    episode = SingleAgentEpisode(
-        id_=name,
-        observations=[np.array([offset + t, -t], np.float32) for t in range(first, start + length + 1)],
-        actions=[np.int64(t % 2) for t in steps],
-        rewards=[float(offset + t) for t in steps],
-        extra_model_outputs={"state_out": [state_after(offset + t) for t in steps]},
-        t_started=start,
-        len_lookback_buffer=lookback,
-        **ends,
-    )
-    return episode.to_numpy() if numpy else episode
+def recurrent(name: str, length: int, *, start: int = 0, lookback: int = 0, **options: Any) -> SingleAgentEpisode:
+    """Those of ``numbered``; the state after a step has its number."""
+    first = options.get("offset", 0) + start
+    states = [state_after(number) for number in range(first - lookback, first + length)]
+    return numbered(name, length, start=start, lookback=lookback, extra_model_outputs={"state_out": states}, **options)
 
 
 def numbers(episode: SingleAgentEpisode) -> list[int]:
-    """The numbers of an episode's steps."""
     return episode.get_observations(slice(0, len(episode)))[:, 0].astype(int).tolist()
 
 

@@ -6,13 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from ray import cloudpickle
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
+from tensordict import TensorDict
 
+from lightning_replay.sharded.rows import Block
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.learner.blocks import TransitionBlock
+from rllib_ext.episodes import Columns
+from rllib_ext.learner.blocks import LAYOUTS, BatchCutter, Piece, TransitionBlock, learner_order
+from rllib_ext.learner.remote_blocks import RemoteBlock
 
-from .episodes import numbered
+from .episodes import column, numbered
 
 
 @pytest.fixture
@@ -94,12 +102,101 @@ def test_no_row_of_a_drawn_batch_is_pickled_in_band(layout: str, recipe: str) ->
     assert abs(in_band[0] - in_band[1]) < 32 and in_band[1] < 1200
 
 
-def test_read_only_columns_are_read(block: TransitionBlock) -> None:
-    """As Ray's object store returns them."""
-    buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(block, protocol=5, buffer_callback=buffers.append)
-    again = pickle.loads(pickled, buffers=[bytes(one.raw()) for one in buffers])
-    assert not again.get_actions(slice(0, 4)).flags.writeable
-    part = pickle.loads(pickle.dumps(again[1:3]))
-    assert part.get_observations(slice(1, 3))["goal"][0].tolist() == [11, 12]
-    assert part.get_rewards(slice(0, 2)).tolist() == [31, 32]
+def drawn(
+    terminated: list[int], truncated: list[int], count: int = 6, module_id: str | None = None, **extra: torch.Tensor
+) -> BatchCutter:
+    number = torch.arange(count)
+    ends = torch.zeros(2, count, 1, dtype=torch.bool)
+    for flags, rows in zip(ends, (terminated, truncated), strict=True):
+        flags[[row for row in rows if row < count]] = True
+    batch = TensorDict(
+        {
+            "observation": {"a": number.float(), "b": {"0": number.view(-1, 1)}},
+            "action": number,
+            "next": {
+                "observation": {"a": number + 100.0, "b": {"0": number.view(-1, 1) + 100}},
+                "reward": number.view(-1, 1).float(),
+                "terminated": ends[0],
+                "truncated": ends[1],
+            },
+            **extra,
+        },
+        [count],
+    )
+    observation = Columns("observation", {"a": np.zeros(1, np.float32), "b": (np.zeros((1, 1), np.int64),)})
+    return BatchCutter(batch, observation, Columns("action", np.zeros(1, np.int64)), module_id)
+
+
+def apart(pieces: list[Piece]) -> tuple[list[Any], np.ndarray]:
+    """Episodes, and the places of all their rows."""
+    return [piece.episode for piece in pieces], np.concatenate([piece.places for piece in pieces])
+
+
+@pytest.mark.parametrize("layout", ["blocks", "rows"])
+@pytest.mark.parametrize(
+    ("terminated", "truncated"), [([], []), ([2], []), ([], [5]), ([0, 3], [3, 5]), (range(6), [])]
+)
+def test_every_row_travels_once_with_its_own_end(layout: str, terminated: list[int], truncated: list[int]) -> None:
+    episodes, order = apart(LAYOUTS[layout](drawn(list(terminated), list(truncated))))
+    assert sorted(order.tolist()) == list(range(6))
+    np.testing.assert_array_equal(column(episodes, "get_actions"), order)
+    np.testing.assert_array_equal(column(episodes, "get_rewards"), order)
+    ends = [[False] * (len(episode) - 1) + [episode.is_terminated] for episode in episodes]
+    assert np.flatnonzero(np.concatenate(ends)[np.argsort(order)]).tolist() == list(terminated)
+    ends = [[False] * (len(episode) - 1) + [episode.is_truncated] for episode in episodes]
+    assert np.flatnonzero(np.concatenate(ends)[np.argsort(order)]).tolist() == list(truncated)
+    episodes = [episode.to_numpy() for episode in episodes]
+    following = np.concatenate([e.get_observations(slice(1, len(e) + 1))["b"][0][:, 0] for e in episodes])
+    np.testing.assert_array_equal(following, order + 100)
+    assert len({episode.id_ for episode in episodes}) == len(episodes)
+
+
+def test_a_flagged_block_has_every_row_and_refuses_to_be_an_episode() -> None:
+    ((block, places),) = drawn([0, 3], [3, 5]).flagged()
+    assert places.tolist() == list(range(6))
+    assert block.ends[0].tolist() == [True, False, False, True, False, False]
+    assert block[2:4].ends[1].tolist() == [False, True]
+    with pytest.raises(ValueError, match="is_terminated was read from FlaggedBlock.*rllib_ext.configure"):
+        _ = block.is_terminated
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_learners", "order"),
+    [
+        ([6], 3, [0, 1, 2, 3, 4, 5]),
+        ([2, 1, 1], 2, [0, 1, 2, 3]),
+        ([1, 1, 1, 1], 2, [0, 2, 1, 3]),
+        ([3, 1, 1, 1], 2, [0, 1, 2, 3, 4, 5]),
+        ([1, 1, 1, 1, 1], 3, [0, 3, 4, 1, 2]),  # all that is left once the first Learner has its share goes to it
+    ],
+)
+def test_the_order_in_which_rows_come_back(lengths: list[int], num_learners: int, order: list[int]) -> None:
+    assert learner_order(lengths, num_learners).tolist() == order
+
+
+def remote(lengths: list[int]) -> RemoteBlock:
+    """Parts ``a``, ``b``, ...; weights are the places of the rows."""
+    spans: list[Any] = [Block(chr(97 + part), 10, 10 + length) for part, length in enumerate(lengths)]  # type: ignore[arg-type]
+    return RemoteBlock("rows_of_batch", spans, np.arange(sum(lengths), dtype=np.float32), "m")
+
+
+def rows(one: RemoteBlock) -> list[tuple[Any, int]]:
+    return [(reference, row) for reference, start, stop in one.spans for row in range(start, stop)]
+
+
+def test_a_slice_names_the_rows_of_each_part() -> None:
+    part = remote([3, 1, 4])[2:6]
+    assert part.spans == [("a", 12, 13), ("b", 10, 11), ("c", 10, 12)]
+    assert part.weights.tolist() == [2, 3, 4, 5] and len(part) == 4 and part.module_id == "m"
+    assert part[1:2].spans == [("b", 10, 11)] and part.id_ != remote([1]).id_
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5), num_learners=st.integers(1, 5))
+def test_learners_get_every_row_once_in_order(lengths: list[int], num_learners: int) -> None:
+    whole = remote(lengths)
+    if len(whole) < num_learners:
+        return
+    parts = [part for shard in ShardEpisodesIterator([whole], num_shards=num_learners) for part in shard]
+    assert [row for part in parts for row in rows(part)] == rows(whole)
+    assert np.concatenate([part.weights for part in parts]).tolist() == whole.weights.tolist()
+    assert all(len(rows(part)) == len(part) for part in parts)

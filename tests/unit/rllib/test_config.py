@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import copy
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
+from lightning_replay.sharded.options import ShardOptions
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.n_step import SampledReturns
+from tests.wrong_options import WrongOption, assert_refused, wrong_options
 
-from .episodes import sampled
+from .episodes import buffer_of, sampled
 
 
 @pytest.mark.parametrize(
@@ -45,34 +50,26 @@ def test_neighbours_are_found_in_the_named_entries_of_dict_observations() -> Non
     assert mixed > 25
 
 
+def part(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": f"lightning_replay.{name}", "init_args": arguments}
+
+
 def test_parts_by_class_path_with_arguments() -> None:
+    exponent = part("schedules.Linear", start=0.4, end=1.0, duration=10)
+    prioritized = part("samplers.PrioritizedSampler", priority_exponent=0.7, importance_exponent=exponent)
     config = rllib_ext.replay_config(
         capacity=64,
         seed=1,
-        sampler={
-            "class_path": "lightning_replay.samplers.NeighborhoodMixupSampler",
-            "init_args": {
-                "num_neighbors": 3,
-                "first": {
-                    "class_path": "lightning_replay.samplers.PrioritizedSampler",
-                    "init_args": {
-                        "priority_exponent": 0.7,
-                        "importance_exponent": {
-                            "class_path": "lightning_replay.schedules.Linear",
-                            "init_args": {"start": 0.4, "end": 1.0, "duration": 10},
-                        },
-                    },
-                },
-            },
-        },
+        sampler=part("samplers.NeighborhoodMixupSampler", num_neighbors=3, first=prioritized),
         transform=["lightning_replay.transforms.MixPairs"],
         writer="lightning_replay.writers.FirstInFirstOutWriter",
     )
-    options = copy.deepcopy(config)
-    options.pop("type")
-    sampler = RecipeEpisodeReplayBuffer(**options).replay.sampler
+    sampler = buffer_of(config).replay.sampler
     assert (sampler.num_neighbors, sampler.first.priority_exponent, sampler.first.max_size) == (3, 0.7, 64)
     assert sampler.first.importance_exponent(10) == 1.0
+
+
+UNIFORM = "lightning_replay.samplers.UniformSampler"
 
 
 @pytest.mark.parametrize(
@@ -83,16 +80,82 @@ def test_parts_by_class_path_with_arguments() -> None:
         ({"sampler": "Nothing"}, TypeError, "it must be a TorchRL Sampler, or its class path"),
         ({"sampler": "lightning_replay.recipes.uniform"}, ValueError, "which is no class but a function"),
         ({"sampler": "lightning_replay.transforms.MixPairs"}, TypeError, "it must be a TorchRL Sampler"),
-        (
-            {"sampler": {"class_path": "lightning_replay.samplers.UniformSampler", "init_args": {"alpha": 1}}},
-            TypeError,
-            "UniformSampler has no argument 'alpha'; accepted are",
-        ),
+        ({"sampler": {"class_path": UNIFORM, "init_args": {"alpha": 1}}}, TypeError, "has no argument 'alpha'; acc"),
         ({"sampler": {"class_path": "x.Y", "arguments": {}}}, ValueError, "accepted are class_path and init_args"),
-        ({"sampler": "lightning_replay.samplers.UniformSampler", "alpha": 1}, ValueError, "no option 'alpha'"),
+        ({"sampler": UNIFORM, "alpha": 1}, ValueError, "no option 'alpha'"),
         ({"recipe": "uniform", "sampler": "a.B"}, ValueError, "recipe 'uniform' has no option 'sampler'"),
     ],
 )
 def test_parts_that_cannot_be_built_are_refused(options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         rllib_ext.replay_config(**{"capacity": 50, **options})
+
+
+PER = {"recipe": "prioritized", "capacity": 100}
+PARTS = {"capacity": 100}
+SAMPLER = {"class_path": "lightning_replay.samplers.PrioritizedSampler"}
+DQN = DQNConfig().environment("CartPole-v1").training(replay_buffer_config=rllib_ext.replay_config(**PER))
+PPO = PPOConfig().environment("CartPole-v1")
+SMOOTHING = ["metrics_num_episodes_for_smoothing"]
+NOT_FOLLOWED = ["beta", "gamma", "n_step", "batch_length_T", "min_batch_length_T"]  # RLlib's own, which it checks
+
+
+def wrong() -> list[WrongOption]:
+    levels = {"config": PPO, "levels": {"levels": 20}}
+    return [
+        *wrong_options(rllib_ext.configure, {"config": DQN}, leave_out=["held_out_levels"]),
+        *wrong_options(rllib_ext.configure, levels, leave_out=["held_out_levels"]),
+        *wrong_options(rllib_ext.RecipeEpisodeReplayBuffer, PER, leave_out=SMOOTHING),
+        *(one for one in wrong_options(ShardOptions, {"num_shards": 2}) if one[2:4] != ("num_prefetch", 0)),
+        *wrong_options(rllib_ext.RecipeEpisodeReplayBuffer(**PER).sample, {}, leave_out=NOT_FOLLOWED),
+    ]
+
+
+@pytest.mark.parametrize("wrong", wrong(), ids=repr)
+def test_is_refused_by_name(wrong) -> None:
+    assert_refused(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (PER | {"importance_exponent": 7}, ValueError, r"importance_exponent is 7; it must be a number in \[0, 1\]"),
+        (PER | {"priority_exponent": "0.6"}, TypeError, "priority_exponent is '0.6'; it must be a finite number"),
+        (PER | {"seed": "a", "modules": {"pursuer": {}}}, TypeError, "seed is 'a'; it must be a whole number"),
+        (PER | {"layout": 3}, ValueError, "layout is 3; it must be one of 'flagged', 'blocks', 'rows'"),
+        (PER | {"modules": ["pursuer"]}, TypeError, r"modules is \['pursuer'\]; it must be options by the name"),
+        (PER | {"modules": {"pursuer": 10}}, TypeError, r"modules\['pursuer'\] is 10; it must be options by name"),
+        (PER | {"modules": {"a": {"priority_exponent": -1}}}, ValueError, "priority_exponent is -1; it must be"),
+        (PER | {"info_keys": "goal"}, TypeError, "info_keys is 'goal'; it must be a sequence"),
+        (PER | {"alpha": 0.6}, ValueError, "'prioritized' has no option 'alpha'; accepted are capacity, priority_exp"),
+        (PARTS | {"sampler": {**SAMPLER, "init_args": {"beta": 1}}}, TypeError, "importance_exp"),
+        (PARTS | {"sampler": {**SAMPLER, "init_args": {"importance_exponent": 7}}}, ValueError, "exponent is 7"),
+        ({"recipe": "surprise_retention", "capacity": 90, "frame_stack": 2.5}, TypeError, "frame_stack is 2.5"),
+    ],
+)
+def test_what_a_part_refuses_reaches_the_user(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        rllib_ext.replay_config(**options)
+
+
+@pytest.mark.parametrize("held_out_levels", [True, 2.5, "x", ["a"], [1.5], [True, 5]])
+def test_held_out_levels_of_another_kind(held_out_levels: Any) -> None:
+    with pytest.raises(TypeError, match=r"held_out_levels(\[0\])? is .*; it must be"):
+        rllib_ext.configure(PPO, levels={"levels": 20}, held_out_levels=held_out_levels)
+
+
+def test_arguments_of_levels_are_given_by_name() -> None:
+    with pytest.raises(ValueError, match="levels is .*'init_args': 5}; accepted are .* arguments by name"):
+        rllib_ext.configure(PPO, levels={"class_path": "lightning_replay.levels.UniformLevels", "init_args": 5})
+
+
+@pytest.mark.parametrize(
+    ("n_step", "error"),
+    [(2.5, TypeError), ("3", TypeError), (True, TypeError), (0, ValueError), ((1, 2, 3), ValueError), ((), ValueError)],
+)
+def test_lengths_of_returns(n_step: Any, error: type[Exception]) -> None:
+    returns = SampledReturns(seed=0)
+    with pytest.raises(error, match="n_step"):
+        returns.set_length(n_step, 0.9)
+    returns.set_length([2, 3], 0.9)
+    assert returns.n_steps == 3

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from tensordict import TensorDict
 
 from lightning_replay.storage.columns import rows_of_columns
-from rllib_ext.episodes import EpisodeConverter
+from rllib_ext.episodes import Columns, EpisodeConverter, FragmentTracker
 
 from .episodes import numbered, sampled
 from .recurrent_episodes import recurrent
@@ -31,27 +34,6 @@ def test_rows_of_one_episode(numpy: bool) -> None:
     assert rows["next", "terminated"].tolist() == rows["next", "done"].tolist() == [[False], [False], [True]]
     assert not rows["next", "truncated"].any()
     assert rows["trajectory"].tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("numpy", [True, False])
-def test_the_lookback_buffer_is_left_out(numpy: bool) -> None:
-    rows = transitions_of(EpisodeConverter(), [numbered("a", 2, start=5, lookback=3, numpy=numpy)])
-    assert rows["observation"][:, 0].tolist() == [5, 6]
-    assert rows["next", "observation"][:, 0].tolist() == [6, 7]
-    assert rows["next", "reward"].flatten().tolist() == [5, 6]
-    assert rows["action"].tolist() == [1, 0]
-
-
-def test_interleaved_fragments_keep_their_trajectories() -> None:
-    converter = EpisodeConverter()
-    first = transitions_of(converter, [numbered("a", 2), numbered("b", 1, offset=100)])
-    second = transitions_of(
-        converter, [numbered("b", 2, start=1, offset=100, terminated=True), numbered("a", 1, start=2)]
-    )
-    assert first["trajectory"].tolist() == [0, 0, 1]
-    assert second["trajectory"].tolist() == [1, 1, 0]
-    assert second["observation"][:, 0].tolist() == [101, 102, 2]
-    assert second["next", "done"].flatten().tolist() == [False, True, False]
 
 
 SPACES = {
@@ -133,11 +115,70 @@ def test_read_only_arrays_become_writable_rows() -> None:
     assert episode.get_observations(0).tolist() == [0, 0]
 
 
-def test_a_refused_fragment_is_not_remembered() -> None:
-    converter = EpisodeConverter()
-    transitions_of(converter, [numbered("a", 2)])
-    bad = sampled(spaces.Box(-1, 1, (9,)), spaces.Discrete(2), length=2)
-    with pytest.raises(ValueError, match=r"observation has shape \(9,\); the first rows had \(2,\)"):
-        transitions_of(converter, [numbered("a", 2, start=2), bad])
-    assert len(transitions_of(converter, [numbered("a", 2, start=2)])) == 2
-    assert converter.fragments.duplicates == 0
+#   known   0 1 2 3 4
+#   sent          3 4 5 6     new: rows 2 and 3 of the fragment
+@pytest.mark.parametrize(
+    ("sent", "placed", "gaps"),
+    [
+        ([(0, 5), (3, 4), (7, 1)], [(0, 0), (0, 2), (0, 0)], 0),
+        ([(0, 3), (6, 2), (8, 2)], [(0, 0), (1, 0), (1, 0)], 1),  # a lost fragment is a gap and a new trajectory
+        ([(50, 3)], [(0, 0)], 0),  # first seen in its middle
+    ],
+)
+def test_what_is_new_of_a_fragment(sent: Any, placed: Any, gaps: int) -> None:
+    fragments = FragmentTracker()
+    assert [fragments.place("a", *one) for one in sent] == placed and fragments.gaps == gaps
+
+
+def test_the_episode_continued_longest_ago_is_forgotten_first() -> None:
+    fragments = FragmentTracker(remembered=2)
+    fragments.place("a", 0, 1)
+    fragments.place("b", 0, 1)
+    fragments.place("a", 1, 1)
+    fragments.place("c", 0, 1)  # forgets b
+    assert fragments.place("a", 2, 1) == (0, 0)
+    assert fragments.place("b", 1, 1) == (3, 0)
+
+
+NESTED = {"camera": np.zeros((3, 4, 4, 3), np.uint8), "arm": (np.zeros((3, 2)), np.arange(3))}
+
+
+def test_another_order_of_entries_is_the_same_space() -> None:
+    columns = Columns("observation", {"a": np.zeros(2), "b": np.ones(2)})
+    arrays = columns.flatten({"b": np.ones(2), "a": np.zeros(2)})
+    assert [array.tolist() for array in arrays] == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("first", "later"), [(np.int32, np.int64), (np.int64, np.int32), (np.float32, np.float64), (np.float64, np.float32)]
+)
+def test_dtypes_of_the_first_rows_stay(first: type, later: type) -> None:
+    columns = Columns("action", np.zeros(3, first))
+    (array,) = columns.flatten(np.arange(2, dtype=later))
+    assert array.dtype == first
+    assert array.tolist() == [0, 1]
+
+
+def test_what_cannot_be_cast_within_its_kind_is_refused() -> None:
+    columns = Columns("action", np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="action has dtype float32; the first rows had int64"):
+        columns.flatten(np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (np.zeros((3, 2)), "observation is ndarray; the first rows had the entries ['camera', 'arm']"),
+        ({"camera": NESTED["camera"]}, "observation is ['camera']; the first rows had the entries ['camera', 'arm']"),
+        ({**NESTED, "arm": (np.zeros((3, 2)),)}, "observation/arm is tuple; the first rows had 2 parts"),
+        ({**NESTED, "arm": (np.zeros((3, 5)), np.arange(3))}, "observation/arm/0 has shape (5,); the first rows had"),
+    ],
+)
+def test_another_space_is_refused(later: object, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Columns("observation", NESTED).flatten(later)
+
+
+def test_a_space_without_entries_is_refused() -> None:
+    with pytest.raises(ValueError, match="observation has no entries"):
+        Columns("observation", {})

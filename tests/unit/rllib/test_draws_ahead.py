@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from lightning_replay import recipes
 from lightning_replay.schedules import Linear
@@ -68,21 +67,6 @@ def test_the_exponent_of_each_draw_is_that_of_its_number(clock: str) -> None:
     smallest = [min(weights) for _, weights in found[1]]
     reached = {"draws": range(8), "updates": range(1, 9), "env_steps": [4] * 8}[clock]
     np.testing.assert_allclose(smallest, [4.0 ** (-one / 8) for one in reached], rtol=1e-5)
-
-
-def test_td_errors_come_to_the_rows_of_the_draw_that_was_returned() -> None:
-    replay = build("prioritized", num_prefetch=2, priority_exponent=1.0)
-    replay.add(episodes())
-    for number in range(5):
-        values, _ = drawn(replay, 30)
-        of_batch = awaited(replay)
-        replay.update_priorities(np.array(values), "default_policy")
-        for shard, slot, value in zip(of_batch.shard, of_batch.slot, values, strict=True):
-            one = replays(replay)[shard]
-            assert one.storage.get(int(slot))["observation"][0] == value
-            assert one.sampler.priority_of(torch.tensor([slot]))[0] == pytest.approx(value, rel=1e-4, abs=1e-4)
-        replay.add(episodes(1, first=20 + number))
-    assert sum(one.stats()["priorities_updated"] for one in replays(replay)) == 5 * 30
 
 
 def test_draws_ahead_do_not_see_what_came_after_they_were_sent() -> None:

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -23,8 +22,10 @@ from tensordict import TensorDict
 
 import rllib_ext
 from lightning_replay.levels import LevelBuffer, SequentialLevels, UniformLevels, scores
+from rllib_ext.hooks import EVENTS
+from rllib_ext.levels import playing
 from rllib_ext.levels.checks import built_levels
-from rllib_ext.levels.evaluation import PlayedLevel
+from rllib_ext.levels.evaluation import RESULTS, measure_gap
 from rllib_ext.levels.evaluation import test_of as level_test_of
 
 
@@ -65,8 +66,6 @@ class Forgetful(Numbered):
 
 
 class Few(Numbered):
-    """Has ten levels, by ``set_level``."""
-
     told = 0
 
     def set_level(self, level_id: int) -> None:
@@ -85,8 +84,6 @@ class Steered(Numbered):
 
 
 class NoLevels(Numbered):
-    """Cannot be made."""
-
     def __init__(self, config: Any = None) -> None:
         raise OSError("no screen")
 
@@ -101,13 +98,7 @@ def configured(config: AlgorithmConfig, levels: Any = None, **options: Any) -> A
 
 
 def hooks(config: AlgorithmConfig) -> dict[str, Any]:
-    return {name: getattr(config, f"callbacks_{name}") for name in HOOKS}
-
-
-HOOKS = (
-    *("on_algorithm_init", "on_environment_created", "on_episode_created", "on_episode_end", "on_train_result"),
-    *("on_env_runners_recreated", "on_evaluate_start", "on_evaluate_end"),
-)
+    return {name: getattr(config, f"callbacks_{name}") for name in EVENTS}
 
 
 def test_the_config_travels_without_the_librarys_torch() -> None:
@@ -126,20 +117,18 @@ def test_levels_are_an_object_or_options_or_a_class_path() -> None:
     }
     given = [
         built_levels(options, config),
-        built_levels(
-            {"class_path": "lightning_replay.levels.LevelBuffer", "init_args": {"levels": 5, "seed": 1}}, config
+        *(
+            built_levels({"class_path": f"lightning_replay.levels.{kind}", "init_args": {"levels": 5, **more}}, config)
+            for kind, more in (("LevelBuffer", {"seed": 1}), ("SequentialLevels", {}), ("tscl", {}))
         ),
-        built_levels({"class_path": "lightning_replay.levels.SequentialLevels", "init_args": {"levels": 5}}, config),
-        built_levels({"class_path": "lightning_replay.levels.tscl", "init_args": {"levels": 5}}, config),
         built_levels(UniformLevels(5, seed=0), config),
     ]
     assert [type(one) for one in given] == [LevelBuffer, LevelBuffer, SequentialLevels, LevelBuffer, UniformLevels]
     assert [one.first_score for one in given[:2]] == ["smooth", "replace"]
     assert first_score(given[0]) == pytest.approx((0.9 + 0.9 * 0.7 * 0.9) / 2)  # discount and λ are the algorithm's
-    assert first_score(given[1]) == pytest.approx((0.9 + 0.9 * 0.7 * 0.9) / 2)
-    assert first_score(built_levels({"levels": 5}, plain(IMPALAConfig))) == pytest.approx(
-        (0.99 + 0.99 * 0.95 * 0.99) / 2
-    )
+    assert first_score(given[1]) == first_score(given[0])
+    of_impala = built_levels({"levels": 5}, plain(IMPALAConfig))
+    assert first_score(of_impala) == pytest.approx((0.99 + 0.99 * 0.95 * 0.99) / 2)
     assert torch.equal(given[0].table.generator.get_state(), generator_state(3))
     assert torch.equal(given[1].table.generator.get_state(), generator_state(1))
     score = {"class_path": "lightning_replay.levels.scores.PolicyEntropy"}
@@ -182,26 +171,14 @@ def half(level_id: int, generator: torch.Generator) -> int:
 @pytest.mark.parametrize(
     ("config", "levels", "message"),
     [
-        (
-            plain(DQNConfig),
-            None,
-            "DQN does not learn from whole episodes with a value function; levels are replayed with PPO",
-        ),
+        (plain(DQNConfig), None, "DQN does not learn from whole episodes .*; levels are replayed with PPO"),
         (PPOConfig(), None, "the config has no environment"),
         (plain().api_stack(False, False), None, "the config is on the old API stack"),
         (several_agents(plain()), None, "levels are replayed for one agent; the config has several"),
-        (
-            plain(APPOConfig).learners(num_aggregator_actors_per_learner=1),
-            None,
-            "num_aggregator_actors_per_learner is 1",
-        ),
+        (plain(APPOConfig).learners(num_aggregator_actors_per_learner=1), None, "num_aggregator_actors_per_learner"),
         (no_connectors(plain()), None, "add_default_connectors_to_learner_pipeline is False"),
         (plain().env_runners(gym_env_vectorize_mode="async"), None, "gym_env_vectorize_mode is 'async'"),
-        (
-            plain(IMPALAConfig),
-            {"levels": 8, "train_on_new_levels": False},
-            "must not be learned from; IMPALA builds its",
-        ),
+        (plain(IMPALAConfig), {"levels": 8, "train_on_new_levels": False}, "must not be learned from; IMPALA builds"),
         (plain(APPOConfig), LevelBuffer(capacity=8, editor=half), "must not be learned from; APPO builds its"),
         (plain(env=Constant), None, "ignores its level"),
         (plain(env=Forgetful), None, "does not follow its level"),
@@ -209,17 +186,9 @@ def half(level_id: int, generator: torch.Generator) -> int:
         (plain(), {"levels": [2**31, 5]}, "level 2147483648 is drawn; the ids of levels are integers from 0"),
         (plain(), LevelBuffer(capacity=8, generate=own_level, seed=0), "level 2147483648 is drawn"),
         (plain(), {"levels": 8, "score": own_score}, "the score of the level buffer cannot be computed: .*no such key"),
-        (
-            plain(env=Steered),
-            {"levels": 8, "score": scores.PolicyEntropy()},
-            "cannot be computed: .*logits.*, and logits only where actions are discrete",
-        ),
+        (plain(env=Steered), {"levels": 8, "score": scores.PolicyEntropy()}, "logits only where actions are discrete"),
         (plain(), {"levelz": 8}, "LevelBuffer has no argument 'levelz'. Did you mean 'levels'"),
-        (
-            plain(),
-            {"levels": 8, "score": {"class_path": "PositiveValueLoss"}},
-            "levels.score names .* as 'lightning_replay.levels.scores.L1ValueLoss'",
-        ),
+        (plain(), {"levels": 8, "score": {"class_path": "PositiveValueLoss"}}, "levels.score names .*L1ValueLoss'"),
     ],
 )
 def test_what_cannot_work_is_refused(config: AlgorithmConfig, levels: Any, message: str) -> None:
@@ -316,14 +285,120 @@ def test_held_out_levels_are_played_equally_often_by_all_that_evaluate() -> None
     assert sorted(rest) == list(range(104, 112))
     for runner in runners:
         assert level_test_of(runner, range(100, 112)).finish(runner) == [3.0] * 6
-        runner.stop()
 
 
-def test_an_environment_tracks_its_episode() -> None:
-    env = PlayedLevel(Numbered(), check=False)
-    states = []
-    for call in (lambda: env.set_next(4, "a"), env.reset, *(functools.partial(env.step, 0) for _ in range(3))):
-        call()
-        states.append((env.is_waiting, env.is_running))
-    assert states == [(True, False), (False, True), (False, True), (False, True), (False, False)]
-    assert (env.episode_id, env.level_id) == ("a", 4) and Counter(states)[(False, True)] == 3
+HELD_OUT = range(100, 106)
+
+
+class Uneven(Numbered):
+    """Every fourth level takes 50 steps, the others 2; each step gives the level as reward."""
+
+    fails_at: int | None = None  # step, counted from now on
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if Uneven.fails_at is not None:
+            Uneven.fails_at -= 1
+            if Uneven.fails_at == 0:
+                Uneven.fails_at = None
+                raise OSError("the simulator is gone")
+        observation, *_ = super().step(action)
+        return observation, float(self.level), self.count == length(self.level), False, {}
+
+
+def length(level_id: int) -> int:
+    return 50 if level_id % 4 == 0 else 2
+
+
+def returns_on(levels: Any) -> list[float]:
+    return [float(level_id * length(level_id)) for level_id in levels]
+
+
+def uneven(environments: int = 2, worker_index: int = 0, runners: int = 0, **options: Any) -> SingleAgentEnvRunner:
+    """An EnvRunner that evaluates, without Ray."""
+    config = PPOConfig().environment(Uneven).debugging(seed=3)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=environments)
+    config.fault_tolerance(restart_failed_sub_environments=True)
+    config.evaluation(evaluation_interval=1, evaluation_num_env_runners=runners)
+    rllib_ext.configure(config, levels={"levels": 12}, held_out_levels=HELD_OUT, require_cpus=False, **options)
+    return evaluating(config, worker_index)
+
+
+@pytest.mark.parametrize("environments", [1, 2, 5])
+def test_each_level_counts_once_however_long_its_episode(environments: int) -> None:
+    runner = uneven(environments)
+    levels = [3, 4, 5, 6, 8, 9, 12, 7]
+    assert sorted(level_test_of(runner, HELD_OUT).play(runner, levels)) == sorted(returns_on(levels))
+
+
+def test_held_out_levels_count_once_though_rllib_breaks_the_long_ones_off() -> None:
+    runner = uneven()
+    first, second = HELD_OUT[:3], HELD_OUT[3:]
+    for levels in ([*HELD_OUT], first, second, [*HELD_OUT] * 2):
+        assert len(runner.sample(num_episodes=len(levels))) == len(levels)
+        runner.get_metrics()
+        assert sorted(level_test_of(runner, HELD_OUT).finish(runner)) == sorted(returns_on(levels))
+        assert not runner.get_metrics()["num_episodes"].peek() > 0
+
+
+def test_a_level_that_was_broken_off_is_given_again() -> None:
+    runner = uneven()
+    for _ in range(2):  # 100 is long, in the first environment
+        ended = runner.sample(num_episodes=1)
+        assert runner.env.unwrapped.envs[0].level_id == 100
+    assert ended[0].custom_data["level_id"] == 102
+
+
+def test_without_the_gap_levels_are_played_in_turn() -> None:
+    runner = uneven(1, generalization_gap=False)
+    ended = [episode.custom_data["level_id"] for _ in range(2) for episode in runner.sample(num_episodes=4)]
+    assert ended == [*HELD_OUT, *HELD_OUT[:2]]
+
+
+def test_a_level_without_an_end_counts_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playing, "MAX_EPISODE_STEPS", 20)
+    runner = uneven()
+    levels = [3, 4, 5]  # level 4 takes 50 steps
+    with pytest.warns(UserWarning, match="an evaluation episode in <.*> had not ended after 20 steps"):
+        played = level_test_of(runner, HELD_OUT).play(runner, levels)
+    assert played == [3.0 * 2, 4.0 * 20, 5.0 * 2]
+
+
+@pytest.mark.parametrize("fails_at", [1, 30])
+def test_levels_are_played_anew_after_an_environment_failed(fails_at: int) -> None:
+    runner = uneven()
+    Uneven.fails_at = fails_at
+    levels = [4, 5, 8, 9]
+    assert level_test_of(runner, HELD_OUT).play(runner, levels) == returns_on(levels)
+    assert Uneven.fails_at is None
+
+
+class Group:
+    def __init__(self, runners: list[SingleAgentEnvRunner]) -> None:
+        self.runners = runners
+
+    def num_remote_env_runners(self) -> int:
+        return sum(bool(runner.worker_index) for runner in self.runners)
+
+    def foreach_env_runner(self, function: Any, **ignored: Any) -> list[Any]:
+        return [function(runner) for runner in self.runners]
+
+
+@pytest.mark.parametrize("episodes", [{0: 2}, {2: 1}, {1: 1, 3: 1}, {1: 1, 3: 0}, {1: 2, 3: None}])
+def test_the_gap_needs_no_env_runner_of_a_certain_index(episodes: dict[int, int | None]) -> None:
+    runners = [uneven(1, index, max(episodes)) for index in episodes]
+    for runner, count in zip(runners, episodes.values(), strict=True):
+        if count is not None:  # an EnvRunner that came back has played nothing
+            runner.sample(num_episodes=count)
+    duration = sum(count or 0 for count in episodes.values())
+    algorithm = SimpleNamespace(
+        eval_env_runner_group=Group(runners),
+        levels=SimpleNamespace(played_levels=lambda: [3, 4], gap_generator=np.random.default_rng(0)),
+        config=SimpleNamespace(evaluation_sample_timeout_s=None),
+    )
+    results: dict[str, Any] = {}
+    measure_gap(algorithm=algorithm, evaluation_metrics=results)
+    figures = results[RESULTS]
+    assert figures["held_out_episodes"] == figures["training_episodes"] == duration
+    mean = figures["training_return_mean"]
+    assert mean in returns_on([3, 4]) if duration == 1 else mean == np.mean(returns_on([3, 4]))
+    assert figures["generalization_gap"] == mean - figures["held_out_return_mean"]

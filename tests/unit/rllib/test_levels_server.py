@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tensordict import TensorDict
 
 from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels
 from lightning_replay.levels.scores import PositiveValueLoss
-from rllib_ext.levels.server import Fragment, LevelServer
+from rllib_ext.levels.server import Fragment, LevelServer, PendingEpisode, PendingEpisodes
 
 
 def server_of(levels: LevelSelector, spare: Path, **options: Any) -> LevelServer:
@@ -148,15 +149,6 @@ def test_a_mean_of_zero_after_an_update_is_no_score(tmp_path: Path) -> None:
         assert server.probabilities()["score"].tolist() == expected
 
 
-def test_levels_that_are_scored_only(tmp_path: Path) -> None:
-    server = server_of(buffer(train_on_new_levels=False, levels=1), tmp_path)
-    server.begin((1, 0), "process", "new")
-    assert server.trains_on(["new"]) == [False]
-    server.score([fragment("new")])
-    server.begin((1, 0), "process", "replayed")
-    assert server.trains_on(["replayed", "unknown"]) == [True, False]
-
-
 def broken(generator: torch.Generator) -> int:
     raise OSError("no more levels")
 
@@ -175,3 +167,63 @@ def test_levels_that_were_played(tmp_path: Path) -> None:
     server = server_of(UniformLevels(range(10, 13), seed=0), tmp_path)
     assert set(played(server, 30)) == {10, 11, 12}
     assert server.played_levels() == [10, 11, 12] and server.stats()["levels"] == 0
+
+
+def ones(name: str, start: int, length: int, done: bool = False) -> Fragment:
+    return fragment(name, start, (1.0,) * length, done)
+
+
+def begun(*names: str, max_lag: int = 2, player: tuple[int, int] = (1, 0)) -> PendingEpisodes:
+    episodes = PendingEpisodes(max_lag)
+    for number, name in enumerate(names):
+        episodes.begin(name, PendingEpisode(name, number, player))
+    return episodes
+
+
+def taken(episodes: PendingEpisodes, *fragments: Fragment) -> tuple[list[tuple[str, int]], list[str]]:
+    """Actor and first step of what is learned, and actors given up."""
+    learned, lost = episodes.take(fragments)
+    return [(episode.actor, one.t_started) for episode, one in learned], [episode.actor for episode in lost]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_end_waits_for_all_steps_before_it(order: tuple[int, ...]) -> None:
+    #   steps  0 1 2 | 3 4 | 5 6 7 end
+    pieces = [ones("a", 0, 3), ones("a", 3, 2), ones("a", 5, 3, done=True)]
+    episodes = begun("a")
+    learned = [start for place in order for _, start in taken(episodes, pieces[place])[0]]
+    assert sorted(learned) == [0, 3, 5] and learned[-1] == 5
+    assert not episodes.active and not any(episodes.counts.values())
+
+
+def test_fragments_that_came_before_or_of_unknown_episodes_are_dropped() -> None:
+    episodes = begun("a")
+    assert taken(episodes, ones("a", 0, 3), ones("a", 0, 3), ones("b", 0, 3)) == ([("a", 0)], [])
+    assert episodes.counts["fragments_dropped"] == 2
+    assert taken(episodes, ones("a", 3, 1, done=True), ones("a", 3, 1, done=True)) == ([("a", 3)], [])
+    assert episodes.counts["fragments_dropped"] == 3
+
+
+def test_what_is_missing_is_given_up_when_later_episodes_went_by() -> None:
+    # a lacks its end, b a piece in the middle, c is complete, d goes on; e of another environment has all the time
+    episodes = begun("a", "b", "c", "d", max_lag=2)
+    episodes.begin("e", PendingEpisode("e", 9, (1, 1)))
+    assert taken(episodes, ones("a", 0, 2), ones("b", 0, 2), ones("b", 4, 1, done=True))[0] == [
+        ("a", 0),
+        ("b", 0),
+    ]  # a is overtaken for the first time
+    assert taken(episodes, ones("c", 0, 1, done=True)) == ([("c", 0)], [])
+    assert taken(episodes, ones("d", 0, 1)) == ([("d", 0)], ["a"])
+    assert taken(episodes, ones("d", 1, 1)) == ([("d", 1), ("b", 4)], [])
+    assert dict(episodes.counts) == {"fragments_dropped": 0, "gaps": 1, "episodes_lost": 1}
+    assert episodes.active.keys() == {"d", "e"}
+
+
+def test_steps_are_in_torchrls_layout() -> None:
+    values = np.arange(4, dtype=np.float32)
+    logits = np.ones((3, 2), np.float32)
+    steps = Fragment("a", 0, np.full(3, 0.5, np.float32), values, False, True, logits).steps()
+    assert steps["state_value"].tolist() == [0, 1, 2] and steps["next", "state_value"].tolist() == [1, 2, 3]
+    assert steps["next", "done"].tolist() == steps["next", "truncated"].tolist() == [False, False, True]
+    assert not steps["next", "terminated"].any() and steps["logits"].shape == (3, 2)
+    assert not ones("a", 0, 2).steps()["next", "done"].any() and "logits" not in ones("a", 0, 2).steps()

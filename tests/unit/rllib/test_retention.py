@@ -60,15 +60,7 @@ def expected_rows(first: int, last: int, n_step: int, terminated: bool) -> Count
 def test_the_papers_priority_arrives_through_the_signals(case: dict[str, Any]) -> None:
     given, expected = case["inputs"], case["expected"]
     buffer = retaining(q_inverse_temperature=given.get("temperature_beta", 1.0))
-    buffer.add(
-        SingleAgentEpisode(
-            observations=[np.zeros(1), np.ones(1)],
-            actions=[np.int64(given["action"])],
-            rewards=[0.0],
-            terminated=True,
-            len_lookback_buffer=0,
-        )
-    )
+    buffer.add(numbered("a", 1, actions=[np.int64(given["action"])], terminated=True))
     buffer.sample(num_items=1)
     buffer.update_priorities(np.array([[7.0, given["surprise"], *given["q_values"]]]))
     priority = buffer.replay.writer.retention_priority(torch.tensor([0]))
@@ -143,13 +135,6 @@ def test_an_interval_of_lengths_is_refused(options: dict[str, Any]) -> None:
         buffer.form_returns((1, 5), GAMMA)
 
 
-def test_other_recipes_form_their_returns_when_they_draw() -> None:
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10)
-    module = buffer.modules["default_policy"]
-    buffer.form_returns((1, 5), GAMMA)
-    assert buffer.modules["default_policy"] is module
-
-
 def test_retention_put_together_from_parts_forms_returns() -> None:
     writer = {
         "class_path": "lightning_replay.writers.RetentionWriter",
@@ -174,16 +159,6 @@ def test_steps_of_an_episode_that_broke_off_are_stored_after_a_while() -> None:
     # should it go on after all, its returns are formed as ever
     buffer.add(numbered("lost", 3, start=4, terminated=True))
     assert expected_rows(4, 7, 3, True) <= stored_rows(buffer)
-
-
-def test_a_gap_is_not_crossed_and_nothing_is_lost_by_it() -> None:
-    buffer = retaining(n_step=3)
-    buffer.add(numbered("a", 4))
-    buffer.add(numbered("a", 4, start=6, terminated=True))
-    for call in range(MAX_LAG):
-        buffer.add(numbered(f"other {call}", 1, offset=100 + 10 * call, terminated=True))
-    own = Counter({row: count for row, count in stored_rows(buffer).items() if row[0] < 100})
-    assert own == expected_rows(0, 4, 3, False) + expected_rows(6, 10, 3, True)
 
 
 def test_no_return_goes_over_steps_that_could_not_be_measured() -> None:

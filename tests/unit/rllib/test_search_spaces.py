@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import re
 from typing import Any
 
 import pytest
 from ray import tune
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
 from rllib_ext.buffer.images import ImageDQNModule
 from rllib_ext.environments import has_search_space, sampled_configs, samples_of
+from rllib_ext.hooks import EVENTS
 
 GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
 
@@ -97,13 +100,10 @@ def test_a_sample_has_the_types_a_trial_gets() -> None:
         (lambda: replay(priority_exponnt=0.5, importance_exponent=tune.uniform(0, 1)), "has no option 'priority_expo"),
         (lambda: rllib_ext.configure(dqn(train_batch_size_per_learner=tune.choice([501, 900]))), "capacity is 500, be"),
         (lambda: rllib_ext.configure(dqn(lr=tune.uniform(0, 1)).env_runners(num_env_runners=400)), "the trial would"),
+        (lambda: rllib_ext.configure(dqn(lr=tune.sample_from(lambda spec: spec.config.none))), "'lr'.*as spec.config"),
         (
-            lambda: rllib_ext.configure(dqn(lr=tune.sample_from(lambda spec: spec.config.no_such_setting))),
-            "the search spaces of the config cannot be sampled: .*'lr'.*read the config as spec.config",
-        ),
-        (
-            lambda: rllib_ext.configure(dqn(tune.grid_search([replay(), replay("uniform")]))),
-            r"a grid of whole buffers is set as an attribute, config.replay_buffer_config = tune.grid_search",
+            lambda: rllib_ext.configure(dqn(tune.grid_search([replay(), replay()]))),
+            r"config.replay_buffer_config = tune",
         ),
         (
             lambda: rllib_ext.configure(ppo(), levels={"levels": 20, "staleness_weight": tune.uniform(2, 5)}),
@@ -157,3 +157,44 @@ def test_levels_given_by_arguments_become_a_setting_where_tune_finds_them() -> N
     rllib_ext.configure(config, levels={"levels": 20})
     (hook,) = config.callbacks_on_algorithm_init
     assert "levels" not in vars(config) and hook.keywords["packed"] is not None and hook.keywords["held_out"] is None
+
+
+OF_TRANSITIONS = {"on_algorithm_init", "on_environment_created", "on_train_result"}
+
+
+def hooks(config: AlgorithmConfig) -> dict[str, Any]:
+    given = {event: getattr(config, f"callbacks_{event}") for event in EVENTS}
+    return {event: functions for event, functions in given.items() if functions}
+
+
+def test_transitions_or_levels() -> None:
+    transitions, levels = rllib_ext.configure(dqn()), rllib_ext.configure(ppo(), levels={"levels": 5})
+    assert hooks(transitions).keys() == OF_TRANSITIONS and hooks(levels).keys() == {*EVENTS} - {"on_sample_end"}
+    installed = [config.callbacks_on_algorithm_init[0].func.__name__ for config in (transitions, levels)]
+    assert installed == ["install_replay", "install_levels"]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (dqn, {"levels": {"levels": 5}}, "DQN does not learn from whole episodes .* levels are replayed with PPO"),
+        (ppo, {}, r"PPO has no replay buffer .* rllib_ext.configure\(config, levels=...\)"),
+        (dqn, {"flush": True}, "flush is for levels, and none are given"),
+        (dqn, {"held_out_levels": 5, "generalization_gap": False}, "held_out_levels, generalization_gap is for levels"),
+        (ppo, {"levels": {"levels": 5}, "restore": False}, "restore is for the replay buffers of DQN, SAC and TQC"),
+        (ppo, {"levels": {"levels": 5}, "assign_tasks": False}, "assign_tasks is for the replay buffers"),
+    ],
+)
+def test_both_neither_and_options_of_the_other_kind_are_refused(config: Any, options: Any, message: str) -> None:
+    given = config()
+    with pytest.raises(ValueError, match=message):
+        rllib_ext.configure(given, **options)
+    assert not hooks(given)
+
+
+def test_hooks_of_an_earlier_call_are_replaced_and_those_of_the_user_stay() -> None:
+    def own(**ignored: Any) -> None: ...
+
+    config = rllib_ext.configure(rllib_ext.configure(dqn().callbacks(on_train_result=own)))
+    first, hook = config.callbacks_on_train_result
+    assert first is own and hook.func.__name__ == "add_results" and pickle.loads(pickle.dumps(hook)).func is hook.func

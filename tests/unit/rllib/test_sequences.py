@@ -19,6 +19,7 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.sequences import SequencePriorities
 
 from .episodes import numbered
 from .recurrent_episodes import drawn, filled, numbers, recurrent, state_after, state_before
@@ -62,16 +63,12 @@ def test_a_start_whose_state_was_overwritten_begins_one_step_later() -> None:
     buffer.add(recurrent("a", 6, offset=100))
     buffer.add(recurrent("a", 4, start=6, offset=100))
     found = drawn(buffer, 1000, longest=3)
-    assert {tuple(numbers(episode)) for episode in found} == {
-        *((n, n + 1, n + 2) for n in range(103, 108)),
-        (108, 109),
-        (109,),
-    }
+    whole = {(n, n + 1, n + 2) for n in range(103, 108)}
+    assert {tuple(numbers(episode)) for episode in found} == {*whole, (108, 109), (109,)}
     assert all(state_before(episode) == numbers(episode)[0] - 1 for episode in found)
     starts = [numbers(episode)[0] for episode in found]
-    assert (
-        1.3 < starts.count(103) / np.mean([starts.count(n) for n in range(104, 110)]) < 2.7
-    )  # its own draws and 102's
+    others = np.mean([starts.count(n) for n in range(104, 110)])
+    assert 1.3 < starts.count(103) / others < 2.7  # its own draws and 102's
 
 
 def test_prioritized_starts_and_their_weights() -> None:
@@ -102,14 +99,12 @@ def test_a_lost_fragment_and_one_sent_twice() -> None:
 def test_nested_spaces_and_states(numpy: bool) -> None:
     space = gym.spaces.Dict({"camera": gym.spaces.Box(0, 255, (2, 2), np.uint8), "goal": gym.spaces.Discrete(3)})
     space.seed(0)
-    episode = SingleAgentEpisode(
-        observations=[space.sample() for _ in range(4)],
-        actions=[(np.int64(t), np.full(2, t, np.float32)) for t in range(3)],
-        rewards=[0.0, 1.0, 2.0],
-        extra_model_outputs={"state_out": [{"encoder": {"lstm": state_after(t)}} for t in range(3)]},
-        len_lookback_buffer=0,
-    )
-    whole = episode.to_numpy() if numpy else episode
+    columns = {
+        "observations": [space.sample() for _ in range(4)],
+        "actions": [(np.int64(t), np.full(2, t, np.float32)) for t in range(3)],
+        "extra_model_outputs": {"state_out": [{"encoder": {"lstm": state_after(t)}} for t in range(3)]},
+    }
+    whole = numbered("a", 3, numpy=numpy, **columns)
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10, seed=0)
     buffer.add(whole)
     whole.to_numpy()
@@ -123,9 +118,6 @@ def test_nested_spaces_and_states(numpy: bool) -> None:
         assert part.get_actions()[1].tolist() == whole.get_actions(rows)[1].tolist()
         states = part.get_extra_model_outputs("state_out")["encoder"]["lstm"]
         assert states["h"][:, 0, 0].tolist() == list(range(rows.start, rows.stop))
-
-
-# RLlib's own buffer and connectors
 
 
 def learner_batch(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
@@ -170,9 +162,8 @@ def test_batches_equal_those_of_rllibs_own_buffer() -> None:
     for name in expected:
         tree.map_structure(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), ours[name], expected[name])
         if name not in ("weights", "n_step"):
-            assert tree.map_structure(lambda a: a.dtype, ours[name]) == tree.map_structure(
-                lambda a: a.dtype, expected[name]
-            )
+            dtypes = [tree.map_structure(lambda a: a.dtype, one[name]) for one in (ours, expected)]
+            assert dtypes[0] == dtypes[1]
     starts = torch.tensor([numbers(episode)[0] for episode in mine])
     inner = starts % 100 > 0
     assert ours["state_in"]["h"][inner][:, 0, 0].tolist() == (starts[inner] - 1).tolist()
@@ -193,9 +184,6 @@ def test_parts_of_one_sequence_in_one_learner_stay_apart() -> None:
     batch = learner_batch(first)
     assert batch["obs"].shape[:2] == batch["loss_mask"].shape == (3, 6)
     assert batch["loss_mask"].sum(1).tolist() == [6, 4, 1]
-
-
-# What is refused
 
 
 def test_episodes_no_longer_than_the_burn_in_are_refused() -> None:
@@ -250,9 +238,6 @@ def test_recurrent_modules_of_several_agents_are_refused() -> None:
         drawn(buffer, 3, longest=2)
 
 
-# Saving
-
-
 def test_episodes_interrupted_by_a_restore_end_there() -> None:
     again = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
     again.set_state(filled().get_state())
@@ -260,9 +245,6 @@ def test_episodes_interrupted_by_a_restore_end_there() -> None:
     found = {tuple(numbers(episode)): episode for episode in drawn(again, 1000, longest=9)}
     assert found[200, 201, 202].is_truncated
     assert not any({202, 203} <= set(sequence) for sequence in found)
-
-
-# Any fragments
 
 
 @st.composite
@@ -312,3 +294,96 @@ def test_sequences_are_consecutive_steps_of_the_true_episodes(
         assert state_before(episode) == (number - 1 if number % 100 else None)
         assert episode.is_terminated == stored[starts[number][-1]] and not episode.is_truncated
         assert episode.get_observations(-1)[0] == starts[number][-1] + 1
+
+
+def test_burn_in_and_padding_do_not_count() -> None:
+    priorities = SequencePriorities([4, 3, 2], num_learners=0, longest=5, burn_in=1)
+    sequences, magnitude = priorities.of(
+        [
+            [99, -4, 1, 1, 99],  # 0.9 * 4 + 0.1 * 2
+            [99, 0, 3, 99, 99],  # 0.9 * 3 + 0.1 * 1.5
+            [99, -5, 99, 99, 99],
+        ]
+    )
+    assert sequences.tolist() == [0, 1, 2]
+    assert magnitude.tolist() == pytest.approx([3.8, 2.85, 5.0])
+
+
+def test_a_sequence_cut_for_two_learners() -> None:
+    # aaaa bb: the first Learner gets aaa-, the second a--- and bb--; each chunk begins with a burn-in of its own
+    priorities = SequencePriorities([4, 2], num_learners=2, longest=4, burn_in=1)
+    sequences, magnitude = priorities.of([[99, 2, 4, 99], [99, 99, 99, 99], [99, 7, 99, 99]])
+    assert sequences.tolist() == [0, 1]
+    assert magnitude.tolist() == pytest.approx([0.9 * 4 + 0.1 * 3, 7])
+    # without a burn-in both parts count
+    priorities = SequencePriorities([4, 2], num_learners=2, longest=4, burn_in=0)
+    _, magnitude = priorities.of([[1, 2, 4, 99], [9, 99, 99, 99], [7, 7, 99, 99]])
+    assert magnitude.tolist() == pytest.approx([0.9 * 9 + 0.1 * 4, 7])
+
+
+def test_a_sequence_of_which_nothing_was_learned_keeps_its_priority() -> None:
+    # aaa bbb cc: each Learner gets one whole sequence and one step of cc, which is all burn-in
+    priorities = SequencePriorities([3, 3, 2], num_learners=2, longest=3, burn_in=1)
+    sequences, _ = priorities.of(np.ones((4, 3)))
+    assert sequences.tolist() == [0, 1]
+
+
+def echoed(episodes: list[SingleAgentEpisode], num_learners: int, width: int, burn_in: int) -> tuple[Any, dict]:
+    """What Learners return that take each step's number as its TD error, and the priority of each sequence by hand."""
+    chunks: list[list[float]] = []
+    counted: dict[str, list[float]] = {episode.id_: [] for episode in episodes}
+    shards = ShardEpisodesIterator(episodes, num_shards=max(num_learners, 1), len_lookback_buffer=1)
+    for part in itertools.chain.from_iterable(shards):
+        assert state_before(part) == (numbers(part)[0] - 1 if part.t_started else None)
+        counted[part.id_] += numbers(part)[burn_in:]
+        chunks.append(numbers(part) + [1e6] * (width - len(part)))
+        chunks[-1][:burn_in] = [1e6] * burn_in
+    expected = {name: 0.9 * max(seen) + 0.1 * np.mean(seen) for name, seen in counted.items() if seen}
+    return np.array(chunks), expected
+
+
+@pytest.mark.parametrize("burn_in", [0, 2])
+@pytest.mark.parametrize("num_learners", [0, 1, 2, 3])
+def test_td_errors_come_home(num_learners: int, burn_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = filled("prioritized", num_learners=num_learners)
+    seen: list[tuple[list[int], list[float]]] = []
+
+    def compared(index: torch.Tensor, td_error: torch.Tensor, **rest: object) -> None:
+        stored = buffer.replay.storage.get(index)["observation"][:, 0]
+        seen.append((stored.int().tolist(), td_error.tolist()))
+
+    monkeypatch.setattr(buffer.replay, "update_priority", compared)
+    for _ in range(30):
+        episodes = drawn(buffer, 16, longest=5, burn_in=burn_in)
+        errors, expected = echoed(episodes, num_learners, width=5, burn_in=burn_in)
+        buffer.update_priorities(errors, "default_policy")
+        starts, priorities = seen.pop()
+        assert starts == [numbers(episode)[0] for episode in episodes if episode.id_ in expected]
+        assert priorities == pytest.approx([expected[episode.id_] for episode in episodes if episode.id_ in expected])
+
+
+def test_td_errors_of_another_shape_are_refused() -> None:
+    buffer = filled("prioritized")
+    episodes = drawn(buffer, 10, longest=5)
+    with pytest.raises(ValueError, match=rf"came back in {len(episodes)} chunks of 5 steps"):
+        buffer.update_priorities(np.zeros((len(episodes) + 1, 5)))
+    with pytest.raises(ValueError, match="have shape"):
+        buffer.update_priorities(np.zeros(len(episodes) * 5))
+    with pytest.raises(ValueError, match="finite"):
+        buffer.update_priorities(np.full((len(episodes), 5), np.nan))
+    buffer.update_priorities(np.zeros((len(episodes), 5)))
+    with pytest.raises(ValueError, match="nothing was drawn since"):
+        buffer.update_priorities(np.zeros((len(episodes), 5)))
+
+
+def test_feedback_and_weight_of_a_moved_start_are_the_drawn_rows() -> None:
+    # one row is ever drawn: the oldest, whose state is unknown
+    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=4, seed=0, priority_exponent=1.0, priority_offset=0.0)
+    buffer.add(recurrent("a", 4))
+    buffer.add(recurrent("a", 1, start=4))
+    replay = buffer.replay
+    replay.update_priority(torch.arange(4), torch.tensor([0.0, 7.0, 0.0, 0.0]))  # slot 1 holds step 1, step 0 is gone
+    (episode,) = drawn(buffer, 1, longest=3)
+    assert numbers(episode) == [2, 3, 4] and state_before(episode) == 1
+    buffer.update_priorities(np.array([[1.0, -3.0, 2.0]]))
+    assert replay.sampler.state_dict()["tree"]["leaves"][:4].tolist() == pytest.approx([0, 0.9 * 3 + 0.1 * 2, 0, 0])

@@ -13,7 +13,9 @@ from ray.rllib.core.learner.training_data import TrainingData
 
 from lightning_replay import recipes
 from lightning_replay.schedulers import EasyToHard, MeanReturn
-from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer, joined_stats
+from rllib_ext.sharded.shard import options_of_shard
 from tests.recipe_options import required_options
 
 from .episodes import numbered
@@ -224,3 +226,107 @@ def test_an_empty_replay_and_other_objects_are_refused() -> None:
     with pytest.raises(TypeError, match="got a str; episodes are accepted"):
         replay.add(["an episode"])
     assert len(replay) == 0
+
+
+OPTIONS = {"capacity": 40, "seed": 0}
+EPISODES, LENGTH = 16, 7
+
+
+def signals(observation: np.ndarray) -> np.ndarray:
+    """Equal TD errors, and of each row a surprise and values of two actions of its own, ``[B, 4]``."""
+    noise = np.random.default_rng(7).random((2000, 3))[observation.astype(np.int64)]
+    return np.column_stack((np.ones(len(observation)), 100.0 * noise[:, 0], noise[:, 1:]))
+
+
+def learn(replay: Any, read_blocks: Any) -> None:
+    """Draws every row, and returns what a Learner computes of it."""
+    (block,) = read_blocks(replay.sample(num_items=600))
+    replay.update_priorities(signals(first_numbers(block)), "default_policy")
+
+
+def kept(replay: Any) -> list[float]:
+    return sorted(replay.storage.get(slice(0, len(replay)))["observation"][:, 0].tolist())
+
+
+def test_shards_keep_the_rows_that_one_buffer_keeps_of_the_same_steps() -> None:
+    sharded = ShardedEpisodeReplayBuffer("surprise_retention", num_shards=2, **OPTIONS)
+    single = [
+        RecipeEpisodeReplayBuffer("surprise_retention", layout="flagged", **options_of_shard(OPTIONS, 2, one))
+        for one in range(2)
+    ]
+    for buffer in (sharded, *single):
+        buffer.form_returns(1, 0.99)
+    newest: list[list[float]] = [[], []]
+    for number in range(EPISODES):
+        episode = numbered(f"e{number}", LENGTH, offset=100.0 * number, terminated=True)
+        sharded.add([episode])
+        learn(sharded, read)
+        single[number % 2].add([episode])
+        learn(single[number % 2], list)
+        newest[number % 2] += [100.0 * number + step for step in range(LENGTH)]
+    for shard, buffer, of_stream in zip(replays(sharded), single, newest, strict=True):
+        assert kept(shard) == kept(buffer.replay) and len(shard) == 20
+        assert kept(shard) != of_stream[-20:]
+        stored = shard.storage.get(slice(0, 20))["observation"][:, 0].numpy()
+        every = signals(np.array(of_stream))[:, 1]
+        assert signals(stored)[:, 1].mean() > 1.3 * every.mean()
+
+
+def reported(recipe: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Flat metrics of one buffer and of three shards, after equal episodes and a repetition."""
+    given = required_options(recipe, 90) | {"seed": 0} | options
+    found = []
+    for buffer in (
+        RecipeEpisodeReplayBuffer(recipe, layout="flagged", **given),
+        ShardedEpisodeReplayBuffer(recipe, num_shards=3, **given),
+    ):
+        buffer.form_returns(1, 0.99)
+        for number in range(24):
+            episode = numbered(f"e{number}", 6, offset=100.0 * number, terminated=number < 23)
+            episode.custom_data["task"] = number // 3 % 2
+            buffer.add([episode])
+        buffer.add([episode])
+        buffer.draws_per_report = 1
+        for _ in range(11):
+            buffer.sample(num_items=60)
+            buffer.update_priorities(np.ones(60), "default_policy")
+            metrics = flat(buffer.get_metrics())
+        found.append(metrics)
+    return found[0], found[1]
+
+
+def flat(metrics: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(metrics, dict):
+        return {prefix: metrics.peek()}
+    return {name: value for key, part in metrics.items() for name, value in flat(part, f"{prefix}/{key}").items()}
+
+
+@pytest.mark.parametrize("recipe", ["prioritized", "surprise_retention", "event_tables", "parallel_curriculum"])
+def test_results_have_the_keys_of_one_buffer(recipe: str) -> None:
+    progress = {"progress": MeanReturn(low=0.0, high=1000.0, every=1)} if recipe == "parallel_curriculum" else {}
+    single, sharded = reported(recipe, **progress)
+    assert {name for name in sharded if not name.startswith("/shards/")} == set(single)
+    same = [
+        name
+        for name in single
+        if name.endswith(("_lifetime", "_stored", "/size", "/fill", "/admitted", "/refused", "/evicted", "_exponent"))
+        and "sampled" not in name
+        and name != "/bytes_stored"
+        and "/tables/high" not in name  # whose capacity is rounded up in each shard
+    ]
+    assert same and {name: sharded[name] for name in same} == pytest.approx({name: single[name] for name in same})
+    for name in single:
+        if recipe == "parallel_curriculum" and name.endswith("share_drawn"):  # of eleven batches, each of one task
+            continue
+        if name.endswith(("share_drawn", "event_share", "terminal_share", "age_over_capacity", "/probability")):
+            assert sharded[name] == pytest.approx(single[name], abs=0.1), name
+
+
+def test_shares_of_tables_are_weighted_by_what_they_are_shares_of() -> None:
+    parts = [
+        {"rows": 7, "rows_drawn": 90, "tables": {"goal": {"size": 1, "capacity": 2, "fill": 0.5, "share_drawn": 0.2}}},
+        {"rows": 9, "rows_drawn": 10, "tables": {"goal": {"size": 0, "capacity": 6, "fill": 0.0, "share_drawn": 0.7}}},
+    ]
+    table = joined_stats(parts)["tables"]["goal"]
+    assert (table["size"], table["capacity"]) == (1, 8)
+    assert (table["fill"], table["share_drawn"]) == (0.125, pytest.approx(0.25))

@@ -39,7 +39,6 @@ class LocalConnection(Connection):
 
 
 def started_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets sharded replays start in this process."""
     start_locally(monkeypatch)
 
     def start(name: str, wait_timeout_s: float, *arguments: Any) -> LocalConnection:
@@ -56,7 +55,6 @@ def coordinator_of(replay: ShardedReplay) -> Coordinator:
 
 
 def shards_of(replay: ShardedReplay) -> list[Any]:
-    """The replay in each shard."""
     return [handle.shard.held for handle in coordinator_of(replay).shards.handles]
 
 

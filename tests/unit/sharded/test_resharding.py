@@ -39,7 +39,6 @@ def fill(replay: Any) -> None:
 
 
 def prioritize(replays: list[Any]) -> None:
-    """Gives each row its number as priority."""
     for replay in replays:
         slots = replay.oldest_first()
         replay.update_priority(slots, replay.storage.get(slots)["action"].float())
@@ -234,11 +233,7 @@ def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
     fill(replay)
     stored = [one.storage.get(one.oldest_first()) for one in shards_of(replay)]
     for name, error, message in (
-        (
-            "uniform-120",
-            ValueError,
-            "a sharded replay of {'recipe': 'uniform'.* this one is of {'recipe': 'prioritized'",
-        ),
+        ("uniform-120", ValueError, "{'recipe': 'uniform'.* this one is of {'recipe': 'prioritized'"),
         ("prioritized-200", ValueError, "capacity"),
         ("plain", ValueError, "sampler"),
         ("nothing", FileNotFoundError, "no saved replay buffer in .*nothing: replay.json is missing"),
