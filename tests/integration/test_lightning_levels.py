@@ -156,10 +156,7 @@ def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.Capt
         (["no_option=1"], "unrecognized arguments: --no_option=1"),
         (["model=lightning_replay.agents.PPPO"], "model: module 'lightning_replay.agents' has no attribute 'PPPO'"),
         (["config=missing.yaml"], "config: File does not exist"),
-        (
-            ["data.levels.score=lightning_replay.levels.scores.l1_value_loss"],
-            "score is <function l1_value_loss",
-        ),
+        (["data.levels.score=lightning_replay.levels.scores.l1_value_loss"], "score is <function l1_value_loss"),
         (["trainer.accelerator=abacus"], "You selected an invalid accelerator name"),
         (
             ["trainer.callbacks=lightning_replay.lit.LogLevelStats", "trainer.callbacks.every_n_rollouts=0"],

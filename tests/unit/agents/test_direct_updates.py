@@ -92,19 +92,15 @@ def test_updates_are_those_of_autograd(size, hidden_sizes, weights, steps, seed)
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_the_direct_way_is_taken(set_directly):
-    bare().update(make_batch(8, 0))
+def test_the_direct_way_is_taken_and_targets_get_no_gradient(set_directly):
+    agent = bare()
+    agent.update(make_batch(8, 0))
     assert set_directly
+    trained = {id(parameter) for parameter in agent.network.parameters()}
+    assert all((parameter.grad is not None) == (id(parameter) in trained) for parameter in agent.parameters())
     set_directly.clear()
     by_autograd().update(make_batch(8, 0))
     assert not set_directly
-
-
-def test_targets_get_no_gradient():
-    agent = bare()
-    agent.update(make_batch(8, 0))
-    trained = {id(parameter) for parameter in agent.network.parameters()}
-    assert all((parameter.grad is not None) == (id(parameter) in trained) for parameter in agent.parameters())
 
 
 def test_own_losses_are_used(set_directly):

@@ -9,11 +9,9 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from tensordict import TensorDict
 
-from lightning_replay import lit, recipes
+from lightning_replay import recipes
 from lightning_replay.agents import DQN, PPO
 from lightning_replay.agents.interfaces import (
-    UpdateBatches,
-    UpdatePriorities,
     acting_agent,
     rollout_agent,
     training_data,
@@ -89,7 +87,3 @@ def test_the_offers_of_agents_are_looked_for_in_one_place() -> None:
     with pytest.raises(TypeError, match=r"LightningModule lacks act_with_value\(observation\) or value"):
         rollout_agent(bare)
     assert acting_agent(ppo) is rollout_agent(ppo) is ppo
-
-
-def test_the_feedback_is_exported_with_the_data_modules() -> None:
-    assert lit.UpdateBatches is UpdateBatches and lit.UpdatePriorities is UpdatePriorities

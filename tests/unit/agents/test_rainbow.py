@@ -18,7 +18,6 @@ from torchrl.objectives import DistributionalDQNLoss, DQNLoss, HardUpdate
 
 from lightning_replay.agents import Rainbow
 from lightning_replay.agents.networks import ImageNetwork, with_noise
-from lightning_replay.retention.surprise import distributional_surprise
 from tests.unit.agents.toys import fit, flags
 
 # fitted without a data module here
@@ -115,14 +114,6 @@ FOLLOWING = [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]], [[0.5, 0.0], [0.0, 0.25], [0.
 def categorical(**options) -> Rainbow:
     logits = [np.log(np.maximum(np.array(table), 1e-30)).tolist() for table in (CURRENT, FOLLOWING)]
     return with_tables(Rainbow(**SMALL, **ATOMS, discount=0.5, **options), *logits)
-
-
-def test_the_surprise_of_a_step_is_that_of_the_core() -> None:
-    """Action 0 was taken, and the network prefers action 0 of what follows."""
-    current, following = torch.tensor(CURRENT)[0, :, 0].unsqueeze(0), torch.tensor(FOLLOWING)[1, :, 0].unsqueeze(0)
-    support = torch.tensor([-1.0, 0.0, 1.0])
-    by_core = distributional_surprise(current.log(), following, torch.tensor([0.5]), torch.tensor([0.5]), support)
-    torch.testing.assert_close(categorical(double=True).rows(one_step(0, 0.5)).surprise, by_core)
 
 
 @pytest.mark.parametrize("with_gradient", [True, False])
@@ -382,12 +373,10 @@ def test_noisy_layers_begin_with_the_given_deviation():
     [
         ({"atoms": 1}, "atoms is 1; it must be a whole number from 2 on"),
         ({"value_low": 1.0, "value_high": 1.0}, "value_low is 1.0 and value_high 1.0.*ascending"),
-        ({"kernel_sizes": (3, 3)}, "kernel_sizes"),
-        ({"kernel_sizes": (8,)}, "Kernel size can't be greater"),
     ],
 )
 def test_bad_options_are_refused(options, message):
-    with pytest.raises((ValueError, RuntimeError), match=message):
+    with pytest.raises(ValueError, match=message):
         Rainbow(**(SMALL | options))
 
 

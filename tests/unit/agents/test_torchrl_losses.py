@@ -258,5 +258,6 @@ def test_updates_equal_those_with_torchrl(kind, columns, shape, dtype) -> None:
         expected = oracle.update(batch)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance)
+            assert not found[name].requires_grad
     for value, expected in zip(state_of(agent), oracle.state(), strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=tolerance)

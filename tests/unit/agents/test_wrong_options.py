@@ -37,12 +37,7 @@ def test_is_refused_by_name(wrong: WrongOption) -> None:
     ("agent", "options", "error", "message"),
     [
         (agents.DQN, {"hidden_sizes": (64, 2.5)}, TypeError, r"hidden_sizes\[1\] is 2.5; it must be a whole number"),
-        (
-            agents.DQN,
-            {"conflict_aversion": Linear(0.5, 1.0, 9)},
-            ValueError,
-            "conflict_aversion at reading 9 of",
-        ),
+        (agents.DQN, {"conflict_aversion": Linear(0.5, 1.0, 9)}, ValueError, "conflict_aversion at reading 9 of"),
         (agents.SAC, {"action_low": ["-1"]}, TypeError, r"action_low\[0\] is '-1'; it must be a finite number"),
         (agents.PPO, {"categories": (11, 0)}, ValueError, r"categories\[1\] is 0; it must be a whole number"),
         (agents.Rainbow, {"channels": (32, True)}, TypeError, r"channels\[1\] is True; it must be a whole number"),

@@ -191,11 +191,7 @@ class Own(Tiny):
 
 
 @pytest.mark.parametrize(
-    "space",
-    [
-        gymnasium.spaces.MultiDiscrete([3, 2], start=[-1, 4]),
-        gymnasium.spaces.MultiBinary([2, 2]),
-    ],
+    "space", [gymnasium.spaces.MultiDiscrete([3, 2], start=[-1, 4]), gymnasium.spaces.MultiBinary([2, 2])]
 )
 def test_several_discrete_actions(space: gymnasium.Space, tmp_path: Path) -> None:
     replay = make_replay()

@@ -117,11 +117,7 @@ def test_the_gap_between_held_out_levels_and_those_trained_on(tmp_path: Path) ->
         {30: trained, 60: trained}
     )  # nothing was played before the start
     metrics = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("eval/")}
-    expected = {
-        "eval/return": HELD_OUT,
-        "eval/train_return": trained,
-        "eval/generalization_gap": trained - HELD_OUT,
-    }
+    expected = {"eval/return": HELD_OUT, "eval/train_return": trained, "eval/generalization_gap": trained - HELD_OUT}
     assert metrics == pytest.approx(expected, rel=1e-6)
     logged = [(step, values) for step, values in logger.records if "eval/return" in values]
     assert [(step, values["updates"]) for step, values in logged] == [(0, 0), (30, 2), (60, 4)]
@@ -313,8 +309,7 @@ def test_figures_of_levels_are_logged(tmp_path: Path) -> None:
 def test_the_other_callbacks_know_levels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curves = {}
     monkeypatch.setattr(
-        "lightning_replay.lit.pictures.draw_learning_curves",
-        lambda found, path, title="": curves.update(found),
+        "lightning_replay.lit.pictures.draw_learning_curves", lambda found, path, title="": curves.update(found)
     )
     gap, bar = GeneralizationGap(30), ReplayProgressBar(refresh_seconds=0.0)
     fit(tmp_path, [gap, bar, LearningCurve()], enable_progress_bar=True)

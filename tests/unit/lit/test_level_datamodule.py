@@ -242,10 +242,7 @@ def test_arguments_reach_the_environment(tmp_path: Path) -> None:
     [
         ({"held_out_levels": 0}, "held_out_levels is 0; it must be how many, from 1 to"),
         ({"held_out_levels": 2**40}, "held_out_levels is 1099511627776; it must be how many"),
-        (
-            {"held_out_levels": [3, 3]},
-            "held_out_levels is .3, 3.; it must be how many, from 1 to 1000000, or diff",
-        ),
+        ({"held_out_levels": [3, 3]}, "held_out_levels is .3, 3.; it must be how many, from 1 to 1000000, or diff"),
         ({"held_out_levels": [-1]}, r"held_out_levels\[0\] is -1; it must be a whole number from 0 to 2..31 - 1"),
     ],
 )
