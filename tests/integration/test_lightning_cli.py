@@ -103,15 +103,6 @@ def test_one_word_swaps_the_method_and_validate_runs(tmp_path: Path, capsys: pyt
     assert "eval/return" in capsys.readouterr().out
 
 
-def test_print_config_is_complete_yaml(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["fit", "-c", str(config_directory() / "lightning/nmer_td3_halfcheetah.yaml"), "--print_config"])
-    assert end.value.code == 0
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert config["data"]["init_args"]["replay"]["init_args"]["num_neighbors"] == 10
-    assert config["model"]["init_args"]["policy_delay"] == 2
-
-
 @pytest.mark.parametrize("value", ["neighbourhood_mixup", "lightning_replay.recipes.neighbourhood_mixup"])
 def test_an_unknown_recipe_lists_the_known_ones(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -106,18 +106,8 @@ NEEDS = {
     "--data.init_args.replay={class_path: lightning_replay.recipes.neighborhood_mixup, "
     "init_args: {capacity: 500, backend: faiss_flat}}": ("a Faiss backend needs Faiss", "faiss-[cg]pu"),
 }
-HIDDEN = [
-    "mujoco",
-    "Box2D",
-    "minigrid",
-    "gymnasium_robotics",
-    "ale_py",
-    "minatar",
-    "matplotlib",
-    "faiss",
-    "tensorboard",
-    "tensorboardX",
-]
+HIDDEN = ["mujoco", "Box2D", "minigrid", "gymnasium_robotics", "ale_py", "minatar", "matplotlib", "faiss"]
+HIDDEN += ["tensorboard", "tensorboardX"]
 EACH = """
 import contextlib, io, json, sys
 from lightning_replay.lit.cli import main

@@ -112,14 +112,6 @@ def printed(capsys: pytest.CaptureFixture[str], *options: str) -> dict:
     return yaml.safe_load(output.out)
 
 
-def test_print_config_is_complete_yaml(capsys: pytest.CaptureFixture[str]) -> None:
-    config = printed(capsys)
-    levels = config["data"]["init_args"]["levels"]["init_args"]
-    assert levels["levels"] == 4_000 and levels["score_step_size"] == 1.0
-    assert levels["prioritization"]["class_path"] == "lightning_replay.levels.Rank"
-    assert config["model"]["init_args"]["minibatches"] == 8
-
-
 def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.CaptureFixture[str]) -> None:
     levels = "--data.init_args.levels"
     config = printed(

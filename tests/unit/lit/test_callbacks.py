@@ -10,7 +10,6 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
 from lightning_replay import recipes
@@ -69,16 +68,6 @@ def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
         weights.append(agent.weight)
         seen.append(agent.seen)
     assert torch.equal(*weights) and seen[0] == seen[1]
-
-
-@pytest.mark.parametrize("when", [{"every_n_train_steps": 5}, {"every_n_epochs": 1}])
-def test_model_checkpoint_keeps_the_best(tmp_path: Path, when) -> None:
-    # evaluations at steps          0    21   30   40   50   60
-    evaluate = ScriptedEvaluate(1.0, 2.0, 9.0, 3.0, 4.0, 5.0, every_n_env_steps=10, episodes=1)
-    best = ModelCheckpoint(tmp_path / "best", "{step}", monitor="eval/return", mode="max", **when)
-    make_trainer(tmp_path, [best, evaluate]).fit(Tiny(), datamodule=make_data())
-    assert best.best_model_score == 9.0
-    assert best.best_model_path.endswith("step=10.ckpt")
 
 
 def test_evaluations_are_resumed(tmp_path: Path) -> None:

@@ -152,12 +152,6 @@ def test_the_policy_acts_as_in_training_and_the_same_each_time(tmp_path: Path) -
     assert all(explore for explore, _ in seen)
 
 
-def test_held_out_levels_that_are_trained_on_are_refused(tmp_path: Path) -> None:
-    data = make_data(held_out_levels=[5, 100])
-    with pytest.raises(ValueError, match=r"1 of held_out_levels are trained on, such as \[5\]"):
-        fit(tmp_path, [GeneralizationGap(every_n_env_steps=10)], data)
-
-
 def test_a_data_module_without_levels_is_refused(tmp_path: Path) -> None:
     for callback in (GeneralizationGap(), LogLevelStats(), LevelCurriculum(), ScoreAgainstStaleness()):
         data = ReplayDataModule(Counting, make_replay(), env_steps=25, warmup_steps=20)
