@@ -50,7 +50,6 @@ def make_rollout(actors: int, steps: int, **columns: torch.Tensor) -> TensorDict
 
 
 def torchrl_loss(agent: PPO) -> ClipPPOLoss:
-    """TorchRL's loss of an agent's network."""
     network, options = agent.network, agent.hparams
     actor = ProbabilisticTensorDictSequential(
         TensorDictModule(network.trunk, ["observation"], ["hidden"]),

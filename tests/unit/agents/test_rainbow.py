@@ -60,7 +60,6 @@ class Table(nn.Module):
 
 
 def one_step(action: int, reward: float, *, terminated: bool = False, **more: float) -> TensorDict:
-    """From observation 0 to observation 1."""
     columns = {key: torch.tensor([[value]]) for key, value in more.items()}
     following = {
         "observation": torch.tensor([[1]]),

@@ -58,7 +58,6 @@ def batches(agent: OffPolicyAgent, columns: str, shape: tuple[int, ...], count: 
 
 
 def without_trainer(agent: OffPolicyAgent) -> OffPolicyAgent:
-    """The agent, with optimizers of its own."""
     optimizers = agent.configure_optimizers()
     agent.optimizers = lambda use_pl_optimizer=True: optimizers
     agent.take_gradients = torch.Tensor.backward
@@ -66,7 +65,6 @@ def without_trainer(agent: OffPolicyAgent) -> OffPolicyAgent:
 
 
 def plain(layers: Layers) -> nn.Sequential:
-    """A copy of linear layers with ReLU between them."""
     parts = []
     for weight, bias in layers:
         layer = nn.Linear(*weight.shape[::-1])
@@ -105,7 +103,6 @@ class ScaledTanhNormal(TanhNormal):
 
 
 def torchrl_loss(agent: OffPolicyAgent) -> LossModule:
-    """TorchRL's loss with copies of an agent's networks."""
     options, common = agent.hparams, {"reduction": "none", "use_prioritized_weights": False}
     if isinstance(agent, DQN):
         network = QValueActor(plain(agent.network.layers()), in_keys=["observation"], action_space="categorical")
@@ -231,7 +228,6 @@ def state_of(agent: OffPolicyAgent) -> list[torch.Tensor]:
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request):
-    """The default dtype in a test."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(request.param)
     yield request.param

@@ -98,8 +98,6 @@ def test_actions_with_parameters_are_a_pair() -> None:
 
 
 class Own(Tiny):
-    """An agent that returns what it was given."""
-
     def __init__(self, returned) -> None:
         super().__init__()
         self.returned = returned
@@ -140,8 +138,6 @@ def test_levels_are_tested_with_whatever_is_an_action() -> None:
 
 
 class Recorded(Valuer):
-    """Changes what :class:`Valuer` records by a function."""
-
     def __init__(self, change) -> None:
         super().__init__()
         self.change = change
@@ -237,8 +233,6 @@ class Scaled(torch.nn.Module):
 
 
 class Watched(L.LightningModule):
-    """Records the modes of its parts whenever it acts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.scripted = torch.jit.script(torch.nn.Dropout())

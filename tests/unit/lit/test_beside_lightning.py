@@ -231,8 +231,6 @@ def test_an_option_without_effect_is_reported(tmp_path: Path, caplog: pytest.Log
 
 
 class AtEpochs(WeightAveraging):
-    """Averages the weights at the ends of epochs."""
-
     def should_update(self, step_idx=None, epoch_idx=None) -> bool:
         return epoch_idx is not None
 
@@ -411,16 +409,12 @@ def test_schedulers_of_agents_are_resumed(tmp_path: Path) -> None:
 
 
 class Idle(Tiny):
-    """Manual optimisation with a scheduler that nobody steps."""
-
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         return [optimizer], [LambdaLR(optimizer, lambda step: 0.5**step)]
 
 
 class Plateau(DQN):
-    """One of the library's agents with a scheduler that it does not step."""
-
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         return [optimizer], [ReduceLROnPlateau(optimizer)]

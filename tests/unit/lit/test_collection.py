@@ -157,8 +157,6 @@ def test_arrays_and_infos_that_an_environment_reuses_are_copied(
 
 
 class Repeating(Tiny):
-    """Returns the same tensor in each step."""
-
     def act(self, observation, explore):
         if not hasattr(self, "returned"):
             self.returned = torch.zeros(len(observation), 1)
@@ -173,8 +171,6 @@ def test_actions_that_an_agent_reuses_are_copied() -> None:
 
 
 class Own(Tiny):
-    """Acts by the space's own draws."""
-
     def __init__(self, space: gymnasium.Space) -> None:
         super().__init__()
         self.space = space
@@ -197,8 +193,6 @@ def test_several_discrete_actions(space: gymnasium.Space, tmp_path: Path) -> Non
 
 
 class Corner(gymnasium.spaces.Box):
-    """A space with a draw of its own."""
-
     def sample(self, mask=None, probability=None):
         return np.where(self.np_random.random(self.shape) < 0.25, self.low, self.high)
 
@@ -262,8 +256,6 @@ def test_rows_of_several_environments_need_the_number_of_their_episode() -> None
 
 
 class Importing(Counting):
-    """An environment of a user that imports a package when it is built."""
-
     def __init__(self, module: str) -> None:
         super().__init__()
         importlib.import_module(module)

@@ -42,8 +42,6 @@ class Logging(L.LightningModule):
 
 
 class Failing(L.Callback):
-    """Raises in the middle of a fit, or before its first step."""
-
     def __init__(self, error: BaseException, in_setup: bool = False) -> None:
         self.error = error
         self.in_setup = in_setup

@@ -18,8 +18,6 @@ pytestmark = pytest.mark.usefixtures("default_handlers")
 
 
 class Failing(Counting):
-    """Its environments' step of a given number fails."""
-
     number, failing = 0, 0
 
     def step(self, action):

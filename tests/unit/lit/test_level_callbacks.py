@@ -59,8 +59,6 @@ def test_each_level_is_played_once(num_envs: int) -> None:
 
 def test_a_level_without_an_end_counts_up_to_the_limit() -> None:
     class Odd(Stairs):
-        """Odd levels do not end."""
-
         def step(self, action):
             observation, reward, terminated, _, info = super().step(action)
             return observation, reward, terminated, False, info
@@ -80,8 +78,6 @@ def test_a_second_round_on_a_level_does_not_count() -> None:
     played: list[int] = []
 
     class OnlyTheFirst(Stairs):
-        """Pays for the first episode on a level alone."""
-
         def reset(self, *, seed=None, options=None):
             self.reward = float(seed not in played)
             played.append(seed)

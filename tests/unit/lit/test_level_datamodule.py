@@ -71,8 +71,6 @@ def test_values_are_those_of_the_policy_that_collected(tmp_path: Path) -> None:
 
 
 class Reusing(Stairs):
-    """Returns the same array and the same dictionary at each step."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen, self.info = np.zeros(2), {}
@@ -92,8 +90,6 @@ class Reusing(Stairs):
 
 
 class Repeating(Valuer):
-    """Returns the same tensors at each step."""
-
     def act_with_value(self, observation):
         columns = super().act_with_value(observation)
         if not hasattr(self, "returned"):

@@ -18,7 +18,7 @@ from lightning_replay.saving import states as state
 from tests.unit.lit.level_toys import Valuer
 from tests.unit.lit.level_toys import make_data as make_level_data
 from tests.unit.lit.test_callbacks import ScriptedEvaluate
-from tests.unit.lit.toys import Counting, Tiny, make_data, make_replay, make_trainer
+from tests.unit.lit.toys import Counting, Tiny, WatchedCheckpoint, make_data, make_replay, make_trainer
 
 
 def saved(path: Path) -> dict:
@@ -30,26 +30,12 @@ def updates_in(path: Path) -> int:
 
 
 class Fail(L.Callback):
-    """Ends the run after an update by an exception."""
-
     def __init__(self, update: int) -> None:
         self.update = update
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         if trainer.datamodule.updates_done == self.update:
             raise ZeroDivisionError
-
-
-class WatchedCheckpoint(ReplayCheckpoint):
-    """Notes after how many updates it wrote which file."""
-
-    def __init__(self, *arguments, **options) -> None:
-        super().__init__(*arguments, **options)
-        self.written: list[tuple[int, str]] = []
-
-    def _save_checkpoint(self, trainer, filepath) -> None:
-        super()._save_checkpoint(trainer, filepath)
-        self.written.append((trainer.datamodule.updates_done, Path(filepath).name))
 
 
 def run(directory: Path, *scores: float, keep=None, data=None, more=(), ckpt_path=None, **options) -> L.Callback:

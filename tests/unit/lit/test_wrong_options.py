@@ -65,8 +65,6 @@ def test_the_wrong_thing_is_refused_when_a_data_module_is_built(module, options,
 
 
 class Rewarding(Counting):
-    """Gives the same reward at each step, whatever it is."""
-
     def __init__(self, reward: Any) -> None:
         super().__init__(num_actions=2)
         self.reward = reward

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium
 import lightning as L
 import numpy as np
 import torch
 
-from lightning_replay.lit import ReplayDataModule, UpdatePriorities
+from lightning_replay.lit import ReplayCheckpoint, ReplayDataModule, UpdatePriorities
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.storage.packed import PackedStorage
@@ -82,6 +84,18 @@ class Tiny(L.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+
+class WatchedCheckpoint(ReplayCheckpoint):
+    """Notes after how many updates it wrote which file."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.written: list[tuple[int, str]] = []
+
+    def _save_checkpoint(self, trainer, filepath) -> None:
+        super()._save_checkpoint(trainer, filepath)
+        self.written.append((trainer.datamodule.updates_done, Path(filepath).name))
 
 
 def make_replay(prioritized: bool = False, capacity: int = 500, batch_size: int = 4) -> Replay:
