@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
 from lightning_replay.agents.agent import weighted_mean
-from tests.unit.agents.toys import Batches, fit, flags
+from tests.unit.agents.toys import Batches, fit, make_rows
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -28,10 +28,7 @@ AGENTS = [
 
 
 def make_batch(agent: OffPolicyAgent, size: int = 16) -> TensorDict:
-    action = torch.randint(4, (size,)) if isinstance(agent, DQN) else torch.rand(size, 2)
-    following = {"observation": torch.randn(size, 3), "reward": torch.randn(size, 1), **flags(size)}
-    columns = {"observation": torch.randn(size, 3), "action": action, "next": following, "index": torch.arange(size)}
-    return TensorDict(columns, [size])
+    return make_rows(torch.randint(4, (size,)) if isinstance(agent, DQN) else torch.rand(size, 2))
 
 
 def td_error_of(agent: OffPolicyAgent, batch: TensorDict) -> torch.Tensor:

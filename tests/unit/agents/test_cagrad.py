@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from lightning_replay.agents import DQN
 from lightning_replay.agents.cagrad import ConflictAverseStep, conflict_averse_gradient
 from lightning_replay.schedules import Linear
-from tests.unit.agents.toys import fit, flags
+from tests.unit.agents.toys import fit, make_rows
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -111,7 +111,7 @@ def test_many_parts_are_helped_at_least_as_much_as_by_any_other_direction_tried(
     assert worst > float((gradients @ average).min())
 
 
-def make_rows(parameters: list[torch.nn.Parameter], features: torch.Tensor) -> torch.Tensor:
+def squares(parameters: list[torch.nn.Parameter], features: torch.Tensor) -> torch.Tensor:
     return (features @ parameters[0] - parameters[1]).square()
 
 
@@ -124,16 +124,16 @@ def test_backward_equals_the_function_on_the_gradients_of_the_parts() -> None:
     features, parts = torch.randn(8, 3), torch.tensor([7, 0, 7, 7, 2, 0, 7, 7])
     gradients = []
     for part in (0, 2, 7):
-        loss = make_rows(parameters, features)[parts == part].sum() * 3 / 8
+        loss = squares(parameters, features)[parts == part].sum() * 3 / 8
         gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters[:2])]))
     step = ConflictAverseStep(parameters, c=0.5)
-    loss = step.backward(make_rows(parameters, features).unsqueeze(1), parts)
-    assert not loss.requires_grad and loss == make_rows(parameters, features).mean()
+    loss = step.backward(squares(parameters, features).unsqueeze(1), parts)
+    assert not loss.requires_grad and loss == squares(parameters, features).mean()
     expected = conflict_averse_gradient(torch.stack(gradients), 0.5)
     torch.testing.assert_close(torch.cat([parameters[0].grad, parameters[1].grad.reshape(1)]), expected)
     assert torch.equal(parameters[2].grad, torch.zeros(2))  # no loss depends on it
     first = parameters[0].grad.clone()
-    step.backward(make_rows(parameters, features), parts)
+    step.backward(squares(parameters, features), parts)
     torch.testing.assert_close(parameters[0].grad, first)  # overwritten, not added
 
 
@@ -175,9 +175,8 @@ def test_bad_input_is_refused() -> None:
 
 
 def make_batch(size: int = 12) -> TensorDict:
-    following = {"observation": torch.randn(size, 3), "reward": torch.randn(size, 1), **flags(size)}
-    columns = {"observation": torch.randn(size, 3), "action": torch.randint(4, (size,)), "next": following}
-    return TensorDict(columns | {"priority_weight": torch.rand(size), "table": torch.arange(size) % 3}, [size])
+    columns = {"priority_weight": torch.rand(size), "table": torch.arange(size) % 3}
+    return make_rows(torch.randint(4, (size,)), **columns)
 
 
 def make_agent(conflict_aversion: object) -> DQN:

@@ -65,3 +65,10 @@ def fit(
 def flags(size: int) -> dict[str, torch.Tensor]:
     """Neither terminated nor truncated."""
     return {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
+
+
+def make_rows(action: Any, **columns: Any) -> TensorDict:
+    """Random rows of three observations, which do not end, with these actions and other columns."""
+    (size,) = (action["discrete"] if isinstance(action, dict) else action).shape[:1]
+    following = {"observation": torch.randn(size, 3), "reward": torch.randn(size, 1), **flags(size)}
+    return TensorDict({"observation": torch.randn(size, 3), "action": action, "next": following} | columns, [size])

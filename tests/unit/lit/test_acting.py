@@ -182,28 +182,16 @@ def test_rollouts_take_dictionaries_and_the_shapes_of_one_meaning(change) -> Non
     [
         (lambda recorded: recorded["action"], ValueError, r"int64 of shape \[2\] for a batch of 2; return a Tens"),
         (lambda recorded: (recorded["action"], 1.0), ValueError, r"tuple \(tensor\(.*with action, state_value"),
-        (
-            lambda recorded: recorded.exclude("action"),
-            ValueError,
-            r"columns of .*'action_log_prob': \[2\].* with action",
-        ),
+        (lambda recorded: recorded.exclude("action"), ValueError, r"columns of .*'action_log_prob': \[2\].* with act"),
         (lambda recorded: recorded.exclude("state_value"), ValueError, "with action, state_value"),
         (lambda recorded: recorded[:1], ValueError, r"columns of .*'action': \[1\].* for a batch of 2"),
         (lambda recorded: recorded.to_dict() | {"logits": torch.zeros(3, 3)}, ValueError, r"columns of .*\[3, 3\]"),
-        (
-            lambda recorded: recorded.set("action", recorded["logits"]),
-            TypeError,
-            r"returned float32 of shape \[2, 3\] .*Discrete\(3\).*integers \[2\]",
-        ),
-        (
-            lambda recorded: recorded.set("state_value", torch.zeros(2, 2)),
-            ValueError,
-            r"returned as values float32 of shape \[2, 2\] for a batch of 2; accepted are floats \[2, 1\]",
-        ),
+        (lambda recorded: recorded.set("action", recorded["logits"]), TypeError, r"\[2, 3\] .*Disc.*integers \[2\]"),
+        (lambda recorded: recorded.set("state_value", torch.zeros(2, 2)), ValueError, r"\[2, 2\] .*floats \[2, 1\]"),
     ],
 )
 def test_rollouts_name_what_act_with_value_must_record(change, error, message) -> None:
-    with pytest.raises(error, match="^Recorded.act_with_value returned .*" + message.removeprefix("returned ")):
+    with pytest.raises(error, match="^Recorded.act_with_value returned .*" + message):
         collect(Recorded(change))
 
 

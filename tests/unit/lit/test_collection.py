@@ -89,20 +89,6 @@ def test_an_episode_that_had_ended_is_not_truncated() -> None:
     assert not replay[:]["next", "truncated"].any()
 
 
-def test_state_restores_clock_generator_and_open_episodes() -> None:
-    replay, collection = make_collection(num_envs=2, warmup_steps=50)
-    collection.collect_until(14, Tiny())
-    other_replay, other = make_collection(num_envs=2, warmup_steps=50)
-    other_replay.extend(replay[:].exclude("generation", "index"))
-    other.load_state_dict(collection.state_dict())
-    assert other.env_steps == 14
-    collection.close()
-    for one in (collection, other):
-        one.collect_until(20, Tiny())
-    for key in (("next", "truncated"), "trajectory", "action", "observation"):
-        assert torch.equal(replay[:][key], other_replay[:][key]), key
-
-
 class Reusing(gymnasium.Env):
     """Observation ``[episode, step]``, reward and info the step; one array and one dictionary for all steps."""
 

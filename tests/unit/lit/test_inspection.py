@@ -46,30 +46,20 @@ def test_a_resumed_run_goes_on_with_the_figures(tmp_path: Path) -> None:
 class RecordingWandb(WandbLogger):
     """W&B's logger without its service, which the tests do not have: keeps what it is given."""
 
+    name, version, save_dir, experiment = "wandb", "0", None, None  # type: ignore[assignment]
+
     def __init__(self) -> None:
         L.pytorch.loggers.Logger.__init__(self)
         self.images: list[tuple[str, np.ndarray, int]] = []
-
-    name, version, save_dir, experiment = "wandb", "0", None, None  # type: ignore[assignment]
 
     def log_image(self, key: str, images: list[Any], step: int | None = None, **kwargs: Any) -> None:
         assert step is not None
         self.images += [(key, image, step) for image in images]
 
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+    def ignore(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def save(self) -> None:
-        pass
-
-    def finalize(self, status: str) -> None:
-        pass
-
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        pass
+    log_metrics = log_hyperparams = save = finalize = after_save_checkpoint = ignore
 
 
 def test_loggers_that_take_pictures_get_them(tmp_path: Path) -> None:

@@ -82,14 +82,6 @@ def test_fewer_environments_after_a_resume(tmp_path: Path) -> None:
     assert resumed.env_steps_done == 80
 
 
-def test_the_state_is_plain(tmp_path: Path) -> None:
-    data = make_data(return_normalization=ReturnNormalization())
-    trainer, _ = fit(tmp_path, data)
-    trainer.save_checkpoint(tmp_path / "end.ckpt")
-    state = torch.load(tmp_path / "end.ckpt", weights_only=True)["LevelDataModule"]
-    assert _plain(state) == _plain(data.state_dict())
-
-
 def test_a_second_fit_goes_on_with_new_episodes(tmp_path: Path) -> None:
     levels = make_levels()
     data = make_data(levels)

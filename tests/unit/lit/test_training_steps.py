@@ -71,13 +71,6 @@ def test_it_is_the_same_run_in_fewer_training_steps(tmp_path: Path, options) -> 
     assert 2 * joined.steps < single.steps == data.updates_done
 
 
-def test_a_training_step_has_at_most_16_updates(tmp_path: Path) -> None:
-    agent = Several()
-    trainer, data = fit(tmp_path, agent)
-    assert (agent.steps, data.updates_done, trainer.global_step) == (8, 120, 120)
-    assert data.updates_per_training_step is None
-
-
 @pytest.mark.parametrize("options", [{"max_steps": 37}, {"max_steps": 48, "max_epochs": 3}], ids=str)
 def test_max_steps_counts_updates(tmp_path: Path, options) -> None:
     trainer, data = fit(tmp_path, Several(), trainer_options=options)
