@@ -125,9 +125,7 @@ def test_a_misspelt_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         ("model.init_args.discount=1.5", "discount is 1.5; it must be a number in [0, 1]"),
     ],
 )
-def test_a_value_that_is_refused_ends_in_one_line(
-    option: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_that_is_refused_ends_in_one_line(option: str, message: str, capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main(["fit", f"-c={config_directory() / 'lightning/per_dqn_cartpole.yaml'}", f"--{option}"])
     assert end.value.code == 2

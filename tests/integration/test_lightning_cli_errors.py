@@ -172,9 +172,7 @@ def test_errors_in_the_code_of_a_user_keep_their_tracebacks(name, code, raised, 
         ({"data.init_args.env": "nowhere:Own-v0"}, "environment 'nowhere:Own-v0': No module named 'nowhere'. Give"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_refused_in_one_line(
-    changes, sentence, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_leads_nowhere_is_refused_in_one_line(changes, sentence, capsys) -> None:
     assert refused(capsys, options(**changes)).startswith(f"lightning-replay: error: {sentence}")
 
 
@@ -196,9 +194,7 @@ def test_python_p_keeps_the_current_folder_off_the_path(flags: list[str], status
 
 
 @pytest.mark.parametrize("content", [None, "text", "weights"])
-def test_a_checkpoint_that_is_none_is_refused_in_one_line(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_is_none_is_refused_in_one_line(content: str | None, tmp_path: Path, capsys) -> None:
     if content == "text":
         (tmp_path / "it.ckpt").write_text("no checkpoint")
     elif content == "weights":
@@ -222,9 +218,7 @@ def test_weights_of_another_agent_and_other_hyperparameters(tmp_path: Path, caps
     assert found.startswith("lightning-replay: error: ckpt_path is a checkpoint of another agent")
 
 
-def test_places_that_cannot_be_written_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_places_that_cannot_be_written_are_refused_in_one_line(tmp_path: Path, capsys) -> None:
     (tmp_path / "file").touch()
     callback = KEEP.replace("dirpath: run", "dirpath: file/run")
     found = refused(capsys, options(**{"trainer.enable_checkpointing": "true", "trainer.callbacks": callback}))

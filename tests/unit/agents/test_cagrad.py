@@ -83,9 +83,7 @@ def test_opposite_gradients_and_zeros_give_the_average() -> None:
     common=st.floats(0.0, 3.0),
     seed=st.integers(0, 2**20),
 )
-def test_the_least_helped_part_is_helped_as_much_as_a_grid_says(
-    parts: int, size: int, c: float, spread: float, common: float, seed: int
-) -> None:
+def test_the_least_helped_part_is_helped_as_much_as_a_grid_says(parts: int, size: int, c, spread, common, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     gradients = torch.randn(parts, size, generator=generator, dtype=torch.float64)
     gradients *= (spread * torch.randn(parts, 1, generator=generator, dtype=torch.float64)).exp()

@@ -74,9 +74,7 @@ def resume(path: Path, callbacks=(), **options) -> tuple[Tiny, ReplayDataModule]
 
 # update 30 ends an epoch, 7 lies within one
 @pytest.mark.parametrize(("update", "prioritized"), [(7, False), (30, True)])
-def test_resume_restores_contents_counters_generators_and_the_next_draws(
-    tmp_path: Path, update: int, prioritized: bool
-) -> None:
+def test_resume_restores_contents_counters_generators_and_the_next_draws(tmp_path: Path, update, prioritized) -> None:
     save, peek = SaveAt(update, tmp_path / "by_hand.ckpt"), Peek(tmp_path)
     make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(prioritized))
     torch.manual_seed(123)

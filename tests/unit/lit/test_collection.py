@@ -124,9 +124,7 @@ def assert_played(rows) -> None:
 @pytest.mark.parametrize(
     ("num_envs", "asynchronous", "terminates"), [(1, False, True), (3, False, False), (2, True, True)]
 )
-def test_arrays_and_infos_that_an_environment_reuses_are_copied(
-    num_envs: int, asynchronous: bool, terminates: bool
-) -> None:
+def test_arrays_and_infos_that_an_environment_reuses_are_copied(num_envs: int, asynchronous: bool, terminates) -> None:
     replay, env = make_replay(), partial(Reusing, terminates)
     vector = partial(make_environments, env, {}, num_envs, asynchronous=False)
     if asynchronous:  # the same with processes that start at once
@@ -253,9 +251,7 @@ def test_a_missing_package_of_an_environment_names_the_extra(monkeypatch: pytest
         make_environment(Importing, {"module": "minigrid"})
 
 
-def test_an_import_that_fails_in_the_code_of_a_user_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_fails_in_the_code_of_a_user_is_left_as_it_is(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "registers_and_fails.py").write_text("import nowhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     for env, arguments in [(Importing, {"module": "nowhere"}), ("registers_and_fails:Own-v0", {})]:

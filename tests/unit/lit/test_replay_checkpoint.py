@@ -173,9 +173,7 @@ def test_a_best_checkpoint_that_was_deleted_is_no_longer_the_one_to_beat(tmp_pat
     assert keep.best_model_score == 2.0 and updates_in(tmp_path / "run" / "best.ckpt") > 15
 
 
-def test_the_first_save_of_a_resumed_run_links_the_rows_that_stayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_save_of_a_resumed_run_links_the_rows_that_stayed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(state, "LARGE_BYTES", 900)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1_024)
     options = {"env_steps": 500, "warmup_steps": 460}

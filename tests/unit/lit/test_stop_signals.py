@@ -41,9 +41,7 @@ class Joined(Agent):
         (Joined, signal.SIGINT, 23, True, {}),
     ],
 )
-def test_a_stopped_run_goes_on_as_the_one_without_a_break(
-    tmp_path: Path, kind, number, update: int, prioritized: bool, options
-) -> None:
+def test_a_stopped_run_goes_on_as_the_one_without_a_break(tmp_path, kind, number, update, prioritized, options) -> None:
     whole, single = kind(), {"updates_per_training_step": 1} | options
     unbroken = fit(tmp_path / "whole", whole, make_data(prioritized, **single), [CloseAt(update)])
     # in the middle of a training step, of which the last update is still to come
