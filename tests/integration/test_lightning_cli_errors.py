@@ -71,9 +71,8 @@ def test_nothing_given_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as end:
         main([])
     shown = capsys.readouterr().err
-    assert end.value.code == 2 and shown.startswith(
-        "usage: lightning-replay {fit,validate,test,predict,configs,inspect} ..."
-    )
+    usage = "usage: lightning-replay {fit,validate,test,predict,configs,inspect} ..."
+    assert end.value.code == 2 and shown.startswith(usage)
     assert "lightning-replay fit -c configs/lightning/per_dqn_cartpole.yaml" in shown
 
 
@@ -208,12 +207,8 @@ def test_weights_of_another_agent_and_other_hyperparameters(tmp_path: Path, caps
     main(options(**keep))
     again = options(**{**keep, "data.init_args.env_steps": 340, "ckpt_path": "run/last.ckpt"})
     main([*again, "--model.init_args.discount=0.5"])
-    assert (
-        torch.load("run/last-v1.ckpt" if Path("run/last-v1.ckpt").exists() else "run/last.ckpt")["hyper_parameters"][
-            "discount"
-        ]
-        == 0.5
-    )  # what is asked for, not what the checkpoint has
+    saved = torch.load("run/last-v1.ckpt" if Path("run/last-v1.ckpt").exists() else "run/last.ckpt")
+    assert saved["hyper_parameters"]["discount"] == 0.5  # what is asked for, not what the checkpoint has
     found = refused(capsys, [*again, "--model.init_args.hidden_sizes=[7]"])
     assert found.startswith("lightning-replay: error: ckpt_path is a checkpoint of another agent")
 

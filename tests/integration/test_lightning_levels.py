@@ -37,15 +37,8 @@ pytestmark = [
 )
 def test_ppo_learns_and_generalises(tmp_path: Path, levels) -> None:
     L.seed_everything(0, verbose=False)
-    data = LevelDataModule(
-        Doors,
-        levels(),
-        env_steps=4_096,
-        num_envs=8,
-        rollout_length=32,
-        held_out_levels=12,
-        return_normalization=ReturnNormalization(),
-    )
+    options = {"num_envs": 8, "rollout_length": 32, "return_normalization": ReturnNormalization()}
+    data = LevelDataModule(Doors, levels(), env_steps=4_096, held_out_levels=12, **options)
     gap = GeneralizationGap(every_n_env_steps=4_096)
     make_trainer(tmp_path, [gap]).fit(PPO(learning_rate=3e-3), datamodule=data)
     before, after = gap.history[0][1], gap.history[-1][1]
@@ -53,18 +46,9 @@ def test_ppo_learns_and_generalises(tmp_path: Path, levels) -> None:
 
 
 def run_tiny(*more: str, file: str = FILE) -> None:
-    main(
-        [
-            "fit",
-            f"-c={config_directory() / file}",
-            "--data.init_args.env_steps=128",
-            "--data.init_args.num_envs=4",
-            "--data.init_args.rollout_length=16",
-            "--data.init_args.held_out_levels=2",
-            "--trainer.accelerator=cpu",
-            *more,
-        ]
-    )
+    given = {"env_steps": 128, "num_envs": 4, "rollout_length": 16, "held_out_levels": 2}
+    data = [f"--data.init_args.{option}={value}" for option, value in given.items()]
+    main(["fit", f"-c={config_directory() / file}", *data, "--trainer.accelerator=cpu", *more])
 
 
 def test_the_file_trains_resumes_and_leaves_pictures(tmp_path: Path) -> None:

@@ -114,11 +114,7 @@ def squares(parameters: list[torch.nn.Parameter], features: torch.Tensor) -> tor
 
 
 def test_backward_equals_the_function_on_the_gradients_of_the_parts() -> None:
-    parameters = [
-        torch.nn.Parameter(torch.randn(3)),
-        torch.nn.Parameter(torch.zeros(())),
-        torch.nn.Parameter(torch.ones(2)),
-    ]
+    parameters = [torch.nn.Parameter(value) for value in (torch.randn(3), torch.zeros(()), torch.ones(2))]
     features, parts = torch.randn(8, 3), torch.tensor([7, 0, 7, 7, 2, 0, 7, 7])
     gradients = []
     for part in (0, 2, 7):

@@ -26,9 +26,8 @@ def test_figures_are_logged_and_the_page_has_them_over_the_run(tmp_path: Path) -
     looked = [row for row in rows if row["replay/effective_share"]]
     assert [int(row["step"]) for row in looked] == [35, 50, 60]  # and at the end
     assert inspect.history["fill"] == ([35, 50, 60], [35 / 500, 50 / 500, 60 / 500])
-    assert float(looked[-1]["replay/effective_sample_size"]) == pytest.approx(
-        data.replay.stats()["effective_sample_size"], rel=1e-6
-    )
+    size = data.replay.stats()["effective_sample_size"]
+    assert float(looked[-1]["replay/effective_sample_size"]) == pytest.approx(size, rel=1e-6)
     page = (Path(logger.log_dir) / "buffer.html").read_text()
     assert "Over the run" in page and "environment step 60" in page and "<svg" in page
 
@@ -65,9 +64,8 @@ class RecordingWandb(WandbLogger):
 def test_loggers_that_take_pictures_get_them(tmp_path: Path) -> None:
     board, wandb = TensorBoardLogger(tmp_path), RecordingWandb()
     data = level_toys.make_data()
-    make_trainer(tmp_path, [InspectBuffer(every_n_updates=2)], logger=[board, wandb]).fit(
-        level_toys.Valuer(), datamodule=data
-    )
+    trainer = make_trainer(tmp_path, [InspectBuffer(every_n_updates=2)], logger=[board, wandb])
+    trainer.fit(level_toys.Valuer(), datamodule=data)
     names = {name for name, _, _ in wandb.images}
     assert names == {"levels/score_by_level", "levels/staleness_by_level"}
     assert wandb.images[-1][1].dtype == np.uint8 and wandb.images[-1][2] == data.env_steps_done

@@ -109,9 +109,7 @@ def test_the_gap_between_held_out_levels_and_those_trained_on(tmp_path: Path) ->
     trainer, data = fit(tmp_path, [gap], make_data(SequentialLevels([5, 8, 9])), logger=logger)
     trained = np.mean([stairs_return(level) for level in (5, 8, 9)])
     assert dict(gap.history) == pytest.approx({0: HELD_OUT, 30: HELD_OUT, 60: HELD_OUT})
-    assert dict(gap.training_history) == pytest.approx(
-        {30: trained, 60: trained}
-    )  # nothing was played before the start
+    assert dict(gap.training_history) == pytest.approx({30: trained, 60: trained})  # nothing was played at the start
     metrics = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("eval/")}
     expected = {"eval/return": HELD_OUT, "eval/train_return": trained, "eval/generalization_gap": trained - HELD_OUT}
     assert metrics == pytest.approx(expected, rel=1e-6)

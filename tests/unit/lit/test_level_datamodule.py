@@ -184,9 +184,8 @@ def test_episodes_are_counted_with_their_levels_and_unchanged_rewards(tmp_path: 
     first = list(data.collection.episodes)[:4]  # levels 4, 6 and 3 end after 1, 3 and 4 steps; then comes 6
     assert [(e.env_steps, e.length, e.level_id) for e in first] == [(3, 1, 4), (9, 3, 6), (12, 4, 3), (12, 3, 6)]
     assert [e.episode_return for e in first] == pytest.approx([4.1, 18.6, 13.0, 18.6])
-    assert data.collection.recent_return == pytest.approx(
-        np.mean([e.episode_return for e in data.collection.episodes][-10:])
-    )
+    last = [e.episode_return for e in data.collection.episodes][-10:]
+    assert data.collection.recent_return == pytest.approx(np.mean(last))
     assert sorted(data.collection.played_levels) == [3, 4, 6]
 
 

@@ -49,9 +49,7 @@ def test_a_resumed_run_chooses_as_one_without_a_break(tmp_path: Path, make, flus
 
     source = resumed.levels
     agent = Watching(hidden_sizes=(8,), epochs=1, minibatches=2)
-    trainer = make_trainer(
-        tmp_path, [ModelCheckpoint(tmp_path / "more", "{step}", every_n_train_steps=3, save_top_k=-1)]
-    )
+    trainer = make_trainer(tmp_path, [ModelCheckpoint(tmp_path / "more", every_n_train_steps=3, save_top_k=-1)])
     trainer.fit(agent, datamodule=resumed, ckpt_path=tmp_path / "step=6.ckpt")
 
     for key in ("level_id", "probability", "score", "staleness"):

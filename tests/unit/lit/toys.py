@@ -110,13 +110,7 @@ def make_data(replay: Replay | None = None, env=Counting, **options) -> ReplayDa
 
 
 def make_trainer(directory, callbacks=(), **options) -> L.Trainer:
-    defaults = {
-        "max_epochs": -1,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": any("Checkpoint" in type(callback).__name__ for callback in callbacks),
-        "default_root_dir": directory,
-    }
+    defaults = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    defaults |= {"max_epochs": -1, "accelerator": "cpu", "default_root_dir": directory}
+    defaults["enable_checkpointing"] = any("Checkpoint" in type(callback).__name__ for callback in callbacks)
     return L.Trainer(callbacks=list(callbacks), **(defaults | options))
