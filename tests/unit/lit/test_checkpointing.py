@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,12 +17,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_replay.lit import ReplayDataModule
 from lightning_replay.lit.checkpoint_files import replays_beside
 from lightning_replay.saving import DamagedFileError
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+from tests.unit.lit import stopped_runs
+from tests.unit.lit.toys import Tiny, make_replay, make_trainer
 
-
-def make_data(prioritized: bool = True, **options) -> ReplayDataModule:
-    defaults = {"env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10, "num_envs": 2}
-    return ReplayDataModule(Counting, make_replay(prioritized), **(defaults | options))
+make_data = partial(stopped_runs.make_data, prioritized=True)
 
 
 class Peek(L.Callback):
@@ -76,7 +75,7 @@ def resume(path: Path, callbacks=(), **options) -> tuple[Tiny, ReplayDataModule]
 @pytest.mark.parametrize(("update", "prioritized"), [(7, False), (30, True)])
 def test_resume_restores_contents_counters_generators_and_the_next_draws(tmp_path: Path, update, prioritized) -> None:
     save, peek = SaveAt(update, tmp_path / "by_hand.ckpt"), Peek(tmp_path)
-    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(prioritized))
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(prioritized=prioritized))
     torch.manual_seed(123)
     agent, data = resume(save.path, [peek], prioritized=prioritized, seed=99)
     assert peek.clocks[1] == update

@@ -44,6 +44,8 @@ class OddStairs(OddReturns, Stairs):
     """An environment of levels."""
 
 
+REWARDS = [np.array([1.0, 2.0]), [1.0], None, np.array("1.0")]
+NO_NUMBER = [({"stepped": (np.zeros(2), reward, False, False, {})}, "it must be one number") for reward in REWARDS]
 FOUR = r"step of <Odd.*> returned the types ndarray, float, bool, dict; Gymnasium's returns \(observation, reward, term"
 
 
@@ -54,6 +56,7 @@ FOUR = r"step of <Odd.*> returned the types ndarray, float, bool, dict; Gymnasiu
         ({"stepped": (np.zeros(2), 1.0, False, False, None)}, TypeError, "bool, bool, NoneType; .* dictionary as info"),
         ({"begun": np.zeros(2)}, TypeError, r"reset of <Odd.*> returned a ndarray; .* \(observation, info"),
         ({"stepped": (np.zeros(3), 1.0, False, False, {})}, ValueError, r"step of .* shape \[3\], and .*shape \[2\]"),
+        *((options, TypeError, "<Odd.*> returned the reward .*; " + message) for options, message in NO_NUMBER),
         ({"begun": (np.zeros((1, 2)), {})}, ValueError, r"reset of .* observation of shape \[1, 2\], and its .* \[2\]"),
     ],
 )
@@ -66,7 +69,7 @@ def test_what_an_environment_returns_is_gymnasiums(options, error, message, tmp_
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"stepped": OLD_STEP}, FOUR), ({"begun": np.zeros(2)}, "reset of <Odd.*> returned a ndarray")],
+    [({"stepped": OLD_STEP}, FOUR), ({"begun": np.zeros(2)}, "reset of <Odd.*> returned a ndarray"), *NO_NUMBER],
 )
 def test_evaluation_and_levels_look_at_it_too(options, message) -> None:
     with pytest.raises(TypeError, match=message):
