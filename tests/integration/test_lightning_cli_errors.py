@@ -19,14 +19,9 @@ from tests.hidden_packages import ROOT, run_without
 
 CONFIGS = config_directory() / "lightning"
 CARTPOLE = str(CONFIGS / "per_dqn_cartpole.yaml")
-TINY = {
-    "data.init_args.env_steps": 330,
-    "data.init_args.warmup_steps": 300,
-    "trainer.accelerator": "cpu",
-    "trainer.logger": "false",
-    "trainer.enable_checkpointing": "false",
-    "trainer.callbacks": "lightning_replay.lit.ReplayProgressBar",
-}
+TINY = {"data.init_args.env_steps": 330, "data.init_args.warmup_steps": 300, "trainer.accelerator": "cpu"}
+TINY |= {"trainer.logger": "false", "trainer.enable_checkpointing": "false"}
+TINY |= {"trainer.callbacks": "lightning_replay.lit.ReplayProgressBar"}
 KEEP = "[{class_path: lightning_replay.lit.ReplayCheckpoint, init_args: {dirpath: run, monitor: null}}]"
 AGENT = """
 import lightning as L

@@ -97,17 +97,10 @@ def printed(capsys: pytest.CaptureFixture[str], *options: str) -> dict:
 
 
 def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.CaptureFixture[str]) -> None:
-    levels = "--data.init_args.levels"
-    config = printed(
-        capsys,
-        f"{levels}.score=lightning_replay.levels.scores.PositiveValueLoss",
-        f"{levels}.score.gae_lambda=0.9",
-        f"{levels}.prioritization=lightning_replay.levels.Greedy",
-        f"{levels}.prioritization.epsilon=0.2",
-        f"{levels}.first_score=smooth",
-        "--trainer.callbacks=lightning_replay.lit.LevelCurriculum",
-        "--trainer.callbacks.difficulty=math.sqrt",
-    )
+    given = "score=lightning_replay.levels.scores.PositiveValueLoss score.gae_lambda=0.9 first_score=smooth"
+    given += " prioritization=lightning_replay.levels.Greedy prioritization.epsilon=0.2"
+    shown = ["--trainer.callbacks=lightning_replay.lit.LevelCurriculum", "--trainer.callbacks.difficulty=math.sqrt"]
+    config = printed(capsys, *(f"--data.init_args.levels.{one}" for one in given.split()), *shown)
     found = config["data"]["init_args"]["levels"]["init_args"]
     assert found["score"]["class_path"].endswith("PositiveValueLoss")
     assert found["score"]["init_args"] == {"discount": 0.999, "gae_lambda": 0.9}
@@ -150,12 +143,9 @@ def test_options_that_are_refused_in_the_run_end_in_one_line(capsys: pytest.Capt
 
 def test_a_mistake_in_a_class_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "mine.py").write_text(
-        "from lightning_replay.levels import UniformLevels\n"
-        "class Mine(UniformLevels):\n"
-        "    def __init__(self, levels: int = 3):\n"
-        "        super().__init__(levels.count)\n"
-    )
+    code = "from lightning_replay.levels import UniformLevels\nclass Mine(UniformLevels):\n"
+    code += "    def __init__(self, levels: int = 3):\n        super().__init__(levels.count)\n"
+    (tmp_path / "mine.py").write_text(code)
     with pytest.raises(AttributeError, match="'int' object has no attribute 'count'") as raised:
         run_tiny("--data.init_args.levels=mine.Mine")
     assert "mine.py" in str(raised.getrepr())

@@ -127,11 +127,6 @@ def test_for_env_reads_ids_callables_environments_and_vectors(kind, env, names) 
     vector.close()
 
 
-def test_an_unsized_agent_says_what_is_missing() -> None:
-    with pytest.raises(ValueError, match=r"without observation_size, action_low, action_high; .*TD3\.for_env"):
-        TD3().configure_model()
-
-
 def test_sac_acts_as_the_loss_draws() -> None:
     agent = SAC(**CONTINUOUS)
     observation = torch.randn(1, 3).expand(40_000, 3)

@@ -42,13 +42,10 @@ def by_autograd(**options) -> DQN:
 def make_batch(size: int, seed: int, *, weights: bool = False, steps: bool = False) -> TensorDict:
     generator = torch.Generator().manual_seed(seed)
     flags = torch.rand(size, 1, generator=generator) < 0.3
-    following = {
-        "observation": torch.randn(size, 3, generator=generator),
-        "reward": 3 * torch.randn(size, 1, generator=generator),
-        "terminated": flags,
-        "done": flags,
-    }
-    columns = {"observation": torch.randn(size, 3, generator=generator), "next": following}
+    before, after = torch.randn(2, size, 3, generator=generator)
+    reward = 3 * torch.randn(size, 1, generator=generator)
+    following = {"observation": after, "reward": reward, "terminated": flags, "done": flags}
+    columns = {"observation": before, "next": following}
     columns["action"] = torch.randint(4, (size,), generator=generator)
     if weights:
         columns["priority_weight"] = torch.rand(size, generator=generator)

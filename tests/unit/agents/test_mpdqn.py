@@ -270,6 +270,7 @@ def test_sizes_come_from_the_spaces() -> None:
     "space",
     [
         Tuple([]),
+        Tuple([Discrete(2)]),
         Tuple([Discrete(2), Box(-1, 1, (1,))]),
         Tuple([Discrete(1, start=1), Box(-1, 1, (1,))]),
         Tuple([Discrete(1), Box(-np.inf, np.inf, (1,))]),

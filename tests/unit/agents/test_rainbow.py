@@ -23,15 +23,8 @@ from tests.unit.agents.toys import fit, flags
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
-SMALL = {
-    "observation_shape": (2, 6, 6),
-    "observation_high": 255.0,
-    "num_actions": 3,
-    "channels": (4,),
-    "kernel_sizes": (3,),
-    "strides": (2,),
-    "hidden_size": 8,
-}
+NETWORK = {"channels": (4,), "kernel_sizes": (3,), "strides": (2,), "hidden_size": 8}
+SMALL = {"observation_shape": (2, 6, 6), "observation_high": 255.0, "num_actions": 3} | NETWORK
 PARTS = ("double", "dueling", "distributional", "noisy")
 NO_NOISE = {"noisy": False}
 ATOMS = {"atoms": 3, "value_low": -1.0, "value_high": 1.0}
@@ -244,7 +237,7 @@ def test_dueling_adds_the_value_to_advantages_of_mean_0_for_every_atom():
 
 
 def test_pixels_are_divided_by_the_largest():
-    settings = {"channels": (4,), "kernel_sizes": (3,), "strides": (2,), "hidden_size": 8, "dueling": True}
+    settings = NETWORK | {"dueling": True}
     network = ImageNetwork((2, 6, 6), 1.0, (3,), noise_deviation=None, **settings)
     brighter = ImageNetwork((2, 6, 6), 255.0, (3,), noise_deviation=None, **settings)
     brighter.load_state_dict(network.state_dict())

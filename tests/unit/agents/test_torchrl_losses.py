@@ -37,13 +37,9 @@ def batches(agent: OffPolicyAgent, columns: str, shape: tuple[int, ...], count: 
     number = torch.arange(torch.Size(shape).numel()).reshape(*shape, 1)
     found = []
     for _ in range(count):
-        following = {
-            "observation": torch.randn(*shape, 3),
-            "reward": torch.randn(*shape, 1),
-            "terminated": number % 4 == 0,
-            "truncated": number % 5 == 0,
-            "done": (number % 4 == 0) | (number % 5 == 0),
-        }
+        following = {"observation": torch.randn(*shape, 3), "reward": torch.randn(*shape, 1)}
+        following |= {"terminated": number % 4 == 0, "truncated": number % 5 == 0}
+        following["done"] = following["terminated"] | following["truncated"]
         low, high = (torch.tensor(BOUNDS[name]) for name in ("action_low", "action_high"))
         action = torch.randint(4, shape) if isinstance(agent, DQN) else low + (high - low) * torch.rand(*shape, 2)
         batch = TensorDict({"observation": torch.randn(*shape, 3), "action": action, "next": following}, shape)
@@ -129,16 +125,9 @@ def torchrl_loss(agent: OffPolicyAgent) -> LossModule:
                 distribution_kwargs=bounds,
                 return_log_prob=True,
             )
-            alpha, entropy = options["initial_entropy_coefficient"], options["target_entropy"]
-            loss = SACLoss(
-                actor,
-                critics,
-                loss_function="l2",
-                alpha_init=alpha,
-                target_entropy=-2.0 if entropy is None else entropy,
-                scalar_output_mode="exclude",
-                **common,
-            )
+            common["alpha_init"], entropy = options["initial_entropy_coefficient"], options["target_entropy"]
+            common |= {"target_entropy": -2.0 if entropy is None else entropy, "scalar_output_mode": "exclude"}
+            loss = SACLoss(actor, critics, loss_function="l2", **common)
     loss.make_value_estimator(gamma=options["discount"])
     return loss
 

@@ -139,12 +139,6 @@ def test_the_picture_begins_with_the_first_episode_however_many_there_are(tmp_pa
     assert curve.history == [(step, 1.0) for step in range(1, 1_301)]
 
 
-def test_a_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lightning-replay\[plots\]'"):
-        make_trainer(tmp_path, [LearningCurve()]).fit(Tiny(), datamodule=make_data())
-
-
 def test_feedback_without_td_errors_is_an_error(tmp_path: Path) -> None:
     class Forgetful(Tiny):
         def training_step(self, batch, batch_idx):

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collection import Collection, InformationColumns, TaskAssignment
-from lightning_replay.lit.playing import make_environments, random_actions
+from lightning_replay.lit.playing import make_environments
 from lightning_replay.schedulers import EasyToHard, MeanReturn
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
@@ -226,11 +226,6 @@ def test_parameterized_actions_are_stored_joined_and_played_apart(as_dict: bool,
     assert trainer.callback_metrics["eval/return"] != 0
     (batch,) = trainer.validate(agent, datamodule=data, verbose=False)
     assert batch["eval/return"] != 0
-
-
-def test_random_parameterized_actions_need_a_space_that_has_them() -> None:
-    with pytest.raises(ValueError, match="one bounded Box per discrete action"):
-        random_actions(Tuple([Discrete(2)]), 3)
 
 
 def test_evaluation_plays_the_first_task_unless_told_another() -> None:
