@@ -23,41 +23,20 @@ pytestmark = [
 
 
 def run_tiny(name: str, *more: str) -> None:
-    main(
-        [
-            "fit",
-            f"-c={config_directory() / name}",
-            "--data.init_args.env_steps=330",
-            "--data.init_args.warmup_steps=300",
-            "--data.init_args.updates_per_env_step=1",
-            "--trainer.accelerator=cpu",
-            *more,
-        ]
-    )
+    given = {"env_steps": 330, "warmup_steps": 300, "updates_per_env_step": 1}
+    data = [f"--data.init_args.{option}={value}" for option, value in given.items()]
+    main(["fit", f"-c={config_directory() / name}", *data, "--trainer.accelerator=cpu", *more])
 
 
-SMALL_MUJOCO = [
-    "--data.init_args.evaluation_env_kwargs.max_episode_steps=30",
-    "--data.init_args.replay.init_args.batch_size=16",
-    "--model.init_args.hidden_sizes=[16, 16]",
-]
+DATA, REPLAY, MODEL = "--data.init_args.evaluation_env_kwargs", "--data.init_args.replay.init_args", "--model.init_args"
+SMALL_MUJOCO = [f"{DATA}.max_episode_steps=30", f"{REPLAY}.batch_size=16", f"{MODEL}.hidden_sizes=[16, 16]"]
+MUJOCO = ("nmer_sac_ant", "nmer_td3_halfcheetah", "ct_td3_halfcheetah", "uniform_td3_halfcheetah")
+SMALL_ATARI = [f"{DATA}.max_frames=60", f"{REPLAY}.capacity=300", f"{REPLAY}.batch_size=4", f"{MODEL}.hidden_size=16"]
 # large networks and images, long episodes, and whole games of an untrained agent that may never fire
 SHORTENED = {
-    **{
-        f"lightning/{name}.yaml": SMALL_MUJOCO
-        for name in ("nmer_sac_ant", "nmer_td3_halfcheetah", "ct_td3_halfcheetah")
-    },
-    "lightning/uniform_td3_halfcheetah.yaml": SMALL_MUJOCO,
-    "lightning/dpcer_mpdqn_half_field.yaml": [
-        "--data.init_args.evaluation_env_kwargs.max_steps=10",
-        "--model.init_args.hidden_sizes=[16]",
-    ],
-    "lightning/retention_rainbow_atari.yaml": [
-        "--data.init_args.evaluation_env_kwargs.max_frames=60",
-        "--data.init_args.replay.init_args.capacity=300",
-        "--data.init_args.replay.init_args.batch_size=4",
-        "--model.init_args.hidden_size=16",
-    ],
+    **{f"lightning/{name}.yaml": SMALL_MUJOCO for name in MUJOCO},
+    "lightning/dpcer_mpdqn_half_field.yaml": [f"{DATA}.max_steps=10", f"{MODEL}.hidden_sizes=[16]"],
+    "lightning/retention_rainbow_atari.yaml": SMALL_ATARI,
 }
 
 
@@ -86,44 +65,30 @@ def test_agents_trained_by_the_command_line_load_and_go_on(tmp_path: Path) -> No
 
 
 def test_one_word_swaps_the_method_and_validate_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_tiny(
-        "lightning/per_dqn_cartpole.yaml", "--data.init_args.replay=uniform", "--data.init_args.replay.capacity=999"
-    )
+    replay = "--data.init_args.replay"
+    run_tiny("lightning/per_dqn_cartpole.yaml", f"{replay}=uniform", f"{replay}.capacity=999")
     config = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())
     replay = config["data"]["init_args"]["replay"]
     assert replay["class_path"] == "lightning_replay.recipes.uniform" and replay["init_args"]["capacity"] == 999
-    main(
-        [
-            "validate",
-            "-c=lightning_logs/version_0/config.yaml",
-            "--ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt",
-            "--trainer.logger=false",
-        ]
-    )
+    run = "lightning_logs/version_0"
+    checkpoint = f"--ckpt_path={run}/checkpoints/last.ckpt"
+    main(["validate", f"-c={run}/config.yaml", checkpoint, "--trainer.logger=false"])
     assert "eval/return" in capsys.readouterr().out
 
 
-def test_print_config_is_complete_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("replay=neighbourhood_mixup", ["there is no recipe 'neighbourhood_mixup'", "neighborhood_mixup, noisy"]),
+        ("replay=lightning_replay.recipes.neighbourhood_mixup", ["no recipe 'neighbourhood_mixup'", "mixup, noisy"]),
+        ("replay.priority_exponnent=0.5", ["priority_exponnent"]),
+    ],
+)
+def test_misspelt_recipes_and_options_are_refused(option: str, named: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["fit", "-c", str(config_directory() / "lightning/nmer_td3_halfcheetah.yaml"), "--print_config"])
-    assert end.value.code == 0
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert config["data"]["init_args"]["replay"]["init_args"]["num_neighbors"] == 10
-    assert config["model"]["init_args"]["policy_delay"] == 2
-
-
-@pytest.mark.parametrize("value", ["neighbourhood_mixup", "lightning_replay.recipes.neighbourhood_mixup"])
-def test_an_unknown_recipe_lists_the_known_ones(value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        run_tiny("lightning/per_dqn_cartpole.yaml", f"--data.init_args.replay={value}")
+        run_tiny("lightning/per_dqn_cartpole.yaml", f"--data.init_args.{option}")
     message = f"{capsys.readouterr().err}{end.value.code}"
-    assert "there is no recipe 'neighbourhood_mixup'" in message and "neighborhood_mixup, noisy" in message
-
-
-def test_a_misspelt_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run_tiny("lightning/per_dqn_cartpole.yaml", "--data.init_args.replay.priority_exponnent=0.5")
-    assert "priority_exponnent" in capsys.readouterr().err
+    assert all(one in message for one in named)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +99,7 @@ def test_a_misspelt_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         ("model.init_args.discount=1.5", "discount is 1.5; it must be a number in [0, 1]"),
     ],
 )
-def test_a_value_that_is_refused_ends_in_one_line(
-    option: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_that_is_refused_ends_in_one_line(option: str, message: str, capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main(["fit", f"-c={config_directory() / 'lightning/per_dqn_cartpole.yaml'}", f"--{option}"])
     assert end.value.code == 2

@@ -19,14 +19,9 @@ from tests.hidden_packages import ROOT, run_without
 
 CONFIGS = config_directory() / "lightning"
 CARTPOLE = str(CONFIGS / "per_dqn_cartpole.yaml")
-TINY = {
-    "data.init_args.env_steps": 330,
-    "data.init_args.warmup_steps": 300,
-    "trainer.accelerator": "cpu",
-    "trainer.logger": "false",
-    "trainer.enable_checkpointing": "false",
-    "trainer.callbacks": "lightning_replay.lit.ReplayProgressBar",
-}
+TINY = {"data.init_args.env_steps": 330, "data.init_args.warmup_steps": 300, "trainer.accelerator": "cpu"}
+TINY |= {"trainer.logger": "false", "trainer.enable_checkpointing": "false"}
+TINY |= {"trainer.callbacks": "lightning_replay.lit.ReplayProgressBar"}
 KEEP = "[{class_path: lightning_replay.lit.ReplayCheckpoint, init_args: {dirpath: run, monitor: null}}]"
 AGENT = """
 import lightning as L
@@ -71,9 +66,8 @@ def test_nothing_given_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as end:
         main([])
     shown = capsys.readouterr().err
-    assert end.value.code == 2 and shown.startswith(
-        "usage: lightning-replay {fit,validate,test,predict,configs,inspect} ..."
-    )
+    usage = "usage: lightning-replay {fit,validate,test,predict,configs,inspect} ..."
+    assert end.value.code == 2 and shown.startswith(usage)
     assert "lightning-replay fit -c configs/lightning/per_dqn_cartpole.yaml" in shown
 
 
@@ -106,18 +100,8 @@ NEEDS = {
     "--data.init_args.replay={class_path: lightning_replay.recipes.neighborhood_mixup, "
     "init_args: {capacity: 500, backend: faiss_flat}}": ("a Faiss backend needs Faiss", "faiss-[cg]pu"),
 }
-HIDDEN = [
-    "mujoco",
-    "Box2D",
-    "minigrid",
-    "gymnasium_robotics",
-    "ale_py",
-    "minatar",
-    "matplotlib",
-    "faiss",
-    "tensorboard",
-    "tensorboardX",
-]
+HIDDEN = ["mujoco", "Box2D", "minigrid", "gymnasium_robotics", "ale_py", "minatar", "matplotlib", "faiss"]
+HIDDEN += ["tensorboard", "tensorboardX"]
 EACH = """
 import contextlib, io, json, sys
 from lightning_replay.lit.cli import main
@@ -182,9 +166,7 @@ def test_errors_in_the_code_of_a_user_keep_their_tracebacks(name, code, raised, 
         ({"data.init_args.env": "nowhere:Own-v0"}, "environment 'nowhere:Own-v0': No module named 'nowhere'. Give"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_refused_in_one_line(
-    changes, sentence, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_leads_nowhere_is_refused_in_one_line(changes, sentence, capsys) -> None:
     assert refused(capsys, options(**changes)).startswith(f"lightning-replay: error: {sentence}")
 
 
@@ -206,9 +188,7 @@ def test_python_p_keeps_the_current_folder_off_the_path(flags: list[str], status
 
 
 @pytest.mark.parametrize("content", [None, "text", "weights"])
-def test_a_checkpoint_that_is_none_is_refused_in_one_line(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_is_none_is_refused_in_one_line(content: str | None, tmp_path: Path, capsys) -> None:
     if content == "text":
         (tmp_path / "it.ckpt").write_text("no checkpoint")
     elif content == "weights":
@@ -222,19 +202,13 @@ def test_weights_of_another_agent_and_other_hyperparameters(tmp_path: Path, caps
     main(options(**keep))
     again = options(**{**keep, "data.init_args.env_steps": 340, "ckpt_path": "run/last.ckpt"})
     main([*again, "--model.init_args.discount=0.5"])
-    assert (
-        torch.load("run/last-v1.ckpt" if Path("run/last-v1.ckpt").exists() else "run/last.ckpt")["hyper_parameters"][
-            "discount"
-        ]
-        == 0.5
-    )  # what is asked for, not what the checkpoint has
+    saved = torch.load("run/last-v1.ckpt" if Path("run/last-v1.ckpt").exists() else "run/last.ckpt")
+    assert saved["hyper_parameters"]["discount"] == 0.5  # what is asked for, not what the checkpoint has
     found = refused(capsys, [*again, "--model.init_args.hidden_sizes=[7]"])
     assert found.startswith("lightning-replay: error: ckpt_path is a checkpoint of another agent")
 
 
-def test_places_that_cannot_be_written_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_places_that_cannot_be_written_are_refused_in_one_line(tmp_path: Path, capsys) -> None:
     (tmp_path / "file").touch()
     callback = KEEP.replace("dirpath: run", "dirpath: file/run")
     found = refused(capsys, options(**{"trainer.enable_checkpointing": "true", "trainer.callbacks": callback}))

@@ -21,21 +21,10 @@ TASKS = ["target", "far", "near", "goal_mouth"]
 
 
 def make_data(scheduler, env_steps: int, **options) -> ReplayDataModule:
-    replay = recipes.parallel_curriculum(
-        tasks=TASKS, capacity_per_task=2_000, batch_size=16, scheduler=scheduler, seed=0
-    )
-    return ReplayDataModule(
-        "HalfField-1v0",
-        replay,
-        env_steps=env_steps,
-        warmup_steps=400,
-        updates_per_env_step=0.25,
-        num_envs=4,
-        env_kwargs={"max_steps": 20},
-        seed=0,
-        progress=MeanReturn(low=0.0, high=5.0, window=10, every=2),
-        **options,
-    )
+    replay = recipes.parallel_curriculum(TASKS, 2_000, batch_size=16, scheduler=scheduler, seed=0)
+    options |= {"warmup_steps": 400, "updates_per_env_step": 0.25, "num_envs": 4, "env_kwargs": {"max_steps": 20}}
+    progress = MeanReturn(low=0.0, high=5.0, window=10, every=2)
+    return ReplayDataModule("HalfField-1v0", replay, env_steps=env_steps, seed=0, progress=progress, **options)
 
 
 def make_agent() -> MPDQN:
@@ -75,7 +64,7 @@ def test_a_resumed_run_keeps_weights_signals_and_assignment(tmp_path: Path) -> N
     saved = torch.load(tmp_path / "step=50.ckpt", weights_only=True)["ReplayDataModule"]["collection"]["tasks"]
     assert len(saved["next"]) == 4 and saved["progress"]["episodes"]
 
-    resumed = make_data(scheduler=EasyToHard(order=TASKS[::-1], advance_at=0.99, max_signals=2), env_steps=900)
+    resumed = make_data(EasyToHard(order=TASKS[::-1], advance_at=0.99, max_signals=2), env_steps=900)
     state = {}
 
     class Watching(MPDQN):

@@ -15,6 +15,7 @@ import torch
 from lightning_replay import recipes
 from lightning_replay.agents import DQN, TD3
 from lightning_replay.lit import Evaluate, ReplayDataModule
+from tests.unit.lit.toys import make_trainer
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -64,16 +65,7 @@ def test_every_agent_runs_on_every_kind_of_replay(tmp_path: Path, agent, env: st
     if agent is DQN and recipe == "continuous_transition":
         pytest.skip("mixes actions")
     data = ReplayDataModule(env, recipes.by_name(recipe)(**options), env_steps=130, warmup_steps=100, num_envs=2)
-    trainer = L.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[Evaluate(1_000, 1)],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=tmp_path,
-    )
+    trainer = make_trainer(tmp_path, [Evaluate(1_000, 1)])
     module = agent.for_env(env, hidden_sizes=(8,))
     trainer.fit(module, datamodule=data)
     assert trainer.global_step == 30
@@ -86,16 +78,6 @@ def test_dqn_with_prioritized_replay_learns_cartpole(tmp_path: Path) -> None:
     data = ReplayDataModule("CartPole-v1", replay, env_steps=4_000, warmup_steps=500, num_envs=4, seed=0)
     agent = DQN.for_env("CartPole-v1", hidden_sizes=(64,), learning_rate=2e-3, exploration_steps=2_000)
     evaluate = Evaluate(every_n_env_steps=1_000, episodes=5)
-    trainer = L.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[evaluate],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(agent, datamodule=data)
+    make_trainer(tmp_path, [evaluate]).fit(agent, datamodule=data)
     before, after = evaluate.history[0][1], max(value for _, value in evaluate.history[2:])
     assert after > 100 > 40 > before

@@ -62,16 +62,9 @@ def test_atari_trains_on_images_and_is_evaluated_on_whole_games(tmp_path: Path) 
         pytest.importorskip(module)
     frames = {"frame_stack": 4, "image_key": "observation"}
     replay = recipes.surprise_retention(60, 8, n_steps=5, priority_exponent=0.5, seed=0, **frames)
-    data = ReplayDataModule(
-        "Atari-v0",
-        replay,
-        env_steps=84,
-        warmup_steps=80,
-        env_kwargs={"game": "Breakout"},
-        evaluation_env_kwargs={"ends_with_life": False, "clips_rewards": False, "max_frames": 60},
-        evaluation_episodes=1,
-        seed=0,
-    )
+    games = {"ends_with_life": False, "clips_rewards": False, "max_frames": 60}
+    options = {"env_kwargs": {"game": "Breakout"}, "evaluation_env_kwargs": games, "evaluation_episodes": 1, "seed": 0}
+    data = ReplayDataModule("Atari-v0", replay, env_steps=84, warmup_steps=80, **options)
     agent = Rainbow(hidden_size=64)
     trainer = make_trainer(tmp_path)
     trainer.fit(agent, datamodule=data)

@@ -35,8 +35,6 @@ def fit(directory: Path, agent: Agent, callbacks=(), ckpt_path=None, every_n_upd
 
 
 class Slow(Agent):
-    """Slow enough to be stopped on the way."""
-
     def update(self, batch):
         time.sleep(0.01)
         return super().update(batch)

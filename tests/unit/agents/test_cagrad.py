@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +15,10 @@ from tensordict import TensorDict
 from lightning_replay.agents import DQN
 from lightning_replay.agents.cagrad import ConflictAverseStep, conflict_averse_gradient
 from lightning_replay.schedules import Linear
+from tests.unit.agents.toys import fit, make_rows
+
+# fitted without a data module here
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
 
 def simplex(count: int, points: int) -> torch.Tensor:
@@ -52,6 +54,7 @@ def test_by_hand() -> None:
     direction = conflict_averse_gradient(gradients, c=0.5)
     # w = (a, 1 - a): 2 + 6a + sqrt(5)/2 sqrt(16a² + 4(1 - a)²) grows at a = 0 by 6 - sqrt(5) > 0, so g_w = (0, 2)
     torch.testing.assert_close(direction, torch.tensor([2.0, 1.0 + math.sqrt(5) / 2]))
+    torch.testing.assert_close(conflict_averse_gradient(gradients, 0.5, lambda c: 1 / (1 + c)), direction / 1.5)
 
 
 def test_the_average_at_zero_and_for_equal_gradients() -> None:
@@ -80,9 +83,7 @@ def test_opposite_gradients_and_zeros_give_the_average() -> None:
     common=st.floats(0.0, 3.0),
     seed=st.integers(0, 2**20),
 )
-def test_the_least_helped_part_is_helped_as_much_as_a_grid_says(
-    parts: int, size: int, c: float, spread: float, common: float, seed: int
-) -> None:
+def test_the_least_helped_part_is_helped_as_much_as_a_grid_says(parts: int, size: int, c, spread, common, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     gradients = torch.randn(parts, size, generator=generator, dtype=torch.float64)
     gradients *= (spread * torch.randn(parts, 1, generator=generator, dtype=torch.float64)).exp()
@@ -108,45 +109,26 @@ def test_many_parts_are_helped_at_least_as_much_as_by_any_other_direction_tried(
     assert worst > float((gradients @ average).min())
 
 
-def test_rescaling() -> None:
-    gradients = torch.randn(3, 8)
-    plain = conflict_averse_gradient(gradients, 0.5)
-    torch.testing.assert_close(conflict_averse_gradient(gradients, 0.5, lambda c: 1 / (1 + c)), plain / 1.5)
-
-
-def make_rows(parameters: list[torch.nn.Parameter], features: torch.Tensor) -> torch.Tensor:
+def squares(parameters: list[torch.nn.Parameter], features: torch.Tensor) -> torch.Tensor:
     return (features @ parameters[0] - parameters[1]).square()
 
 
 def test_backward_equals_the_function_on_the_gradients_of_the_parts() -> None:
-    parameters = [
-        torch.nn.Parameter(torch.randn(3)),
-        torch.nn.Parameter(torch.zeros(())),
-        torch.nn.Parameter(torch.ones(2)),
-    ]
+    parameters = [torch.nn.Parameter(value) for value in (torch.randn(3), torch.zeros(()), torch.ones(2))]
     features, parts = torch.randn(8, 3), torch.tensor([7, 0, 7, 7, 2, 0, 7, 7])
     gradients = []
     for part in (0, 2, 7):
-        loss = make_rows(parameters, features)[parts == part].sum() * 3 / 8
+        loss = squares(parameters, features)[parts == part].sum() * 3 / 8
         gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters[:2])]))
     step = ConflictAverseStep(parameters, c=0.5)
-    loss = step.backward(make_rows(parameters, features).unsqueeze(1), parts)
-    assert not loss.requires_grad and loss == make_rows(parameters, features).mean()
+    loss = step.backward(squares(parameters, features).unsqueeze(1), parts)
+    assert not loss.requires_grad and loss == squares(parameters, features).mean()
     expected = conflict_averse_gradient(torch.stack(gradients), 0.5)
     torch.testing.assert_close(torch.cat([parameters[0].grad, parameters[1].grad.reshape(1)]), expected)
     assert torch.equal(parameters[2].grad, torch.zeros(2))  # no loss depends on it
     first = parameters[0].grad.clone()
-    step.backward(make_rows(parameters, features), parts)
+    step.backward(squares(parameters, features), parts)
     torch.testing.assert_close(parameters[0].grad, first)  # overwritten, not added
-
-
-def test_at_zero_it_is_the_gradient_of_the_mean() -> None:
-    parameters = [torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.zeros(()))]
-    features, parts = torch.randn(8, 3), torch.tensor([0, 0, 0, 1, 1, 2, 0, 0])
-    expected = torch.autograd.grad(make_rows(parameters, features).mean(), parameters)
-    ConflictAverseStep(parameters, c=0.0).backward(make_rows(parameters, features), parts)
-    for parameter, gradient in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
 
 
 def test_c_follows_its_own_updates_and_is_saved() -> None:
@@ -187,13 +169,8 @@ def test_bad_input_is_refused() -> None:
 
 
 def make_batch(size: int = 12) -> TensorDict:
-    flags = {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
-    following = {"observation": torch.randn(size, 3), "reward": torch.randn(size, 1), **flags}
-    batch = TensorDict(
-        {"observation": torch.randn(size, 3), "action": torch.randint(4, (size,)), "next": following}, [size]
-    )
-    batch["priority_weight"] = torch.rand(size)
-    return batch.set("table", torch.arange(size) % 3)
+    columns = {"priority_weight": torch.rand(size), "table": torch.arange(size) % 3}
+    return make_rows(torch.randint(4, (size,)), **columns)
 
 
 def make_agent(conflict_aversion: object) -> DQN:
@@ -201,37 +178,11 @@ def make_agent(conflict_aversion: object) -> DQN:
     return DQN(observation_size=3, num_actions=4, hidden_sizes=(8,), conflict_aversion=conflict_aversion)
 
 
-class Batches:
-    """A train loader of given batches."""
-
-    def __init__(self, batches: list[TensorDict]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[TensorDict]:
-        return iter(self.batches)
-
-
-def fit(agent: DQN, batches: list[TensorDict], directory: Path, **options: object) -> L.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", enable_checkpointing=False, default_root_dir=directory, **quiet, **options
-    )
-    trainer.fit(agent, Batches(batches))
-    return trainer
-
-
-fitted_alone = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-
-
-@fitted_alone
 def test_dqn_learns_with_the_gradient_of_its_tables(tmp_path: Path) -> None:
     batch = make_batch()
     plain, none, averse = make_agent(0.0), make_agent(Linear(0.0, 0.0, duration=1, clock="updates")), make_agent(0.9)
     for agent in (plain, none, averse):
-        fit(agent, [batch.clone()], tmp_path)
+        fit(agent, [batch], tmp_path)
     gradients = [torch.cat([p.grad.flatten() for p in agent.network.parameters()]) for agent in (plain, none, averse)]
     torch.testing.assert_close(gradients[0], gradients[1])
     assert plain._averse_step is None
@@ -239,17 +190,15 @@ def test_dqn_learns_with_the_gradient_of_its_tables(tmp_path: Path) -> None:
     assert float(changed) == pytest.approx(0.9, rel=1e-4)
 
 
-@fitted_alone
 def test_dqn_saves_its_place_in_the_schedule(tmp_path: Path) -> None:
     agent = make_agent(Linear(0.8, 0.0, duration=4, clock="updates"))
-    trainer = fit(agent, [make_batch() for _ in range(3)], tmp_path)
+    trainer, _ = fit(agent, [make_batch() for _ in range(3)], tmp_path)
     assert agent._averse_step is not None and agent._averse_step.c == pytest.approx(0.2)
     trainer.save_checkpoint(tmp_path / "agent.ckpt")
     again = DQN.load_from_checkpoint(tmp_path / "agent.ckpt")
     assert again._averse_step is not None and again._averse_step.c == pytest.approx(0.2)
 
 
-@fitted_alone
 def test_dqn_refuses_what_conflict_aversion_cannot_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='the batch has no column "table"'):
         fit(make_agent(0.5), [make_batch().exclude("table")], tmp_path)

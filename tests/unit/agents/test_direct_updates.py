@@ -42,13 +42,10 @@ def by_autograd(**options) -> DQN:
 def make_batch(size: int, seed: int, *, weights: bool = False, steps: bool = False) -> TensorDict:
     generator = torch.Generator().manual_seed(seed)
     flags = torch.rand(size, 1, generator=generator) < 0.3
-    following = {
-        "observation": torch.randn(size, 3, generator=generator),
-        "reward": 3 * torch.randn(size, 1, generator=generator),
-        "terminated": flags,
-        "done": flags,
-    }
-    columns = {"observation": torch.randn(size, 3, generator=generator), "next": following}
+    before, after = torch.randn(2, size, 3, generator=generator)
+    reward = 3 * torch.randn(size, 1, generator=generator)
+    following = {"observation": after, "reward": reward, "terminated": flags, "done": flags}
+    columns = {"observation": before, "next": following}
     columns["action"] = torch.randint(4, (size,), generator=generator)
     if weights:
         columns["priority_weight"] = torch.rand(size, generator=generator)
@@ -92,19 +89,15 @@ def test_updates_are_those_of_autograd(size, hidden_sizes, weights, steps, seed)
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_the_direct_way_is_taken(set_directly):
-    bare().update(make_batch(8, 0))
+def test_the_direct_way_is_taken_and_targets_get_no_gradient(set_directly):
+    agent = bare()
+    agent.update(make_batch(8, 0))
     assert set_directly
+    trained = {id(parameter) for parameter in agent.network.parameters()}
+    assert all((parameter.grad is not None) == (id(parameter) in trained) for parameter in agent.parameters())
     set_directly.clear()
     by_autograd().update(make_batch(8, 0))
     assert not set_directly
-
-
-def test_targets_get_no_gradient():
-    agent = bare()
-    agent.update(make_batch(8, 0))
-    trained = {id(parameter) for parameter in agent.network.parameters()}
-    assert all((parameter.grad is not None) == (id(parameter) in trained) for parameter in agent.parameters())
 
 
 def test_own_losses_are_used(set_directly):

@@ -7,18 +7,17 @@ import lightning as L
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from tensordict import TensorDict
 
-from lightning_replay import lit, recipes
+from lightning_replay import recipes
 from lightning_replay.agents import DQN, PPO
 from lightning_replay.agents.interfaces import (
-    UpdateBatches,
-    UpdatePriorities,
     acting_agent,
     rollout_agent,
     training_data,
 )
 from lightning_replay.lit import ReplayDataModule
+from tests.unit.agents.toys import make_rows
+from tests.unit.lit.toys import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
@@ -45,37 +44,29 @@ class Own(L.LightningDataModule):
 
 def filled(**options):
     replay = recipes.prioritized(capacity=100, batch_size=4, seed=0, **options)
-    following = {"observation": torch.zeros(20, 3), "reward": torch.ones(20, 1)}
-    following |= {name: torch.zeros(20, 1, dtype=torch.bool) for name in ("terminated", "truncated", "done")}
-    actions = torch.zeros(20, dtype=torch.int64)
-    replay.extend(TensorDict({"observation": torch.zeros(20, 3), "action": actions, "next": following}, [20]))
+    replay.extend(make_rows(torch.zeros(20, dtype=torch.int64), trajectory=torch.arange(20)))
     return replay
-
-
-def trainer_in(path) -> L.Trainer:
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    return L.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=path, **quiet)
 
 
 def test_its_spaces_size_the_agent_and_it_gets_the_td_errors(tmp_path) -> None:
     data = Own(filled())
-    trainer_in(tmp_path).fit(DQN(hidden_sizes=(4,)), datamodule=data)
+    make_trainer(tmp_path, max_epochs=1).fit(DQN(hidden_sizes=(4,)), datamodule=data)
     assert [td_error.shape for td_error in data.updated] == [(4,), (4,)]
 
 
 def test_without_spaces_the_sizes_have_to_be_given(tmp_path) -> None:
     with pytest.raises(ValueError, match="DQN was built without observation_size, num_actions; give them"):
-        trainer_in(tmp_path).fit(DQN(hidden_sizes=(4,)), datamodule=Own(filled(), has_spaces=False))
+        make_trainer(tmp_path, max_epochs=1).fit(DQN(hidden_sizes=(4,)), datamodule=Own(filled(), has_spaces=False))
 
 
 def test_its_replay_must_discount_like_the_agent(tmp_path) -> None:
     data = Own(filled(n_steps=3, discount=0.9))
     with pytest.raises(ValueError, match="the replay discounts its 3-step returns by 0.9, the agent by 0.99"):
-        trainer_in(tmp_path).fit(DQN(hidden_sizes=(4,)), datamodule=data)
+        make_trainer(tmp_path, max_epochs=1).fit(DQN(hidden_sizes=(4,)), datamodule=data)
 
 
 def test_data_modules_of_this_library_are_read_as_they_are(tmp_path) -> None:
-    trainer = trainer_in(tmp_path)
+    trainer = make_trainer(tmp_path, max_epochs=1)
     assert training_data(trainer) is None
     trainer.datamodule = data = ReplayDataModule("CartPole-v1", filled(), env_steps=20, warmup_steps=10)
     assert training_data(trainer) is data
@@ -89,7 +80,3 @@ def test_the_offers_of_agents_are_looked_for_in_one_place() -> None:
     with pytest.raises(TypeError, match=r"LightningModule lacks act_with_value\(observation\) or value"):
         rollout_agent(bare)
     assert acting_agent(ppo) is rollout_agent(ppo) is ppo
-
-
-def test_the_feedback_is_exported_with_the_data_modules() -> None:
-    assert lit.UpdateBatches is UpdateBatches and lit.UpdatePriorities is UpdatePriorities

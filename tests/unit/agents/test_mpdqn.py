@@ -202,19 +202,15 @@ def test_a_trainer_and_a_plain_loop_train_alike(tmp_path: Path) -> None:
 def test_it_learns_the_best_action_and_its_parameter() -> None:
     # one step: reward is 1 - |p - 15| / 5 for action 2, 0 otherwise; the best is action 2 with 15
     agent = make_agent(parameter_learning_rate=1e-3, target_low=-1.0, target_high=1.0)
-    optimizers = agent.configure_optimizers()
-    for _ in range(300):
+    optimizers, agent.take_gradients = agent.configure_optimizers(), torch.Tensor.backward
+    agent.optimizers = lambda use_pl_optimizer=True: optimizers
+    for seed in range(300):
         batch = make_batch(64)
-        batch["action", "parameters"][:, 2] = 10 + 10 * torch.rand(64, generator=torch.Generator().manual_seed(_))
+        batch["action", "parameters"][:, 2] = 10 + 10 * torch.rand(64, generator=torch.Generator().manual_seed(seed))
         reward = (1 - (batch["action", "parameters"][:, 2] - 15).abs() / 5) * (batch["action", "discrete"] == 2)
         batch["next", "reward"] = reward.unsqueeze(-1)
         batch["next", "terminated"][:] = True
-        value_loss, parameter_loss, _ = agent.losses(batch)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        (value_loss + parameter_loss).backward()
-        for optimizer in optimizers:
-            optimizer.step()
+        agent.update(batch)
     discrete, parameters = agent.act(torch.randn(20, 2), explore=False)
     assert (discrete == 2).all()
     assert (parameters[:, 2] - 15).abs().max() < 2
@@ -274,6 +270,7 @@ def test_sizes_come_from_the_spaces() -> None:
     "space",
     [
         Tuple([]),
+        Tuple([Discrete(2)]),
         Tuple([Discrete(2), Box(-1, 1, (1,))]),
         Tuple([Discrete(1, start=1), Box(-1, 1, (1,))]),
         Tuple([Discrete(1), Box(-np.inf, np.inf, (1,))]),

@@ -17,6 +17,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from lightning_replay.agents import PPO
+from lightning_replay.agents.networks import ImagePlanes
 from tests.unit.agents.toys import fit
 
 # fitted without a data module here
@@ -50,7 +51,6 @@ def make_rollout(actors: int, steps: int, **columns: torch.Tensor) -> TensorDict
 
 
 def torchrl_loss(agent: PPO) -> ClipPPOLoss:
-    """TorchRL's loss of an agent's network."""
     network, options = agent.network, agent.hparams
     actor = ProbabilisticTensorDictSequential(
         TensorDictModule(network.trunk, ["observation"], ["hidden"]),
@@ -200,27 +200,6 @@ def test_every_row_is_seen_once_per_epoch(tmp_path: Path) -> None:
     assert seen[:4] != seen[4:8]
 
 
-def test_acting_records_what_training_finds_again() -> None:
-    agent = PPO(**SIZES)
-    observation = torch.randn(1_000, 3)
-    with torch.no_grad():
-        recorded = agent.act_with_value(observation)
-        found = torchrl_loss(agent)(
-            recorded.clone().update(
-                {
-                    "observation": observation,
-                    "advantage": torch.zeros(1_000, 1),
-                    "value_target": agent.value(observation),
-                }
-            )
-        )
-    assert found["max_ratio"].item() == pytest.approx(1.0, abs=1e-6)
-    assert found["loss_critic"].item() == 0.0
-    assert 0.4 < recorded["action"].float().mean() < 0.6  # indifferent at first
-    greedy = agent.act(observation, explore=False)
-    assert torch.equal(greedy, recorded["logits"].argmax(-1))
-
-
 def test_sizes_from_the_environment(tmp_path: Path) -> None:
     agent = PPO.for_env("CartPole-v1", hidden_sizes=(8,))
     assert agent.hparams["observation_shape"] == [4] and agent.hparams["num_actions"] == 2
@@ -286,7 +265,7 @@ def test_advantages_are_those_of_torchrl() -> None:
 
 
 def test_actions_are_drawn_as_by_categorical() -> None:
-    agent, observation = PPO(**SIZES), torch.randn(500, 3)
+    agent, observation = PPO(**SIZES), torch.randn(1_000, 3)
     torch.manual_seed(1)
     recorded = agent.act_with_value(observation)
     policy = Categorical(logits=recorded["logits"])
@@ -295,6 +274,9 @@ def test_actions_are_drawn_as_by_categorical() -> None:
     torch.testing.assert_close(recorded["action_log_prob"], policy.log_prob(recorded["action"]))
     torch.manual_seed(1)
     assert torch.equal(agent.act(observation, explore=True), recorded["action"])
+    assert torch.equal(agent.act(observation, explore=False), recorded["logits"].argmax(-1))
+    assert torch.equal(agent.value(observation), recorded["state_value"])
+    assert 0.4 < recorded["action"].float().mean() < 0.6  # indifferent at first
 
 
 def test_networks_that_are_not_a_number_draw_no_action() -> None:
@@ -303,3 +285,33 @@ def test_networks_that_are_not_a_number_draw_no_action() -> None:
     for draw in (agent.act_with_value, lambda observation: agent.act(observation, explore=True)):
         with pytest.raises(RuntimeError, match="nan"):
             draw(torch.randn(2, 3))
+
+
+def test_planes_of_a_cells_encoding() -> None:
+    planes = ImagePlanes(2, 255.0, categories=(3, 2))
+    assert planes.count == 5
+    image = torch.tensor([[[[0, 1], [2, 0]]]], dtype=torch.uint8)  # one row of two cells
+    assert planes(image)[0, :, 0].tolist() == [[1, 0], [0, 0], [0, 1], [0, 1], [1, 0]]
+    scaled = ImagePlanes(2, 10.0)
+    assert torch.allclose(scaled(image)[0, :, 0], torch.tensor([[0.0, 0.2], [0.1, 0.0]]))
+
+
+def test_the_network_of_the_paper() -> None:
+    agent = PPO(observation_shape=(14, 14, 3), observation_high=10.0, num_actions=7, categories=(11, 6, 4))
+    shapes = [list(layer.weight.shape) for layer in agent.network.modules() if hasattr(layer, "weight")]
+    assert shapes == [[16, 21, 2, 2], [32, 16, 2, 2], [32, 32, 2, 2], [64, 11 * 11 * 32], [7, 64], [1, 64]]
+    images = torch.randint(4, (5, 14, 14, 3), dtype=torch.uint8)
+    assert agent.act_with_value(images)["logits"].shape == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((8, 8, 3), {"hidden_sizes": ()}, "hidden_sizes is empty"),
+        ((8, 8, 3), {"categories": (11, 6)}, "give one count, at least 1, for each channel"),
+        ((4,), {"categories": (11, 6)}, r"categories is \[11, 6\], and observations have the shape \(4,\)"),
+    ],
+)
+def test_bad_networks(shape, options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PPO(observation_shape=shape, num_actions=2, **options)

@@ -22,13 +22,8 @@ def make_batch(size: int = 16) -> TensorDict:
     """Every fourth row is terminal, every fifth truncated."""
     terminated, truncated = (torch.arange(size).remainder(n).eq(0).unsqueeze(-1) for n in (4, 5))
     low, high = torch.tensor(SIZES["action_low"]), torch.tensor(SIZES["action_high"])
-    following = {
-        "observation": torch.randn(size, 3),
-        "reward": torch.randn(size, 1),
-        "terminated": terminated,
-        "truncated": truncated,
-        "done": terminated | truncated,
-    }
+    following = {"observation": torch.randn(size, 3), "reward": torch.randn(size, 1), "done": terminated | truncated}
+    following |= {"terminated": terminated, "truncated": truncated}
     action = low + (high - low) * torch.rand(size, 2)
     columns = {"observation": torch.randn(size, 3), "action": action, "next": TensorDict(following, [size])}
     return TensorDict(columns, [size])

@@ -18,21 +18,13 @@ from torchrl.objectives import DistributionalDQNLoss, DQNLoss, HardUpdate
 
 from lightning_replay.agents import Rainbow
 from lightning_replay.agents.networks import ImageNetwork, with_noise
-from lightning_replay.retention.surprise import distributional_surprise
 from tests.unit.agents.toys import fit, flags
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
-SMALL = {
-    "observation_shape": (2, 6, 6),
-    "observation_high": 255.0,
-    "num_actions": 3,
-    "channels": (4,),
-    "kernel_sizes": (3,),
-    "strides": (2,),
-    "hidden_size": 8,
-}
+NETWORK = {"channels": (4,), "kernel_sizes": (3,), "strides": (2,), "hidden_size": 8}
+SMALL = {"observation_shape": (2, 6, 6), "observation_high": 255.0, "num_actions": 3} | NETWORK
 PARTS = ("double", "dueling", "distributional", "noisy")
 NO_NOISE = {"noisy": False}
 ATOMS = {"atoms": 3, "value_low": -1.0, "value_high": 1.0}
@@ -61,7 +53,6 @@ class Table(nn.Module):
 
 
 def one_step(action: int, reward: float, *, terminated: bool = False, **more: float) -> TensorDict:
-    """From observation 0 to observation 1."""
     columns = {key: torch.tensor([[value]]) for key, value in more.items()}
     following = {
         "observation": torch.tensor([[1]]),
@@ -115,14 +106,6 @@ FOLLOWING = [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]], [[0.5, 0.0], [0.0, 0.25], [0.
 def categorical(**options) -> Rainbow:
     logits = [np.log(np.maximum(np.array(table), 1e-30)).tolist() for table in (CURRENT, FOLLOWING)]
     return with_tables(Rainbow(**SMALL, **ATOMS, discount=0.5, **options), *logits)
-
-
-def test_the_surprise_of_a_step_is_that_of_the_core() -> None:
-    """Action 0 was taken, and the network prefers action 0 of what follows."""
-    current, following = torch.tensor(CURRENT)[0, :, 0].unsqueeze(0), torch.tensor(FOLLOWING)[1, :, 0].unsqueeze(0)
-    support = torch.tensor([-1.0, 0.0, 1.0])
-    by_core = distributional_surprise(current.log(), following, torch.tensor([0.5]), torch.tensor([0.5]), support)
-    torch.testing.assert_close(categorical(double=True).rows(one_step(0, 0.5)).surprise, by_core)
 
 
 @pytest.mark.parametrize("with_gradient", [True, False])
@@ -254,7 +237,7 @@ def test_dueling_adds_the_value_to_advantages_of_mean_0_for_every_atom():
 
 
 def test_pixels_are_divided_by_the_largest():
-    settings = {"channels": (4,), "kernel_sizes": (3,), "strides": (2,), "hidden_size": 8, "dueling": True}
+    settings = NETWORK | {"dueling": True}
     network = ImageNetwork((2, 6, 6), 1.0, (3,), noise_deviation=None, **settings)
     brighter = ImageNetwork((2, 6, 6), 255.0, (3,), noise_deviation=None, **settings)
     brighter.load_state_dict(network.state_dict())
@@ -382,12 +365,10 @@ def test_noisy_layers_begin_with_the_given_deviation():
     [
         ({"atoms": 1}, "atoms is 1; it must be a whole number from 2 on"),
         ({"value_low": 1.0, "value_high": 1.0}, "value_low is 1.0 and value_high 1.0.*ascending"),
-        ({"kernel_sizes": (3, 3)}, "kernel_sizes"),
-        ({"kernel_sizes": (8,)}, "Kernel size can't be greater"),
     ],
 )
 def test_bad_options_are_refused(options, message):
-    with pytest.raises((ValueError, RuntimeError), match=message):
+    with pytest.raises(ValueError, match=message):
         Rainbow(**(SMALL | options))
 
 

@@ -37,13 +37,9 @@ def batches(agent: OffPolicyAgent, columns: str, shape: tuple[int, ...], count: 
     number = torch.arange(torch.Size(shape).numel()).reshape(*shape, 1)
     found = []
     for _ in range(count):
-        following = {
-            "observation": torch.randn(*shape, 3),
-            "reward": torch.randn(*shape, 1),
-            "terminated": number % 4 == 0,
-            "truncated": number % 5 == 0,
-            "done": (number % 4 == 0) | (number % 5 == 0),
-        }
+        following = {"observation": torch.randn(*shape, 3), "reward": torch.randn(*shape, 1)}
+        following |= {"terminated": number % 4 == 0, "truncated": number % 5 == 0}
+        following["done"] = following["terminated"] | following["truncated"]
         low, high = (torch.tensor(BOUNDS[name]) for name in ("action_low", "action_high"))
         action = torch.randint(4, shape) if isinstance(agent, DQN) else low + (high - low) * torch.rand(*shape, 2)
         batch = TensorDict({"observation": torch.randn(*shape, 3), "action": action, "next": following}, shape)
@@ -58,7 +54,6 @@ def batches(agent: OffPolicyAgent, columns: str, shape: tuple[int, ...], count: 
 
 
 def without_trainer(agent: OffPolicyAgent) -> OffPolicyAgent:
-    """The agent, with optimizers of its own."""
     optimizers = agent.configure_optimizers()
     agent.optimizers = lambda use_pl_optimizer=True: optimizers
     agent.take_gradients = torch.Tensor.backward
@@ -66,7 +61,6 @@ def without_trainer(agent: OffPolicyAgent) -> OffPolicyAgent:
 
 
 def plain(layers: Layers) -> nn.Sequential:
-    """A copy of linear layers with ReLU between them."""
     parts = []
     for weight, bias in layers:
         layer = nn.Linear(*weight.shape[::-1])
@@ -105,7 +99,6 @@ class ScaledTanhNormal(TanhNormal):
 
 
 def torchrl_loss(agent: OffPolicyAgent) -> LossModule:
-    """TorchRL's loss with copies of an agent's networks."""
     options, common = agent.hparams, {"reduction": "none", "use_prioritized_weights": False}
     if isinstance(agent, DQN):
         network = QValueActor(plain(agent.network.layers()), in_keys=["observation"], action_space="categorical")
@@ -132,16 +125,9 @@ def torchrl_loss(agent: OffPolicyAgent) -> LossModule:
                 distribution_kwargs=bounds,
                 return_log_prob=True,
             )
-            alpha, entropy = options["initial_entropy_coefficient"], options["target_entropy"]
-            loss = SACLoss(
-                actor,
-                critics,
-                loss_function="l2",
-                alpha_init=alpha,
-                target_entropy=-2.0 if entropy is None else entropy,
-                scalar_output_mode="exclude",
-                **common,
-            )
+            common["alpha_init"], entropy = options["initial_entropy_coefficient"], options["target_entropy"]
+            common |= {"target_entropy": -2.0 if entropy is None else entropy, "scalar_output_mode": "exclude"}
+            loss = SACLoss(actor, critics, loss_function="l2", **common)
     loss.make_value_estimator(gamma=options["discount"])
     return loss
 
@@ -231,7 +217,6 @@ def state_of(agent: OffPolicyAgent) -> list[torch.Tensor]:
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request):
-    """The default dtype in a test."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(request.param)
     yield request.param
@@ -258,5 +243,6 @@ def test_updates_equal_those_with_torchrl(kind, columns, shape, dtype) -> None:
         expected = oracle.update(batch)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance)
+            assert not found[name].requires_grad
     for value, expected in zip(state_of(agent), oracle.state(), strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=tolerance)

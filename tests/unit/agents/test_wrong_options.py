@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option of every agent refuses what it is not, by its name."""
+"""Every option of every agent refuses what it is not, by its name, and which environments an agent cannot act in."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
-from lightning_replay import agents
+from lightning_replay.agents import DQN, MPDQN, PPO, SAC, TD3, Rainbow
 from lightning_replay.agents.agent import _CHECKS
 from lightning_replay.schedules import Linear
 from tests.wrong_options import WrongOption, assert_refused, wrong_options
 
-AGENTS = [agents.DQN, agents.MPDQN, agents.PPO, agents.Rainbow, agents.SAC, agents.TD3]
+AGENTS = [DQN, MPDQN, PPO, Rainbow, SAC, TD3]
 ANY_SIGN = {"target_entropy", "target_high", "target_low", "value_high", "value_low"}
 
 
@@ -36,18 +38,44 @@ def test_is_refused_by_name(wrong: WrongOption) -> None:
 @pytest.mark.parametrize(
     ("agent", "options", "error", "message"),
     [
-        (agents.DQN, {"hidden_sizes": (64, 2.5)}, TypeError, r"hidden_sizes\[1\] is 2.5; it must be a whole number"),
-        (
-            agents.DQN,
-            {"conflict_aversion": Linear(0.5, 1.0, 9)},
-            ValueError,
-            "conflict_aversion at reading 9 of",
-        ),
-        (agents.SAC, {"action_low": ["-1"]}, TypeError, r"action_low\[0\] is '-1'; it must be a finite number"),
-        (agents.PPO, {"categories": (11, 0)}, ValueError, r"categories\[1\] is 0; it must be a whole number"),
-        (agents.Rainbow, {"channels": (32, True)}, TypeError, r"channels\[1\] is True; it must be a whole number"),
+        (DQN, {"hidden_sizes": (64, 2.5)}, TypeError, r"hidden_sizes\[1\] is 2.5; it must be a whole number"),
+        (DQN, {"conflict_aversion": Linear(0.5, 1.0, 9)}, ValueError, "conflict_aversion at reading 9 of"),
+        (SAC, {"action_low": ["-1"]}, TypeError, r"action_low\[0\] is '-1'; it must be a finite number"),
+        (PPO, {"categories": (11, 0)}, ValueError, r"categories\[1\] is 0; it must be a whole number"),
+        (Rainbow, {"channels": (32, True)}, TypeError, r"channels\[1\] is True; it must be a whole number"),
     ],
 )
 def test_sequences_and_ranges(agent, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^{message}"):
         agent(**options)
+
+
+FLAT, IMAGE, ACTIONS = Box(-1, 1, (3,)), Box(0, 255, (3, 14, 14), np.uint8), Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("agent", "observation", "action", "message"),
+    [
+        (TD3, FLAT, ACTIONS, "TD3 got the action space Discrete.*Use DQN"),
+        (SAC, FLAT, ACTIONS, "SAC got the action space Discrete.*Use DQN"),
+        (SAC, FLAT, Box(-np.inf, np.inf, (2,)), "it needs a bounded, one-dimensional Box"),
+        (DQN, FLAT, Box(-1, 1, (2,)), "DQN got the action space Box.*Use TD3 or SAC"),
+        (DQN, FLAT, Discrete(2, start=1), "it needs Discrete actions that start at 0"),
+        (DQN, Discrete(4), ACTIONS, "DQN got the observation space Discrete.*FlattenObservation"),
+        (PPO, FLAT, Box(-1, 1, (2,)), "it needs Discrete actions that start at 0"),
+        (PPO, Box(-1, 1, (3, 3)), ACTIONS, "it needs flat observations"),
+        (PPO, IMAGE, ACTIONS, r"\(height, width, channels\)"),
+        (PPO, Discrete(4), ACTIONS, "it needs flat observations"),
+        (Rainbow, FLAT, ACTIONS, "Rainbow got the observation space Box.*images, a Box of uint8.*Use DQN for flat"),
+        (Rainbow, IMAGE, Box(-1, 1, (2,)), "Rainbow got the action space Box.*Discrete"),
+        (MPDQN, FLAT, ACTIONS, "MPDQN got the action space .* Use DQN for Discrete, TD3 or SAC for a Box"),
+    ],
+)
+def test_spaces_of_another_agent_are_refused(agent, observation, action, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        agent.sizes_from(observation, action)
+
+
+def test_what_is_no_environment_is_refused() -> None:
+    with pytest.raises(TypeError, match="env is 3"):
+        DQN.for_env(3)

@@ -52,11 +52,12 @@ def fit(
     epochs: int = 1,
     callbacks: Sequence[L.Callback] = (),
     seed: int | None = None,
+    precision: Any = None,
 ) -> tuple[L.Trainer, Record]:
     record = Record(look)
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     options = {"accelerator": "cpu", "callbacks": [record, *callbacks], "default_root_dir": directory} | quiet
-    trainer = L.Trainer(max_epochs=epochs, **options)
+    trainer = L.Trainer(max_epochs=epochs, precision=precision, **options)
     trainer.fit(agent, Batches(batches, seed), ckpt_path=ckpt_path)
     return trainer, record
 
@@ -64,3 +65,10 @@ def fit(
 def flags(size: int) -> dict[str, torch.Tensor]:
     """Neither terminated nor truncated."""
     return {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
+
+
+def make_rows(action: Any, **columns: Any) -> TensorDict:
+    """Random rows of three observations, which do not end, with these actions and other columns."""
+    (size,) = (action["discrete"] if isinstance(action, dict) else action).shape[:1]
+    following = {"observation": torch.randn(size, 3), "reward": torch.randn(size, 1), **flags(size)}
+    return TensorDict({"observation": torch.randn(size, 3), "action": action, "next": following} | columns, [size])

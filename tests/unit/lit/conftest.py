@@ -23,6 +23,5 @@ def default_handlers() -> Iterator[None]:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    """Log lines about saving."""
     with caplog.at_level(logging.INFO):
         yield lambda: [one.getMessage() for one in caplog.records if "aved" in one.getMessage()]

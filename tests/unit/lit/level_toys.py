@@ -70,8 +70,6 @@ class Doors(gymnasium.Env):
 
 
 class Deaf(Stairs):
-    """Ignores its level."""
-
     def reset(self, *, seed=None, options=None):
         return super().reset(seed=7)
 

@@ -89,17 +89,13 @@ def test_actions_with_parameters_are_a_pair() -> None:
     discrete, parameters = read(([1], [0.5, 3.0, 4.0]), 1, "Own.act")
     assert discrete.tolist() == [1] and parameters.tolist() == [[0.5, 3.0, 4.0]]
     assert parameters.dtype == np.float32
-    with pytest.raises(
-        TypeError, match=r"Own.act returned int 1 .* the pair \(discrete, parameters\): .*\[1\].*\[1, 3\]"
-    ):
+    with pytest.raises(TypeError, match=r"Own.act returned int 1 .* pair \(discrete, parameters\): .*\[1\].*\[1, 3\]"):
         read(1, 1, "Own.act")
     with pytest.raises(ValueError, match=r"float32 of shape \[1, 2\] .* return floats \[1, 3\]"):
         read((torch.tensor([1]), torch.zeros(1, 2)), 1, "Own.act")
 
 
 class Own(Tiny):
-    """An agent that returns what it was given."""
-
     def __init__(self, returned) -> None:
         super().__init__()
         self.returned = returned
@@ -134,14 +130,12 @@ def test_levels_are_tested_with_whatever_is_an_action() -> None:
         level_returns(lambda observations: torch.zeros(3).long(), Stairs, [4, 5], num_envs=2)
     with (
         stochastic_policy(Own("left"), seed=0) as policy,
-        pytest.raises(TypeError, match="^policy returned str 'left' for a batch of 2"),
+        pytest.raises(TypeError, match="^policy returned str 'l"),
     ):
         level_returns(policy, Stairs, [4, 5], num_envs=2)
 
 
 class Recorded(Valuer):
-    """Changes what :class:`Valuer` records by a function."""
-
     def __init__(self, change) -> None:
         super().__init__()
         self.change = change
@@ -186,50 +180,33 @@ def test_rollouts_take_dictionaries_and_the_shapes_of_one_meaning(change) -> Non
     [
         (lambda recorded: recorded["action"], ValueError, r"int64 of shape \[2\] for a batch of 2; return a Tens"),
         (lambda recorded: (recorded["action"], 1.0), ValueError, r"tuple \(tensor\(.*with action, state_value"),
-        (
-            lambda recorded: recorded.exclude("action"),
-            ValueError,
-            r"columns of .*'action_log_prob': \[2\].* with action",
-        ),
+        (lambda recorded: recorded.exclude("action"), ValueError, r"columns of .*'action_log_prob': \[2\].* with act"),
         (lambda recorded: recorded.exclude("state_value"), ValueError, "with action, state_value"),
         (lambda recorded: recorded[:1], ValueError, r"columns of .*'action': \[1\].* for a batch of 2"),
         (lambda recorded: recorded.to_dict() | {"logits": torch.zeros(3, 3)}, ValueError, r"columns of .*\[3, 3\]"),
-        (
-            lambda recorded: recorded.set("action", recorded["logits"]),
-            TypeError,
-            r"returned float32 of shape \[2, 3\] .*Discrete\(3\).*integers \[2\]",
-        ),
-        (
-            lambda recorded: recorded.set("state_value", torch.zeros(2, 2)),
-            ValueError,
-            r"returned as values float32 of shape \[2, 2\] for a batch of 2; accepted are floats \[2, 1\]",
-        ),
+        (lambda recorded: recorded.set("action", recorded["logits"]), TypeError, r"\[2, 3\] .*Disc.*integers \[2\]"),
+        (lambda recorded: recorded.set("state_value", torch.zeros(2, 2)), ValueError, r"\[2, 2\] .*floats \[2, 1\]"),
     ],
 )
 def test_rollouts_name_what_act_with_value_must_record(change, error, message) -> None:
-    with pytest.raises(error, match="^Recorded.act_with_value returned .*" + message.removeprefix("returned ")):
+    with pytest.raises(error, match="^Recorded.act_with_value returned .*" + message):
         collect(Recorded(change))
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "message"),
+    ("value", "message"),
     [
-        (
-            lambda found: found.mean(),
-            ValueError,
-            r"float32 of shape \[\] for a batch of \d; accepted are floats \[\d, 1\]",
-        ),
-        (lambda found: 3.0, ValueError, r"float 3.0 for a batch of \d; accepted are floats"),
+        (torch.mean, r"float32 of shape \[\] for a batch of \d; accepted are floats \[\d, 1\]"),
+        (lambda found: 3.0, r"float 3.0 for a batch of \d; accepted are floats"),
     ],
 )
-def test_rollouts_name_what_value_must_return(value, error, message) -> None:
+def test_rollouts_name_what_value_must_return(value, message) -> None:
     agent = Valuer()
-    recorded = agent.value
-    agent.value = lambda observation: value(recorded(observation))
+    recorded, agent.value = agent.value, lambda observation: value(recorded(observation))
     agent.act_with_value = lambda observation: TensorDict(
         {"action": agent.act(observation, True), "state_value": recorded(observation)}, [len(observation)]
     )
-    with pytest.raises(error, match=rf"^Valuer.value returned .*{message}"):
+    with pytest.raises(ValueError, match=f"^Valuer.value returned .*{message}"):
         collect(agent)
 
 
@@ -242,8 +219,6 @@ class Scaled(torch.nn.Module):
 
 
 class Watched(L.LightningModule):
-    """Records the modes of its parts whenever it acts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.scripted = torch.jit.script(torch.nn.Dropout())

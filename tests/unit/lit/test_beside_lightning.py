@@ -120,6 +120,9 @@ class Automatic(Tiny):
 
     def training_step(self, batch, batch_idx):
         self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"] / self.rate)
+        return self.outputs(batch)
+
+    def outputs(self, batch):
         td_error = self.weight * batch["observation"].sum(-1)
         return {"loss": td_error.square().mean(), "td_error": td_error.detach()}
 
@@ -231,8 +234,6 @@ def test_an_option_without_effect_is_reported(tmp_path: Path, caplog: pytest.Log
 
 
 class AtEpochs(WeightAveraging):
-    """Averages the weights at the ends of epochs."""
-
     def should_update(self, step_idx=None, epoch_idx=None) -> bool:
         return epoch_idx is not None
 
@@ -310,10 +311,8 @@ def test_a_checkpoint_at_steps_is_kept_only_for_a_score(tmp_path: Path) -> None:
     evaluate = Scored(1.0, 2.0, 9.0, 3.0, 4.0, 5.0)
     keep = ModelCheckpoint(tmp_path, "{step}", monitor="eval/return", mode="max", every_n_train_steps=4, save_top_k=-1)
     make_trainer(tmp_path, [evaluate, keep]).fit(Tiny(), datamodule=replayed())
-    assert {Path(path).stem: float(score) for path, score in keep.best_k_models.items()} == {
-        "step=20": 3.0,
-        "step=40": 5.0,
-    }
+    scores = {Path(path).stem: float(score) for path, score in keep.best_k_models.items()}
+    assert scores == {"step=20": 3.0, "step=40": 5.0}
     for path, score in keep.best_k_models.items():
         saved = torch.load(path, weights_only=True)["state_dict"]["weight"]
         assert torch.equal(saved, evaluate.weights[float(score)]["weight"])
@@ -362,11 +361,8 @@ def decayed(agent: type, interval: str = "epoch", frequency: int = 1, steps_itse
 
 
 def halvings(trainer: L.Trainer) -> set[float]:
-    return {
-        round(math.log2(group["initial_lr"] / group["lr"]))
-        for optimizer in trainer.optimizers
-        for group in optimizer.param_groups
-    }
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    return {round(math.log2(group["initial_lr"] / group["lr"])) for group in groups}
 
 
 @every_agent
@@ -411,16 +407,12 @@ def test_schedulers_of_agents_are_resumed(tmp_path: Path) -> None:
 
 
 class Idle(Tiny):
-    """Manual optimisation with a scheduler that nobody steps."""
-
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         return [optimizer], [LambdaLR(optimizer, lambda step: 0.5**step)]
 
 
 class Plateau(DQN):
-    """One of the library's agents with a scheduler that it does not step."""
-
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         return [optimizer], [ReduceLROnPlateau(optimizer)]
@@ -442,8 +434,7 @@ class Brief(Automatic):
     takes_update_batches = True
 
     def training_step(self, batch, batch_idx):
-        td_error = self.weight * batch["observation"].sum(-1)
-        return {"loss": td_error.square().mean(), "td_error": td_error.detach()}
+        return self.outputs(batch)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about its own code

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import lightning as L
 import numpy as np
@@ -15,12 +17,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_replay.lit import ReplayDataModule
 from lightning_replay.lit.checkpoint_files import replays_beside
 from lightning_replay.saving import DamagedFileError
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+from tests.unit.lit import stopped_runs
+from tests.unit.lit.toys import Tiny, make_replay, make_trainer
 
-
-def make_data(prioritized: bool = True, **options) -> ReplayDataModule:
-    defaults = {"env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10, "num_envs": 2}
-    return ReplayDataModule(Counting, make_replay(prioritized), **(defaults | options))
+make_data = partial(stopped_runs.make_data, prioritized=True)
 
 
 class Peek(L.Callback):
@@ -59,23 +59,31 @@ class SaveAt(L.Callback):
             self.draws = next_draws(trainer.datamodule, self.path.parent / "other")
 
 
+def saved_at(path: Path, update: int = 7, **options) -> Path:
+    """A checkpoint of a run after some updates, and its replay beside it."""
+    make_trainer(path.parent, [SaveAt(update, path)]).fit(Tiny(), datamodule=make_data(**options))
+    return path
+
+
+def resume(path: Path, callbacks=(), **options) -> tuple[Tiny, ReplayDataModule]:
+    agent, data = Tiny(), make_data(**options)
+    make_trainer(path.parent, callbacks).fit(agent, datamodule=data, ckpt_path=path)
+    return agent, data
+
+
 # update 30 ends an epoch, 7 lies within one
 @pytest.mark.parametrize(("update", "prioritized"), [(7, False), (30, True)])
-def test_resume_restores_contents_counters_generators_and_the_next_draws(
-    tmp_path: Path, update: int, prioritized: bool
-) -> None:
-    save = SaveAt(update, tmp_path / "by_hand.ckpt")
-    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(prioritized))
-    peek, data, agent = Peek(tmp_path), make_data(prioritized, seed=99), Tiny()
-    trainer = make_trainer(tmp_path, [peek])
+def test_resume_restores_contents_counters_generators_and_the_next_draws(tmp_path: Path, update, prioritized) -> None:
+    save, peek = SaveAt(update, tmp_path / "by_hand.ckpt"), Peek(tmp_path)
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(prioritized=prioritized))
     torch.manual_seed(123)
-    trainer.fit(agent, datamodule=data, ckpt_path=tmp_path / "by_hand.ckpt")
+    agent, data = resume(save.path, [peek], prioritized=prioritized, seed=99)
     assert peek.clocks[1] == update
     assert peek.draws == save.draws and torch.equal(peek.generator, save.generator)
     for key in peek.contents.keys(True, True):
         assert torch.equal(peek.contents[key], save.contents[key]), key
     assert len(agent.seen) == 40 - update
-    assert (data.env_steps_done, data.updates_done, trainer.global_step) == (60, 40, 40)
+    assert (data.env_steps_done, data.updates_done, data.trainer.global_step) == (60, 40, 40)
     assert len(data.replay) == 60
 
 
@@ -106,13 +114,17 @@ def test_last_checkpoints_resume(tmp_path: Path, save_last) -> None:
 
 
 def test_the_folder_can_be_moved_and_the_file_renamed(tmp_path: Path) -> None:
-    save = SaveAt(7, tmp_path / "run" / "by_hand.ckpt")
-    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data())
+    saved_at(tmp_path / "run" / "by_hand.ckpt")
     shutil.move(tmp_path / "run", tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "by_hand.ckpt").rename(tmp_path / "elsewhere" / "renamed.ckpt")
-    agent = Tiny()
-    make_trainer(tmp_path).fit(agent, datamodule=make_data(), ckpt_path=tmp_path / "elsewhere" / "renamed.ckpt")
-    assert len(agent.seen) == 33
+    path = (tmp_path / "elsewhere" / "by_hand.ckpt").rename(tmp_path / "elsewhere" / "renamed.ckpt")
+    assert len(resume(path)[0].seen) == 33
+
+
+def killed_save(trainer: L.Trainer, path: Path) -> None:
+    """Interrupted after the replay was written, before the checkpoint."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer.strategy.checkpoint_io.wrapped, "save_checkpoint", Mock(side_effect=KeyboardInterrupt))
+        trainer.save_checkpoint(path)
 
 
 def test_overwriting_leaves_one_replay_and_a_killed_overwrite_leaves_the_old_one(tmp_path: Path) -> None:
@@ -123,16 +135,13 @@ def test_overwriting_leaves_one_replay_and_a_killed_overwrite_leaves_the_old_one
             if data.updates_done in (5, 9):
                 trainer.save_checkpoint(path)
             if data.updates_done == 12:
-                inner = trainer.strategy.checkpoint_io.wrapped
-                inner.save_checkpoint = lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt)
-                with pytest.raises(KeyboardInterrupt):
-                    trainer.save_checkpoint(path)
+                killed_save(trainer, path)
                 trainer.should_stop = True
 
     make_trainer(tmp_path, [Kill()]).fit(Tiny(), datamodule=data)
     assert [p.name for p in sorted(replays_beside(path))] == ["same.12.replay", "same.9.replay"]
     peek = Peek(tmp_path)
-    make_trainer(tmp_path, [peek]).fit(Tiny(), datamodule=make_data(), ckpt_path=path)
+    resume(path, [peek])
     assert peek.clocks[1] == 9
 
 
@@ -143,35 +152,17 @@ def test_an_overwrite_at_the_same_update_that_is_killed_leaves_the_old_replay(tm
     trainer.fit(Tiny(), datamodule=data)
     trainer.save_checkpoint(path)
     data.replay.sample()
-    inner = trainer.strategy.checkpoint_io.wrapped
-    save = inner.save_checkpoint
-    inner.save_checkpoint = lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.save_checkpoint(path)
+    killed_save(trainer, path)
     assert trainer.strategy.checkpoint_io.load_checkpoint(path), "the file and its replay belong together"
-    inner.save_checkpoint = save
     trainer.save_checkpoint(path)
     assert checkpoints_in(tmp_path / "run") == (["end.ckpt"], ["end.40-1.replay"])
 
 
 def test_a_missing_replay_is_said(tmp_path: Path) -> None:
-    save = SaveAt(7, tmp_path / "run" / "by_hand.ckpt")
-    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data())
-    shutil.rmtree(tmp_path / "run" / "by_hand.7.replay")
+    path = saved_at(tmp_path / "run" / "by_hand.ckpt")
+    shutil.rmtree(path.with_name("by_hand.7.replay"))
     with pytest.raises(FileNotFoundError, match="saved with the replay by_hand.7.replay, which is not beside it"):
-        make_trainer(tmp_path).fit(Tiny(), datamodule=make_data(), ckpt_path=tmp_path / "run" / "by_hand.ckpt")
-
-
-def saved_at(path: Path, update: int = 7, **options) -> Path:
-    """A checkpoint of a run after some updates, and its replay beside it."""
-    make_trainer(path.parent, [SaveAt(update, path)]).fit(Tiny(), datamodule=make_data(**options))
-    return path
-
-
-def resume(path: Path) -> ReplayDataModule:
-    data = make_data()
-    make_trainer(path.parent).fit(Tiny(), datamodule=data, ckpt_path=path)
-    return data
+        resume(path)
 
 
 @pytest.mark.parametrize("update", [7, 9])  # under its own name too: what a save is recognised by is in the save
@@ -182,17 +173,17 @@ def test_a_checkpoint_beside_the_replay_of_another_run_is_refused_before_the_age
     shutil.rmtree(mine.with_name("a.7.replay"))
     shutil.copytree(other.with_name(f"a.{update}.replay"), mine.with_name("a.7.replay"))
     agent = Tiny()
-    weights = {name: value.clone() for name, value in agent.state_dict().items()}
+    weight = agent.weight.clone()
     with pytest.raises(DamagedFileError, match=r"a.ckpt was saved with another replay than the one in .*a.7.replay"):
         make_trainer(mine.parent).fit(agent, datamodule=make_data(), ckpt_path=mine)
-    assert all(torch.equal(value, weights[name]) for name, value in agent.state_dict().items()), "nothing was restored"
+    assert torch.equal(agent.weight, weight), "nothing was restored"
 
 
 def test_of_several_replays_beside_a_checkpoint_its_own_is_found(tmp_path: Path) -> None:
     path = saved_at(tmp_path / "a.ckpt")
     shutil.move(tmp_path / "a.7.replay", tmp_path / "a.70.replay")
     shutil.copytree(saved_at(tmp_path / "other" / "a.ckpt").with_name("a.7.replay"), tmp_path / "a.7.replay")
-    assert resume(path).updates_done == 40
+    assert resume(path)[1].updates_done == 40
 
 
 def test_the_next_save_removes_what_killed_saves_left_and_nothing_else(tmp_path: Path) -> None:
@@ -208,7 +199,7 @@ def test_the_next_save_removes_what_killed_saves_left_and_nothing_else(tmp_path:
     saved_at(tmp_path / "run" / "d.ckpt", 9)
     folders = sorted(one.name for one in path.parent.iterdir() if one.is_dir() and one.name != "other")
     assert folders == sorted([*kept, "d.9.replay"])
-    assert resume(path).updates_done == 40
+    assert resume(path)[1].updates_done == 40
 
 
 def test_weights_only_saves_no_replay(tmp_path: Path) -> None:
@@ -227,9 +218,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[L.Trainer, Path]:
     return trainer, folder / "end.ckpt"
 
 
-def test_saving_by_hand_after_the_fit_and_a_longer_run(ended, tmp_path: Path) -> None:
-    agent, data = Tiny(), make_data(env_steps=80)
-    make_trainer(tmp_path).fit(agent, datamodule=data, ckpt_path=ended[1])
+def test_saving_by_hand_after_the_fit_and_a_longer_run(ended) -> None:
+    agent, data = resume(ended[1], env_steps=80)
     assert len(agent.seen) == 20 and data.env_steps_done == len(data.replay) == 80
 
 
@@ -256,9 +246,9 @@ class Sized(Tiny):
 
 
 def test_hyperparameters_that_are_not_loaded_again_are_named_at_the_save(tmp_path: Path) -> None:
-    save, file = SaveAt(40, tmp_path / "by_hand.ckpt"), tmp_path / "by_hand.ckpt"
+    save = SaveAt(40, tmp_path / "by_hand.ckpt")
     with pytest.warns(UserWarning, match=r"holds hyper_parameters.width \(float64\), which fit.*do not load unless"):
         make_trainer(tmp_path, [save]).fit(Sized(), datamodule=make_data())
     data = make_data(env_steps=64)
-    make_trainer(tmp_path).fit(Sized(3.0), datamodule=data, ckpt_path=file, weights_only=False)
+    make_trainer(tmp_path).fit(Sized(3.0), datamodule=data, ckpt_path=save.path, weights_only=False)
     assert data.updates_done == 44

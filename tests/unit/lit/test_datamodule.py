@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data module under a trainer: in step with the priorities, exact counts, own end, clear refusals."""
+"""The data module under a trainer: in step with the priorities, exact counts of steps and updates, refusals."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_replay.lit import ReplayDataModule
+from lightning_replay.lit.collection import Pace
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 
@@ -28,8 +31,9 @@ def fit(directory: Path, prioritized: bool = False, agent: Tiny | None = None, *
 def test_it_stops_by_itself_with_exact_counts(tmp_path: Path, ratio: float, updates: int, num_envs: int) -> None:
     trainer, agent, data = fit(tmp_path, updates_per_env_step=ratio, num_envs=num_envs, updates_per_epoch=15)
     assert data.env_steps_done == len(data.replay) == 60
+    assert trainer.current_epoch == (-(-updates // 15) or 1)
     assert data.updates_done == len(agent.seen) == trainer.global_step == updates
-    assert data.is_finished
+    assert data.is_finished and str(data).startswith("ReplayDataModule(Counting, 60 of 60 env steps")
 
 
 def test_updates_wait_for_their_steps(tmp_path: Path) -> None:
@@ -64,11 +68,6 @@ def test_a_prioritized_stream_without_feedback_raises(tmp_path: Path) -> None:
         fit(tmp_path, prioritized=True, agent=Tiny(gives_td_error=False))
 
 
-def test_a_uniform_stream_needs_no_feedback(tmp_path: Path) -> None:
-    trainer, _, _ = fit(tmp_path, agent=Tiny(gives_td_error=False))
-    assert trainer.global_step == 40
-
-
 @pytest.mark.parametrize(("prioritized", "count"), [(True, 3), (False, 8)])
 def test_several_updates_per_training_step_are_the_same_training(tmp_path: Path, prioritized: bool, count: int) -> None:
     torch.manual_seed(1)
@@ -98,11 +97,6 @@ def test_schedules_get_both_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert clocks == [(21, 0), (22, 1), (23, 2), (24, 3)]
 
 
-def test_epochs_end_where_they_should(tmp_path: Path) -> None:
-    trainer, _, _ = fit(tmp_path, updates_per_epoch=15)
-    assert trainer.current_epoch == 3  # 15, 15 and 10 updates
-
-
 def test_a_finished_run_is_not_trained_again_without_saying_so(tmp_path: Path) -> None:
     _, agent, data = fit(tmp_path)
     with pytest.warns(UserWarning, match="all 60 env_steps are collected"):
@@ -120,17 +114,6 @@ def test_validate_plays_evaluation_episodes(tmp_path: Path) -> None:
     assert trainer.validate(datamodule=data, model=Tiny(), verbose=False) == [{"eval/return": 15.0}]
 
 
-def test_several_processes_are_refused(tmp_path: Path) -> None:
-    data = ReplayDataModule(Counting, make_replay(), env_steps=60, warmup_steps=20)
-
-    class Two:
-        world_size = 2
-
-    data.trainer = Two()
-    with pytest.raises(ValueError, match="the trainer runs 2 processes; ReplayDataModule supports one"):
-        data.setup("fit")
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_dataloader_around_the_stream_is_refused(num_workers: int) -> None:
     data = ReplayDataModule(Counting, make_replay(), env_steps=60, warmup_steps=20)
@@ -145,32 +128,62 @@ def test_an_agent_on_cuda_with_the_replay_on_either_device(tmp_path: Path, devic
     from lightning_replay import recipes
     from lightning_replay.agents import DQN, SAC, TD3
 
-    for kind, actions in ((TD3, 0), (SAC, 0), (DQN, 3)):
+    def make_data(actions: int, env_steps: int) -> ReplayDataModule:
         replay = recipes.prioritized(capacity=500, batch_size=8, device=device)
-        data = ReplayDataModule(lambda n=actions: Counting(num_actions=n), replay, env_steps=60, warmup_steps=20)
+        return ReplayDataModule(lambda: Counting(num_actions=actions), replay, env_steps=env_steps, warmup_steps=20)
+
+    for kind, actions in ((TD3, 0), (SAC, 0), (DQN, 3)):
         trainer = make_trainer(tmp_path, accelerator="cuda", devices=1)
         agent = kind(hidden_sizes=(8,))
-        trainer.fit(agent, datamodule=data)
+        trainer.fit(agent, datamodule=make_data(actions, 60))
         trainer.save_checkpoint(tmp_path / f"{kind.__name__}.ckpt")
-        more = ReplayDataModule(
-            lambda n=actions: Counting(num_actions=n),
-            recipes.prioritized(capacity=500, batch_size=8, device=device),
-            env_steps=70,
-            warmup_steps=20,
-        )
+        more = make_data(actions, 70)
         trainer = make_trainer(tmp_path, accelerator="cuda", devices=1)
         trainer.fit(agent, datamodule=more, ckpt_path=tmp_path / f"{kind.__name__}.ckpt")
         assert more.updates_done == 50 and agent.device.type == "cuda"
 
 
-def test_its_text_is_one_line_before_and_after_a_run(tmp_path: Path) -> None:
-    data = ReplayDataModule(Counting, make_replay(prioritized=True), env_steps=1_200, warmup_steps=1_180, seed=0)
-    before = (
-        "ReplayDataModule(Counting, 0 of 1,200 env steps, 0 of 20 updates, Replay of 0 of 500 transitions, "
-        "PrioritizedSampler)"
-    )
-    assert str(data) == repr(data) == before
-    make_trainer(tmp_path).fit(Tiny(), datamodule=data)
-    assert str(data) == before.replace("0 of 1,200", "1,200 of 1,200").replace("0 of 20 ", "20 of 20 ").replace(
-        "0 of 500", "500 of 500"
-    )
+@pytest.mark.parametrize(("ratio", "total"), [(0.25, 250), (0.1, 100), (1 / 3, 333), (1, 1_000), (20, 20_000)])
+def test_totals_are_exact(ratio: float, total: int) -> None:
+    assert Pace(env_steps=1_100, warmup_steps=100, updates_per_env_step=ratio).total_updates == total
+
+
+def test_timeline() -> None:
+    # steps    0 . . warm-up . . 8 9 10 11 12 13 14 15 16 .. 19
+    # due                        0 0  0  0  1  1  1  1  2 ..  2
+    pace = Pace(env_steps=19, warmup_steps=8, updates_per_env_step=0.25)
+    assert [pace.updates_due(steps) for steps in range(8, 20)] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert [pace.steps_for(update) for update in (1, 2)] == [12, 19]  # all steps come before the last update
+
+
+@given(st.floats(0.01, 30), st.integers(1, 50), st.integers(1, 400))
+def test_steps_for_is_the_first_step_at_which_an_update_is_due(ratio: float, warmup: int, more: int) -> None:
+    pace = Pace(env_steps=warmup + more, warmup_steps=warmup, updates_per_env_step=ratio)
+    for update in range(1, min(pace.total_updates, 40)):
+        steps = pace.steps_for(update)
+        assert pace.updates_due(steps) >= update > pace.updates_due(steps - 1)
+
+
+@pytest.mark.parametrize("env_steps", [10, 100])
+def test_the_warm_up_is_shorter_than_the_run(env_steps: int) -> None:
+    with pytest.raises(ValueError, match=f"env_steps is {env_steps} and warmup_steps 100; .* must be above it"):
+        Pace(env_steps, 100, 1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (0.25, 2)])
+def test_another_ratio_holds_from_the_resume_on(before: float, after: float) -> None:
+    state = Pace(env_steps=200, warmup_steps=60, updates_per_env_step=before).state_dict()
+    done = int(140 * before)
+    pace = Pace(env_steps=400, warmup_steps=60, updates_per_env_step=after)
+    pace.resume(state, 200, done)
+    assert pace.updates_due(200) == done and pace.total_updates == done + 200 * after
+    assert pace.steps_for(done + 1) == 201
+    again = Pace(env_steps=500, warmup_steps=60, updates_per_env_step=after)  # the same ratio goes on as it was
+    again.resume(pace.state_dict(), 300, pace.updates_due(300))
+    assert [again.updates_due(steps) for steps in (250, 400)] == [pace.updates_due(steps) for steps in (250, 400)]
+
+
+def test_a_run_stopped_in_its_warm_up_has_the_warm_up_that_is_asked_for() -> None:
+    pace = Pace(env_steps=400, warmup_steps=100, updates_per_env_step=2)
+    pace.resume(Pace(200, 60, 1).state_dict(), 40, 0)
+    assert pace.updates_due(101) == 2

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -12,8 +13,9 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lightning_replay.lit import Evaluate, LogReplayStats, ReplayDataModule
-from tests.unit.lit.toys import Counting, make_replay, make_trainer
+from lightning_replay.lit import Evaluate, LogReplayStats
+from tests.unit.lit import toys
+from tests.unit.lit.toys import make_trainer
 
 LOG_EVERY = {"log_every_n_steps": 4}
 
@@ -42,8 +44,6 @@ class Logging(L.LightningModule):
 
 
 class Failing(L.Callback):
-    """Raises in the middle of a fit, or before its first step."""
-
     def __init__(self, error: BaseException, in_setup: bool = False) -> None:
         self.error = error
         self.in_setup = in_setup
@@ -57,10 +57,8 @@ class Failing(L.Callback):
             raise self.error
 
 
-def make_data(env_steps: int = 60, **options) -> ReplayDataModule:
-    """Update u is due after environment step 20 + 2 u."""
-    defaults = {"warmup_steps": 20, "updates_per_env_step": 0.5, "updates_per_epoch": 10, "seed": 0}
-    return ReplayDataModule(Counting, make_replay(), env_steps, **(defaults | options))
+# update u is due after environment step 20 + 2 u
+make_data = partial(toys.make_data, updates_per_env_step=0.5)
 
 
 def read(logger: CSVLogger) -> list[dict[str, str]]:
@@ -123,13 +121,13 @@ def test_each_fit_has_the_clocks_of_its_own_data_module(tmp_path: Path) -> None:
     logger, agent = CSVLogger(tmp_path), Logging()
     for env_steps in (28, 44):
         trainer = make_trainer(tmp_path, logger=logger, **LOG_EVERY)
-        trainer.fit(agent, datamodule=make_data(env_steps))
+        trainer.fit(agent, datamodule=make_data(env_steps=env_steps))
     assert moments(read(logger), "loss_step") == [(28, 4), (28, 4), (36, 8), (44, 12)]
 
 
 def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
-    trainer.fit(Logging(), datamodule=make_data(44))
+    trainer.fit(Logging(), datamodule=make_data(env_steps=44))
     trainer.save_checkpoint(tmp_path / "run" / "end.ckpt")
     logger = CSVLogger(tmp_path)
     trainer = make_trainer(tmp_path, [LearningRateMonitor("step")], logger=logger, log_every_n_steps=1)
@@ -158,5 +156,5 @@ def test_loggers_are_given_back_after_an_error(failing: Failing, raised: type, t
 def test_a_method_that_a_user_replaced_is_kept(tmp_path: Path) -> None:
     logger, steps = CSVLogger(tmp_path), []
     replaced = logger.log_metrics = lambda metrics, step=None: steps.append((step, metrics["updates"]))
-    make_trainer(tmp_path, logger=logger, **LOG_EVERY).fit(Logging(), datamodule=make_data(36))
+    make_trainer(tmp_path, logger=logger, **LOG_EVERY).fit(Logging(), datamodule=make_data(env_steps=36))
     assert steps == [(28, 4), (36, 8), (36, 8)] and logger.log_metrics is replaced

@@ -26,9 +26,8 @@ def test_figures_are_logged_and_the_page_has_them_over_the_run(tmp_path: Path) -
     looked = [row for row in rows if row["replay/effective_share"]]
     assert [int(row["step"]) for row in looked] == [35, 50, 60]  # and at the end
     assert inspect.history["fill"] == ([35, 50, 60], [35 / 500, 50 / 500, 60 / 500])
-    assert float(looked[-1]["replay/effective_sample_size"]) == pytest.approx(
-        data.replay.stats()["effective_sample_size"], rel=1e-6
-    )
+    size = data.replay.stats()["effective_sample_size"]
+    assert float(looked[-1]["replay/effective_sample_size"]) == pytest.approx(size, rel=1e-6)
     page = (Path(logger.log_dir) / "buffer.html").read_text()
     assert "Over the run" in page and "environment step 60" in page and "<svg" in page
 
@@ -46,38 +45,27 @@ def test_a_resumed_run_goes_on_with_the_figures(tmp_path: Path) -> None:
 class RecordingWandb(WandbLogger):
     """W&B's logger without its service, which the tests do not have: keeps what it is given."""
 
+    name, version, save_dir, experiment = "wandb", "0", None, None  # type: ignore[assignment]
+
     def __init__(self) -> None:
         L.pytorch.loggers.Logger.__init__(self)
         self.images: list[tuple[str, np.ndarray, int]] = []
-
-    name, version, save_dir, experiment = "wandb", "0", None, None  # type: ignore[assignment]
 
     def log_image(self, key: str, images: list[Any], step: int | None = None, **kwargs: Any) -> None:
         assert step is not None
         self.images += [(key, image, step) for image in images]
 
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+    def ignore(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def save(self) -> None:
-        pass
-
-    def finalize(self, status: str) -> None:
-        pass
-
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        pass
+    log_metrics = log_hyperparams = save = finalize = after_save_checkpoint = ignore
 
 
 def test_loggers_that_take_pictures_get_them(tmp_path: Path) -> None:
     board, wandb = TensorBoardLogger(tmp_path), RecordingWandb()
     data = level_toys.make_data()
-    make_trainer(tmp_path, [InspectBuffer(every_n_updates=2)], logger=[board, wandb]).fit(
-        level_toys.Valuer(), datamodule=data
-    )
+    trainer = make_trainer(tmp_path, [InspectBuffer(every_n_updates=2)], logger=[board, wandb])
+    trainer.fit(level_toys.Valuer(), datamodule=data)
     names = {name for name, _, _ in wandb.images}
     assert names == {"levels/score_by_level", "levels/staleness_by_level"}
     assert wandb.images[-1][1].dtype == np.uint8 and wandb.images[-1][2] == data.env_steps_done

@@ -18,8 +18,6 @@ pytestmark = pytest.mark.usefixtures("default_handlers")
 
 
 class Failing(Counting):
-    """Its environments' step of a given number fails."""
-
     number, failing = 0, 0
 
     def step(self, action):
@@ -33,9 +31,7 @@ class Failing(Counting):
     ("failing", "updates_per_training_step", "updates"),
     [(15, 1, 0), (33, 1, 12), (33, 5, 12)],  # in the warm-up, where rows wait to be stored, and after
 )
-def test_steps_before_a_failed_one_are_kept(
-    tmp_path: Path, failing: int, updates_per_training_step: int, updates: int, lines
-) -> None:
+def test_steps_before_a_failed_one_are_kept(tmp_path: Path, failing, updates_per_training_step, updates, lines) -> None:
     kind = type("FailingOnce", (Failing,), {"failing": failing})
     options = {"num_envs": 1, "updates_per_training_step": updates_per_training_step}
     first, data, second = Agent(), make_data(env=kind, **options), Agent()

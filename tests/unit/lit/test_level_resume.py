@@ -49,9 +49,7 @@ def test_a_resumed_run_chooses_as_one_without_a_break(tmp_path: Path, make, flus
 
     source = resumed.levels
     agent = Watching(hidden_sizes=(8,), epochs=1, minibatches=2)
-    trainer = make_trainer(
-        tmp_path, [ModelCheckpoint(tmp_path / "more", "{step}", every_n_train_steps=3, save_top_k=-1)]
-    )
+    trainer = make_trainer(tmp_path, [ModelCheckpoint(tmp_path / "more", every_n_train_steps=3, save_top_k=-1)])
     trainer.fit(agent, datamodule=resumed, ckpt_path=tmp_path / "step=6.ckpt")
 
     for key in ("level_id", "probability", "score", "staleness"):
@@ -80,14 +78,6 @@ def test_fewer_environments_after_a_resume(tmp_path: Path) -> None:
     make_trainer(tmp_path).fit(Valuer(), datamodule=resumed, ckpt_path=tmp_path / "end.ckpt")
     assert [len(resumed.levels.in_flight(actor)) for actor in range(5)] == [1, 1, 0, 0, 0]
     assert resumed.env_steps_done == 80
-
-
-def test_the_state_is_plain(tmp_path: Path) -> None:
-    data = make_data(return_normalization=ReturnNormalization())
-    trainer, _ = fit(tmp_path, data)
-    trainer.save_checkpoint(tmp_path / "end.ckpt")
-    state = torch.load(tmp_path / "end.ckpt", weights_only=True)["LevelDataModule"]
-    assert _plain(state) == _plain(data.state_dict())
 
 
 def test_a_second_fit_goes_on_with_new_episodes(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lightning_replay import recipes
-from lightning_replay.lit import ReplayDataModule
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+from lightning_replay.replay import Replay
+from tests.unit.lit.toys import Tiny, make_data, make_replay, make_trainer
 
 
 class Surprised(Tiny):
@@ -28,11 +28,11 @@ class Surprised(Tiny):
         return outputs | {"surprise": total + 1, "action_values": values, "action": batch["action"].reshape(-1).long()}
 
     def training_step(self, batch, batch_idx):
-        outputs = {}
-        for drawn in batch if hasattr(batch, "update_priority") else [batch]:
+        if not hasattr(batch, "update_priority"):
+            return self.update(batch)
+        for drawn in batch:
             outputs = self.update(drawn)
-            if drawn is not batch:
-                batch.update_priority(drawn, **outputs)
+            batch.update_priority(drawn, **outputs)
         return outputs
 
     def initial_surprise(self, transitions):
@@ -41,10 +41,8 @@ class Surprised(Tiny):
         return transitions["next", "reward"].reshape(-1)
 
 
-def fit(data: ReplayDataModule, agent, directory: Path):
-    trainer = make_trainer(directory)
-    trainer.fit(agent, datamodule=data)
-    return trainer
+def fit(replay: Replay, agent, directory: Path, env_steps: int = 23, **options) -> None:
+    make_trainer(directory).fit(agent, datamodule=make_data(replay, env_steps=env_steps, **options))
 
 
 @pytest.mark.parametrize("updates_per_training_step", [1, 3])
@@ -54,11 +52,8 @@ def test_all_signals_reach_the_replay_with_their_batch(updates_per_training_step
     monkeypatch.setattr(
         replay, "update_priority", lambda batch, td_error, **rest: given.append((batch["index"], td_error, rest))
     )
-    data = ReplayDataModule(
-        Counting, replay, env_steps=26, warmup_steps=20, updates_per_training_step=updates_per_training_step, seed=0
-    )
     agent = Surprised()
-    fit(data, agent, tmp_path)
+    fit(replay, agent, tmp_path, 26, updates_per_training_step=updates_per_training_step)
     assert len(given) == 6 and [index.tolist() for index, *_ in given] == agent.seen
     for index, td_error, rest in given:
         assert set(rest) == {"surprise", "action_values", "action"}
@@ -75,8 +70,7 @@ def retention(**options):
 def test_the_replay_asks_the_agent_about_candidates_while_it_is_fitted(tmp_path) -> None:
     replay, agent = retention(n_steps=2, discount=0.9), Surprised()
     agent.hparams["discount"] = 0.9
-    data = ReplayDataModule(Counting, replay, env_steps=23, warmup_steps=20, seed=0)
-    fit(data, agent, tmp_path)
+    fit(replay, agent, tmp_path)
     # four episodes of 5 steps form 20 transitions; then a step of two waits, the next forms one, and so the next
     assert agent.asked == [20, 1, 1] and agent.grad == {False}
     assert replay.writer.initial_surprise is None  # no agent stays behind
@@ -87,34 +81,28 @@ def test_a_replay_that_knows_how_to_measure_candidates_is_left_alone(tmp_path) -
         return torch.ones(len(transitions))
 
     replay, agent = retention(initial_surprise=measure), Surprised()
-    fit(ReplayDataModule(Counting, replay, env_steps=23, warmup_steps=20, seed=0), agent, tmp_path)
+    fit(replay, agent, tmp_path)
     assert replay.writer.initial_surprise is measure and agent.asked == []
 
 
 def test_agents_without_a_measure_leave_candidates_to_the_replay(tmp_path) -> None:
     replay = retention()
-    fit(ReplayDataModule(Counting, replay, env_steps=23, warmup_steps=20, seed=0), Tiny(), tmp_path)
+    fit(replay, Tiny(), tmp_path)
     assert replay.writer.initial_surprise is None and len(replay) == 23
 
 
 def test_evaluation_has_options_of_its_own() -> None:
-    data = ReplayDataModule(
-        Counting,
-        make_replay(),
-        env_steps=23,
-        warmup_steps=20,
-        env_kwargs={"length": 3, "truncates": True},
-        evaluation_env_kwargs={"length": 8},
-    )
+    env_kwargs = {"length": 3, "truncates": True}
+    data = make_data(env_kwargs=env_kwargs, evaluation_env_kwargs={"length": 8})
     evaluated = data.make_environment()
     assert (evaluated.length, evaluated.truncates) == (8, True)
     data.setup("fit")
-    assert data.env_kwargs == {"length": 3, "truncates": True}
+    assert data.env_kwargs == env_kwargs
 
 
 def test_steps_that_wait_for_their_returns_are_stored_before_collection_goes_on(tmp_path) -> None:
     replay, agent = retention(n_steps=3, discount=0.5), Tiny()
-    data = ReplayDataModule(Counting, replay, env_steps=30, warmup_steps=28, seed=0)
+    data = make_data(replay, env_steps=30, warmup_steps=28)
     data.collection.collect_until(23, agent)
     assert len(replay) == 21  # of the fifth episode's three steps two wait
     data.collection.close()

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collection import Collection, InformationColumns, TaskAssignment
-from lightning_replay.lit.playing import make_environments, random_actions
+from lightning_replay.lit.playing import make_environments
 from lightning_replay.schedulers import EasyToHard, MeanReturn
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
@@ -143,11 +143,8 @@ def test_the_assignment_and_the_progress_go_on_after_a_restore() -> None:
     other.load_state_dict(state)
     other.begin(environments[1])
     assert other.running.tolist() == [1, 2, 0]
-    assert environments[1].get_attr("length") == (5, 5, 5) and environments[1].get_attr("task") == (
-        "middle",
-        "easy",
-        "target",
-    )
+    assert environments[1].get_attr("length") == (5, 5, 5)
+    assert environments[1].get_attr("task") == ("middle", "easy", "target")
     assert other.state_dict() == state
     other.load_state_dict(state | {"next": ["target"]})  # saved with another number of environments
     other.begin(environments[1])
@@ -231,11 +228,6 @@ def test_parameterized_actions_are_stored_joined_and_played_apart(as_dict: bool,
     assert batch["eval/return"] != 0
 
 
-def test_random_parameterized_actions_need_a_space_that_has_them() -> None:
-    with pytest.raises(ValueError, match="one bounded Box per discrete action"):
-        random_actions(Tuple([Discrete(2)]), 3)
-
-
 def test_evaluation_plays_the_first_task_unless_told_another() -> None:
     options = {"replay": curriculum(), "env_steps": 60, "warmup_steps": 20}
     environment = ReplayDataModule(Tasked, **options).make_environment()
@@ -274,15 +266,7 @@ def test_stages_advance_through_the_returns_of_the_episodes(tmp_path: Path) -> N
     # "easy" returns 3 and "middle" 6, both at or above the 2.4 of 3 that a stage requires
     scheduler = EasyToHard(order=["easy", "middle", "target"], advance_at=0.8)
     replay = curriculum(scheduler=scheduler)
-    data = ReplayDataModule(
-        Tasked,
-        replay,
-        env_steps=120,
-        warmup_steps=20,
-        num_envs=2,
-        progress=MeanReturn(low=0.0, high=3.0, window=4, every=4),
-    )
+    options = {"num_envs": 2, "progress": MeanReturn(low=0.0, high=3.0, window=4, every=4)}
+    data = ReplayDataModule(Tasked, replay, env_steps=120, warmup_steps=20, **options)
     make_trainer(tmp_path).fit(Tiny(), datamodule=data)
-    tasks = replay[:]["task"]
-    order = torch.unique_consecutive(tasks[0::2]).tolist()
-    assert order == [2, 1, 0]
+    assert torch.unique_consecutive(replay[:]["task"][0::2]).tolist() == [2, 1, 0]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import lightning as L
@@ -13,11 +12,9 @@ from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, ModelSu
 
 from lightning_replay.agents import DQN
 from lightning_replay.agents.interfaces import takes_update_batches
-from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayCheckpoint, ReplayDataModule
+from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayDataModule
 from tests.attack.states import difference
-from tests.unit.lit.stopped_runs import CloseAt, make_data, send
-from tests.unit.lit.stopped_runs import fit as fit_stopped
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+from tests.unit.lit.toys import Counting, Tiny, WatchedCheckpoint, make_replay, make_trainer
 
 
 class Several(Tiny):
@@ -31,17 +28,7 @@ class Several(Tiny):
         return super().training_step(batch, batch_idx)
 
 
-class RecordedCheckpoint(ReplayCheckpoint):
-    """Records after how many updates it saved."""
-
-    def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
-        super()._save_checkpoint(trainer, filepath)
-        self.saved = [*getattr(self, "saved", []), (trainer.datamodule.updates_done, Path(filepath).name)]
-
-
 class Epochs(L.Callback):
-    """Records after how many updates epochs ended."""
-
     def __init__(self) -> None:
         self.ends: list[int] = []
 
@@ -68,13 +55,13 @@ def test_it_is_the_same_run_in_fewer_training_steps(tmp_path: Path, options) -> 
     runs = []
     for several in (1, None):
         agent, epochs = Several(), Epochs()
-        keep = RecordedCheckpoint(tmp_path / str(several), every_n_updates=9)
+        keep = WatchedCheckpoint(tmp_path / str(several), every_n_updates=9)
         evaluate = Evaluate(every_n_env_steps=23, episodes=1)
         curve = LearningCurve(str(tmp_path / "curve.png"))
         callbacks = [keep, evaluate, LogReplayStats(every_n_updates=11), curve, epochs]
         trainer, data = fit(tmp_path, agent, callbacks, updates_per_training_step=several, **options)
         runs.append(
-            (agent, epochs.ends, keep.saved, evaluate.history, trainer.current_epoch, trainer.global_step, data)
+            (agent, epochs.ends, keep.written, evaluate.history, trainer.current_epoch, trainer.global_step, data)
         )
     (single, *expected, one), (joined, *found, data) = runs
     assert found == expected
@@ -82,13 +69,6 @@ def test_it_is_the_same_run_in_fewer_training_steps(tmp_path: Path, options) -> 
     assert difference(one.replay.state_dict(), data.replay.state_dict()) is None
     assert list(one.collection.episodes) == list(data.collection.episodes)
     assert 2 * joined.steps < single.steps == data.updates_done
-
-
-def test_a_training_step_has_at_most_16_updates(tmp_path: Path) -> None:
-    agent = Several()
-    trainer, data = fit(tmp_path, agent)
-    assert (agent.steps, data.updates_done, trainer.global_step) == (8, 120, 120)
-    assert data.updates_per_training_step is None
 
 
 @pytest.mark.parametrize("options", [{"max_steps": 37}, {"max_steps": 48, "max_epochs": 3}], ids=str)
@@ -110,8 +90,6 @@ def test_an_agent_that_stops_the_trainer_stops_it_after_that_update(tmp_path: Pa
 
 
 class Logging(DQN):
-    """Logs in every update."""
-
     def update(self, batch):
         self.log("updates", float(self.trainer.datamodule.updates_done), on_epoch=True)
         return super().update(batch)
@@ -165,43 +143,7 @@ def test_checkpoints_of_lightning_at_steps_are_kept(tmp_path: Path, save, steps:
     assert written == ({"50", "100"} if save else {"120"})
 
 
-class Stopped(Several):
-    """Sends a signal before an update."""
-
-    takes_update_batches = True
-
-    def __init__(self, at: int = 0) -> None:
-        super().__init__()
-        self.at = at
-
-    def update(self, batch):
-        if self.trainer.datamodule.updates_done == self.at:
-            send(signal.SIGINT)()
-        return super().update(batch)
-
-
-@pytest.mark.usefixtures("default_handlers")
-@pytest.mark.parametrize("update", [10, 23])
-def test_a_signal_stops_after_the_update_and_the_run_goes_on(tmp_path: Path, update: int) -> None:
-    whole = Stopped()
-    unbroken = fit_stopped(tmp_path / "whole", whole, make_data(True, updates_per_training_step=1), [CloseAt(update)])
-    first = Stopped(update)
-    with pytest.raises(SystemExit):
-        fit_stopped(tmp_path, first, make_data(True))
-    assert len(first.seen) == update
-    second = Stopped()
-    resumed = fit_stopped(tmp_path, second, make_data(True, seed=99), ckpt_path="last")
-    assert first.seen + second.seen == whole.seen
-    assert torch.equal(second.weight, whole.weight)
-    assert (resumed.datamodule.replay[:] == unbroken.datamodule.replay[:]).all()
-    assert resumed.datamodule.clocks == unbroken.datamodule.clocks
-    assert (resumed.current_epoch, resumed.global_step) == (unbroken.current_epoch, unbroken.global_step)
-    assert second.steps < len(second.seen)
-
-
 class OfOneBatch(Tiny):
-    """Uses what ``training_step`` gets as one batch."""
-
     def __init__(self, use) -> None:
         super().__init__()
         self.use = use

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from lightning_replay import recipes
-from lightning_replay.agents import DQN
 from lightning_replay.envs.building import checked_reward
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
 from lightning_replay.lit.collection import Pace, RolloutPace
 from lightning_replay.lit.level_collection import ReturnNormalization
-from tests.unit.lit.level_toys import Stairs, Valuer
-from tests.unit.lit.toys import Counting, make_replay, make_trainer
+from tests.unit.lit.level_toys import Stairs
+from tests.unit.lit.toys import Counting, make_replay
 from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options
 
 OWNERS: list[tuple[Any, dict[str, Any]]] = [
@@ -62,33 +61,6 @@ LEVELS: dict[str, Any] = {"env": Stairs, "levels": UniformLevels(5), "env_steps"
 def test_the_wrong_thing_is_refused_when_a_data_module_is_built(module, options, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         module(**((REPLAY if module is ReplayDataModule else LEVELS) | options))
-
-
-class Rewarding(Counting):
-    """Gives the same reward at each step, whatever it is."""
-
-    def __init__(self, reward: Any) -> None:
-        super().__init__(num_actions=2)
-        self.reward = reward
-
-    def step(self, action):
-        observation, _, *ends = super().step(action)
-        return observation, self.reward, *ends
-
-
-@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), [1.0], None, np.array("1.0")], ids=str)
-def test_a_reward_that_is_no_number_is_refused_before_anything_is_stored(tmp_path, reward: Any) -> None:
-    message = r"<Rewarding.*> returned the reward .*; it must be one number"
-    options = {"env_kwargs": {"reward": reward}, "num_envs": 2}
-    data = ReplayDataModule(Rewarding, make_replay(), env_steps=60, warmup_steps=20, **options)
-    with pytest.raises(TypeError, match=message):
-        make_trainer(tmp_path).fit(DQN(observation_size=2, num_actions=2), datamodule=data)
-    assert len(data.replay) == 0
-    levels = UniformLevels(5, seed=0)
-    data = LevelDataModule(Rewarding, levels, env_steps=60, rollout_length=5, check=False, **options)
-    with pytest.raises(TypeError, match=message):
-        make_trainer(tmp_path).fit(Valuer(), datamodule=data)
-    assert data.env_steps_done == 0
 
 
 @pytest.mark.parametrize("reward", [1, 1.0, True, np.float32(1.0), np.int64(1), np.array(1.0), torch.tensor(1.0)])

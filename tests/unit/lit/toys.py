@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium
 import lightning as L
 import numpy as np
 import torch
 
-from lightning_replay.lit import ReplayDataModule, UpdatePriorities
+from lightning_replay.lit import ReplayCheckpoint, ReplayDataModule, UpdatePriorities
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.storage.packed import PackedStorage
@@ -84,6 +86,18 @@ class Tiny(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-4)
 
 
+class WatchedCheckpoint(ReplayCheckpoint):
+    """Notes after how many updates it wrote which file."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.written: list[tuple[int, str]] = []
+
+    def _save_checkpoint(self, trainer, filepath) -> None:
+        super()._save_checkpoint(trainer, filepath)
+        self.written.append((trainer.datamodule.updates_done, Path(filepath).name))
+
+
 def make_replay(prioritized: bool = False, capacity: int = 500, batch_size: int = 4) -> Replay:
     sampler = PrioritizedSampler(capacity=capacity, seed=0) if prioritized else None
     return Replay(storage=PackedStorage(capacity), sampler=sampler, batch_size=batch_size, seed=0)
@@ -96,13 +110,7 @@ def make_data(replay: Replay | None = None, env=Counting, **options) -> ReplayDa
 
 
 def make_trainer(directory, callbacks=(), **options) -> L.Trainer:
-    defaults = {
-        "max_epochs": -1,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": any("Checkpoint" in type(callback).__name__ for callback in callbacks),
-        "default_root_dir": directory,
-    }
+    defaults = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    defaults |= {"max_epochs": -1, "accelerator": "cpu", "default_root_dir": directory}
+    defaults["enable_checkpointing"] = any("Checkpoint" in type(callback).__name__ for callback in callbacks)
     return L.Trainer(callbacks=list(callbacks), **(defaults | options))
