@@ -399,7 +399,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def add(self, data: TensorDictBase) -> Tensor:
         """Stores one transition, of batch size ``[]``; see :meth:`extend`."""
-        return self.extend(data.unsqueeze(0) if isinstance(data, TensorDictBase) else data)
+        if not isinstance(data, TensorDictBase) or data.batch_dims:
+            given = list(data.shape) if isinstance(data, TensorDictBase) else type(data).__name__
+            raise (ValueError if isinstance(data, TensorDictBase) else TypeError)(
+                f"add takes one transition, a TensorDict of batch size []; got {given}. Call extend for several"
+            )
+        return self.extend(data.unsqueeze(0))
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
         """Draws a batch.
@@ -1039,7 +1044,7 @@ def wrong_shape(rows: TensorDictBase) -> ValueError:
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
     # Some of these parts would fail only once rows are stored or drawn.
     hooks, name, capacity = declared_sampler(sampler), type(first_of(sampler)).__name__, storage.max_size
-    for part in (sampler, writer):
+    for part in (sampler, first_of(sampler), writer):
         if isinstance(part, ReplaySampler | ReplayWriter):
             part._check_state()
     if hooks.num_slots is not None and hooks.num_slots < capacity:

@@ -97,6 +97,8 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
             f"the saved buffer has {'; '.join(different)}. Nothing was loaded; build the buffer with the options of "
             "the saved one, or let load_replay build it"
         )
+    if "rule" in saved:  # where format 3 had the rule of retention first
+        state = {**state, "writer": {"rule": saved["rule"], **state["writer"]}}
     batches = [_ready(batch) for batch in state["prefetched"]]
     with replay.unchanged():
         _restore_all(replay, state)

@@ -40,6 +40,7 @@ class Seeded:
     saved_attributes: tuple[str, ...] = ()  #: Names of attributes, tensors or plain values, that belong to the state.
     saved_parts: tuple[str, ...] = ()  #: Names of attributes with a ``state_dict`` of their own, or ``None``.
     _generator: Any = None  # a torch.Generator, once _seed_generator was called
+    _given_generator: Any = None  # by set_rng, to a part that has none of its own; not saved, as in TorchRL
 
     def _seed_generator(self, seed: int | None, device: torch.device | str = "cpu") -> None:
         # Past the __setattr__ of a torch.nn.Module, which a transform is: it takes microseconds.
@@ -47,23 +48,24 @@ class Seeded:
 
     @property
     def _rng(self) -> Any:
-        return self._generator
+        return self._given_generator if self._generator is None else self._generator
 
     @_rng.setter
     def _rng(self, generator: torch.Generator | None) -> None:
-        if generator is not None and self._generator is not None:
-            object.__setattr__(self, "_generator", generator)
+        if generator is not None:
+            object.__setattr__(self, "_given_generator" if self._generator is None else "_generator", generator)
 
     def reseed(self, seed: int) -> None:
         """Restarts the generator; called by ``Replay.seed``."""
-        if self._generator is not None:
+        if isinstance(self._generator, torch.Generator):  # a class of a user may have another under this name
             self._generator.manual_seed(seed)
 
     def _generator_state(self) -> dict[str, Tensor]:
-        return {} if self._generator is None else {"generator": self._generator.get_state()}
+        has_one = isinstance(self._generator, torch.Generator)
+        return {"generator": self._generator.get_state()} if has_one else {}
 
     def _restore_generator(self, state: Mapping[str, Any]) -> None:
-        if self._generator is not None:
+        if isinstance(self._generator, torch.Generator):
             self._generator.set_state(state["generator"].cpu().to(torch.uint8))
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,6 +124,9 @@ class Seeded:
                     f"the saved {type(self).__name__} has {there} for {name.lstrip('_')!r}, and this one has {here}; "
                     "build it with the options it was saved with. Nothing was loaded"
                 )
+        for name in self.saved_parts:  # first, as they may refuse
+            if own[name] is not None:
+                own[name].load_state_dict(state[name.lstrip("_")])
         self._restore_generator(state)
         for name in self.saved_attributes:
             before, value = own[name], _copied(state[name.lstrip("_")])
@@ -130,9 +135,6 @@ class Seeded:
             elif isinstance(value, Tensor) and isinstance(before, Tensor):
                 value = value.to(before.device)
             setattr(self, name, value)
-        for name in self.saved_parts:
-            if own[name] is not None:
-                own[name].load_state_dict(state[name.lstrip("_")])
 
 
 class DeclaredState(Seeded):

@@ -250,7 +250,7 @@ class FollowedEpisodes:
             self.links = EpisodeLinks(storage.max_size, device=done.device)
         if self._check_continuity and self.links.continuity is None:
             self.links.continuity = Continuity(storage)
-        self.links.write(index.to(done.device), read_trajectory(storage, index), done)
+        self.links_on(done.device).write(index.to(done.device), read_trajectory(storage, index), done)
 
     def warn(self) -> None:
         """Warns once where most rows do not continue the row before them, once the sampler has the new rows."""
@@ -259,8 +259,18 @@ class FollowedEpisodes:
 
     def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         if self.links is not None:
-            self.links.cut(index)
-            self.links.break_episodes(trajectories)
+            links = self.links_on(index.device)
+            links.cut(index)
+            links.break_episodes(trajectories)
+
+    def links_on(self, device: torch.device) -> EpisodeLinks:
+        """Returns the links, moved where a state from files, on the CPU, is of a storage on another device."""
+        assert self.links is not None
+        if self.links.successor.device != device:
+            moved = EpisodeLinks(self.links.capacity, device=device)
+            moved.load_state_dict(self.links.state_dict())
+            moved.continuity, self.links = self.links.continuity, moved
+        return self.links
 
     @property
     def nbytes(self) -> int:
@@ -318,8 +328,7 @@ class ContinuousTransitionSampler(PairSampler):
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""
-        assert self.followed.links is not None
-        following = self.followed.links.successor[index]
+        following = self.followed.links_on(index.device).successor[index]
         return torch.where(following < 0, index, following)
 
     def check_rows(self, rows: TensorDictBase) -> None:

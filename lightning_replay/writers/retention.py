@@ -460,7 +460,7 @@ class RetentionWriter(ReplayWriter):
             )
         rule: Any = self.rule
         here = self._described_rule()
-        if state_dict.get("rule", here) != here:  # format 3 began without it
+        if state_dict.get("rule", here) != here:  # format 3 began with it elsewhere, see restore_state
             raise ValueError(
                 f"the saved buffer has rule {state_dict['rule']}, here {here}. Nothing was loaded; build the buffer "
                 "with the options of the saved one, or let load_replay build it"

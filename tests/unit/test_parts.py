@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
@@ -263,3 +264,66 @@ def test_write_rows_refuses_what_is_no_slot_or_row(slots, rows, message: str) ->
     with pytest.raises(ValueError, match=message):
         writers.write_rows(storage, numbered_steps(0, 3), torch.tensor(slots), torch.tensor(rows))
     assert len(storage) == 0
+
+
+class Foreign(ReplaySampler):
+    """Draws by TorchRL's name of a generator, and has something else under the name of ours."""
+
+    saved_attributes = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = np.random.default_rng(0)
+
+    def sample(self, storage, batch_size: int):
+        return torch.randint(len(storage), (batch_size,), generator=self._rng), {}
+
+    def _empty(self) -> None: ...
+
+
+class ByTorchRL(Foreign):
+    def __init__(self) -> None:
+        super().__init__()
+        del self._generator
+
+
+def test_set_rng_reaches_a_sampler_without_a_generator_of_its_own() -> None:
+    drawn = []
+    for seed in (1, 2):  # of the global generator, by which nothing is drawn
+        torch.manual_seed(seed)
+        replay = TensorDictReplayBuffer(storage=LazyTensorStorage(100), sampler=ByTorchRL(), batch_size=6)
+        replay.extend(numbered_steps(0, 100))
+        replay.set_rng(torch.Generator().manual_seed(7))
+        drawn.append(replay.sample()["index"].tolist())
+    assert drawn[0] == drawn[1]
+
+
+def test_another_object_under_the_name_of_the_generator_is_left_alone() -> None:
+    replay = Replay(storage=PackedStorage(8), sampler=Foreign(), batch_size=2)
+    replay.extend(numbered_steps(0, 4))
+    replay.seed(0)
+    assert "generator" not in replay.state_dict()["sampler"]
+
+
+def test_a_first_sampler_without_a_declared_state_is_refused_when_built() -> None:
+    silent = type("Silent", (ReplaySampler,), {"sample": Foreign.sample, "_empty": Foreign._empty})
+    with pytest.raises(TypeError, match="Silent declares no state"):
+        Replay(storage=PackedStorage(8), sampler=samplers.RandomPairSampler(first=silent()), batch_size=2)
+
+
+def test_a_refused_state_of_tables_changes_no_count() -> None:
+    one, other = (recipes.parallel_curriculum(["a", "b"], size, 2) for size in (4, 8))
+    before = other.writer.state_dict()["write_count"]
+    state = one.writer.state_dict() | {"write_count": before + 5}
+    with pytest.raises(ValueError, match="build them with the saved capacities"):
+        other.writer.load_state_dict(state)
+    assert other.writer.state_dict()["write_count"] == before
+
+
+def test_add_takes_one_transition() -> None:
+    replay = recipes.uniform(8, 4)
+    with pytest.raises(ValueError, match=r"a TensorDict of batch size \[\]; got \[3\]"):
+        replay.add(numbered_steps(0, 3))
+    with pytest.raises(TypeError, match="got dict"):
+        replay.add({})
+    assert len(replay) == 0
