@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -96,26 +98,30 @@ class DQN(ExploringAgent):
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the loss and the magnitude of the TD error of each row, ``[B]``."""
-        columns, layers = _plain_columns(batch), self.network.layers()
-        taken, target = self._taken_and_target(columns, layers)
-        current = perceive(layers, columns["observation"]).gather(-1, taken).squeeze(-1)
+        columns = _plain_columns(batch)
+        taken, target = self._taken_and_target(columns, self.network, self.target_network)
+        current = self.network(columns["observation"]).gather(-1, taken).squeeze(-1)
         return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs()
 
     @torch.no_grad()
-    def _taken_and_target(self, batch: Columns, layers: Layers) -> tuple[Tensor, Tensor]:
+    def _taken_and_target(
+        self, batch: Columns, network: Callable[[Tensor], Tensor], target_network: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         following = batch["next"]["observation"]
-        best = perceive(layers, following).argmax(dim=-1, keepdim=True)
-        values = perceive(self.target_network.layers(), following).gather(-1, best).squeeze(-1)
+        best = network(following).argmax(dim=-1, keepdim=True)
+        values = target_network(following).gather(-1, best).squeeze(-1)
         target = bootstrapped(batch, values, self.hparams["discount"])
         return batch["action"].reshape(best.shape), target
 
     @torch.no_grad()
-    def _differentiate(self, batch: Columns, layers: Layers) -> tuple[Tensor, Tensor]:
+    def _differentiate(self, batch: Columns) -> tuple[Tensor, Tensor]:
         """Sets the gradients of the weighted mean of :meth:`losses`, in two thirds of the time of autograd's graph.
 
         Returns the loss, and the magnitude of the TD error of each row ``[B]``.
         """
-        taken, target = self._taken_and_target(batch, layers)
+        layers = self.network.layers()  # read once, and past the hooks of modules, of which there are none
+        networks = (partial(perceive, layers), partial(perceive, self.target_network.layers()))
+        taken, target = self._taken_and_target(batch, *networks)
         *inputs, values = _activations_of(layers, batch["observation"])
         current = values.gather(-1, taken).squeeze(-1)
         loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), batch)
@@ -127,9 +133,8 @@ class DQN(ExploringAgent):
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         optimizer, _ = self.critic_and_other_optimizers()
-        layers = self.network.layers()
-        if self._sets_gradients(batch, layers):
-            loss, td_error = self._differentiate(_plain_columns(batch), layers)
+        if self._sets_gradients(batch):
+            loss, td_error = self._differentiate(_plain_columns(batch))
             self.take_step(optimizer)
         else:
             rows, td_error = self.losses(batch)
@@ -142,7 +147,7 @@ class DQN(ExploringAgent):
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": td_error}
 
-    def _sets_gradients(self, batch: TensorDictBase, layers: Any) -> bool:
+    def _sets_gradients(self, batch: TensorDictBase) -> bool:
         # Only where the methods that it stands for are those of this class, and backward would set the gradients alone.
         kind = type(self)
         return (
@@ -156,7 +161,7 @@ class DQN(ExploringAgent):
             and not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled())
             and not any(
                 not one.requires_grad or one._backward_hooks or one._post_accumulate_grad_hooks
-                for layer in layers
+                for layer in self.network.layers()  # last: a subclass with losses of its own may have another network
                 for one in layer
             )
         )

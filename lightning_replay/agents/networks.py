@@ -170,6 +170,11 @@ class ActorCritic(nn.Module):
         layers: list[nn.Module] = []
         size = observation_shape[0]
         if len(observation_shape) == 3:
+            if not len(channels) == len(kernel_sizes) == len(strides) > 0:
+                raise ValueError(
+                    f"channels {list(channels)}, kernel_sizes {list(kernel_sizes)} and strides {list(strides)} must "
+                    "have one number for each convolution, of which images need at least one."
+                )
             planes = ImagePlanes(observation_shape[2], observation_high, categories)
             layers, before = [planes], planes.count
             for after, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True):

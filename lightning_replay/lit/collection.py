@@ -336,7 +336,13 @@ def check_tasks(environment: gymnasium.Env[Any, Any], tasks: Sequence[str]) -> N
     unknown = [task for task in tasks if task not in known]
     if unknown:
         raise ValueError(f"the replay has the tasks {unknown}, which {environment} does not have; it has {known}.")
-    environment.set_wrapper_attr("task", tasks[0])  # a property without a setter is refused now, not in the run
+    try:
+        environment.set_wrapper_attr("task", tasks[0])
+    except AttributeError as error:  # now, not in the run
+        raise ValueError(
+            f"the task of {environment} cannot be set ({error}); collecting for a replay with tasks sets it before "
+            "each reset. Make it an attribute, or give its property a setter."
+        ) from error
 
 
 class InformationColumns:
@@ -384,7 +390,11 @@ def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
 
 def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
     with suppress(TypeError, ValueError):
-        return np.array([float(value) for value in values[has_key]])  # NumPy would make NaN of None
+        given = list(values[has_key])
+        if not any(
+            isinstance(value, str | bytes | complex | np.complexfloating) for value in given
+        ):  # float takes texts
+            return np.array([float(value) for value in given])  # NumPy would make NaN of None
     shown = " ".join(str(values).split())  # without line breaks
     raise ValueError(
         f"info {key!r} holds {shown}; info_keys takes one number or flag per environment and step. "

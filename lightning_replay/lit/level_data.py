@@ -19,7 +19,7 @@ from lightning_replay.lit.collection import RolloutPace
 from lightning_replay.lit.data import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.level_collection import LevelCollection, ReturnNormalization
 from lightning_replay.lit.playing import level_returns, make_environment, stochastic_policy
-from lightning_replay.options import check_kind, checked_count, checked_flag
+from lightning_replay.options import check_kind, checked_count, checked_flag, with_named_arguments
 
 __all__ = ["LevelDataModule", "level_source_of"]
 
@@ -75,6 +75,7 @@ class LevelDataModule(EnvStepDataModule):
     updates_done: int
     updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
 
+    @with_named_arguments
     def __init__(
         self,
         env: str | Callable[..., gymnasium.Env[Any, Any]],

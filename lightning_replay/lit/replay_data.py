@@ -28,7 +28,7 @@ from lightning_replay.lit.checkpoint_files import saved_replay
 from lightning_replay.lit.collection import Collection, Pace, TaskAssignment
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import episode_returns, make_environments
-from lightning_replay.options import check_kind, checked_count
+from lightning_replay.options import check_kind, checked_count, with_named_arguments
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
 
@@ -101,6 +101,7 @@ class ReplayDataModule(EnvStepDataModule):
     rollout_rows: int = 0
     takes_td_errors = True
 
+    @with_named_arguments
     def __init__(
         self,
         env: str | Callable[..., gymnasium.Env[Any, Any]],

@@ -236,7 +236,7 @@ def built(
     Args:
         value: of an option; ``init_args`` may hold class paths too.
         name: of the option.
-        defaults: arguments for every class that accepts them, where they are left out or ``None``.
+        defaults: arguments of each class that accepts them, left out or ``None``; with ``functions`` of the outer.
         functions: whether a path may name a function, which is called if there are ``init_args``. That of a condition
             always may.
         example, examples: paths for messages; ``examples`` of arguments, by dotted name.
@@ -248,9 +248,13 @@ def built(
 share=None, min_size=None)]
     """
     key = name.rpartition(".")[2].partition("[")[0]
-    own = functools.partial(built, defaults=defaults, functions=functions, example=example, examples=examples)
+    # The capacity belongs to nested samplers too; seed and score of levels to the buffer alone.
+    nested = None if functions else defaults
+    own = functools.partial(built, defaults=nested, functions=functions, example=example, examples=examples)
     if key in _LISTS and isinstance(value, list | tuple):
-        return [own(item, f"{name}[{place}]") for place, item in enumerate(value)]
+        # In ``events`` a condition alone may stand for its event.
+        items = [{"condition": item} if key == "events" and _is_condition(item) else item for item in value]
+        return [own(item, f"{name}[{place}]") for place, item in enumerate(items)]
     if key in _CLASSES and name.endswith("]") and isinstance(value, Mapping) and "class_path" not in value:
         value = {"class_path": _CLASSES[key], "init_args": value}
     elif key in _PATHS and isinstance(value, str) and "." in value:  # other texts are for a recipe of the user's
@@ -264,7 +268,7 @@ share=None, min_size=None)]
     if not inspect.isclass(found):
         if not functions and key not in _CONDITIONS:
             raise ValueError(f"{name} names {value['class_path']!r}, which is no class but a {type(found).__name__}")
-        if "init_args" not in value:
+        if not arguments:
             return found
     defaults = defaults or {}
     present = {key: item for key, item in arguments.items() if item is not None or key not in defaults}
@@ -272,6 +276,11 @@ share=None, min_size=None)]
     # The constructor's signature: TorchRL's samplers have a __new__ that hides it.
     accepted = inspect.signature(found.__init__ if inspect.isclass(found) else found).parameters
     return found(**{key: item for key, item in defaults.items() if key in accepted} | given)
+
+
+def _is_condition(item: Any) -> bool:
+    path = item.get("class_path") if isinstance(item, Mapping) else item
+    return isinstance(path, str) and not path.endswith(".Event")
 
 
 def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:

@@ -147,3 +147,21 @@ def test_what_acts_moves_with_the_module(make) -> None:
     td_error = agent.losses(batch)[1] if isinstance(agent, DQN) else agent.distances(batch)
     assert td_error.dtype == torch.float64
     assert all(t.dtype == torch.float64 for t in agent.state_dict().values() if t.is_floating_point())
+
+
+def test_a_subclass_of_dqn_may_have_another_network_and_losses(tmp_path: Path) -> None:
+    class Own(DQN):
+        def build(self) -> None:
+            super().build()
+            self.network = torch.nn.Sequential(self.network)  # has no layers()
+
+        def losses(self, batch):
+            value = self.network(batch["observation"]).gather(-1, batch["action"].reshape(-1, 1)).squeeze(-1)
+            error = value - batch["next", "reward"].squeeze(-1)
+            return error.square(), error.detach().abs()
+
+        def on_train_batch_start(self, *given) -> None:
+            self.target_update.step = lambda: None
+
+    trainer, _ = fit(Own(**DISCRETE), [make_batch(DQN(**DISCRETE)) for _ in range(3)], tmp_path)
+    assert trainer.global_step == 3

@@ -194,7 +194,7 @@ def test_info_keys_must_be_names(keys) -> None:
         InformationColumns(keys)
 
 
-@pytest.mark.parametrize("value", ["goal", np.zeros(2), {"distance": 1.0}])
+@pytest.mark.parametrize("value", ["goal", "1.0", 1 + 2j, np.zeros(2), {"distance": 1.0}])
 def test_infos_must_be_numbers(value) -> None:
     class Odd(Counting):
         def step(self, action):

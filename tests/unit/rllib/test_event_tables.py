@@ -82,7 +82,6 @@ def once_of(threshold: float) -> Any:
         ({"condition": {"path": "x"}}, "condition is {'path': 'x'}; it must be a condition"),
         ({"condition": {**at_least(1.0), "init_args": {"value": 1}}}, "RewardAtLeast has no argument 'value'"),
         ({"condition": at_least(float("nan"))}, "threshold is nan; it must be a finite number"),
-        ({"condition": {"class_path": f"{MINE}.first_number_is_even", "init_args": {}}}, "argument: 'steps'"),
         ({"condition": at_least(1.0), "size": 3}, "EventTable has no argument 'size'"),
         ({}, "given neither condition nor events"),
         ({"condition": at_least(1.0), "name": "default"}, "taken twice"),
@@ -190,3 +189,11 @@ def test_td_errors_and_returns_over_several_steps() -> None:
     assert (starts >= 6).mean() > 0.5
     learned.update_priorities(np.where(starts == 4, 100.0, 0.0))
     assert (numbers(learned.sample(num_items=64)) == 4).sum() == 32  # its share; the rows of the other table are others
+
+
+def test_a_condition_alone_in_events_is_an_event() -> None:
+    path = f"{EVENTS}.reward_at_least"
+    alone = [{"class_path": path, "init_args": {"threshold": 1.0}}, f"{MINE}.first_number_is_even"]
+    (table,) = built([{"name": "goal", "events": alone, "capacity": 500}], "tables")
+    assert [type(event).__name__ for event in table.events] == ["Event", "Event"]
+    assert repr(table.events[0].condition) == "reward_at_least(1.0)" and callable(table.events[1].condition)
