@@ -336,7 +336,7 @@ def test_rows_kept_on_a_gpu_come_from_the_cpu_before_and_after_a_load(name, tmp_
 def test_one_transition_is_added_and_several_are_extended() -> None:
     replay, steps = prioritized(), numbered_steps(0, 4)
     assert replay.add(steps[0]).tolist() == [0]
-    with pytest.raises(ValueError, match=r"got \[1, 4\]. .* call add for a single transition"):
+    with pytest.raises(ValueError, match=r"one transition, .* got \[4\]. Call extend for several"):
         replay.add(steps)
     for given in ({"observation": torch.zeros(3)}, (1, 2, 3), None):
         with pytest.raises(TypeError, match=f"extend takes a TensorDict of transitions; got {type(given).__name__}"):
