@@ -339,7 +339,7 @@ def test_one_transition_is_added_and_several_are_extended() -> None:
     with pytest.raises(ValueError, match=r"one transition, .* got \[4\]. Call extend for several"):
         replay.add(steps)
     for given in ({"observation": torch.zeros(3)}, (1, 2, 3), None):
-        with pytest.raises(TypeError, match=f"extend takes a TensorDict of transitions; got {type(given).__name__}"):
+        with pytest.raises(TypeError, match=f"add takes one transition, .* got {type(given).__name__}"):
             replay.add(given)
     for given in ({"observation": torch.zeros(4, 3)}, [steps[0], steps[1]]):
         with pytest.raises(
