@@ -94,7 +94,8 @@ class EpisodeTracker:
         """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already."""
         if self.links is None:  # later rows have the columns of the first
             refuse_formed(rows, self.n_steps)
-            require_columns(rows, f"returns over {self.n_steps} steps")
+            purpose = f"returns over {self.n_steps} steps" if self.n_steps > 1 else "transforms that follow episodes"
+            require_columns(rows, purpose)
 
     def mark_update(self, index: Tensor, storage: Storage) -> None:
         """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order."""
