@@ -865,6 +865,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 "steps, of which none follows another; leave NStepTransitions out and give n_steps= to the buffer, "
                 "which forms returns when they are drawn"
             )
+        if following and not isinstance(self._storage, TensorStorage):
+            raise without_columns(following[0], self._storage)
         if following and self._episodes is None:
             self._follow(EpisodeTracker(1, 1.0))
         self._own_transforms = own
@@ -1115,6 +1117,13 @@ def wrong_shape(rows: TensorDictBase) -> ValueError:
     )
 
 
+def without_columns(reader: str, storage: Storage) -> TypeError:
+    return TypeError(
+        f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
+        "LazyTensorStorage"
+    )
+
+
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
     # Some of these parts would fail only once rows are stored or drawn.
     hooks, name, capacity = declared_sampler(sampler), type(first_of(sampler)).__name__, storage.max_size
@@ -1130,10 +1139,7 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         raise without_tables(name)
     if not isinstance(storage, TensorStorage) and (hooks._reads_columns or n_steps > 1):
         reader = type(sampler).__name__ if hooks._reads_columns else f"a buffer with n_steps={n_steps}"
-        raise TypeError(
-            f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
-            "LazyTensorStorage"
-        )
+        raise without_columns(reader, storage)
     setting = next(one for one in type(sampler).__mro__ if {"set_priorities", "update_priority"} & vars(one).keys())
     if isinstance(sampler, ReplaySampler) and setting is not ReplaySampler and "set_priorities" not in vars(setting):
         raise TypeError(
