@@ -81,7 +81,7 @@ def steps_of_episodes(links: EpisodeLinks, index: Tensor, place: Tensor, from_fi
     return moved(successor, first, (place.to(index.device) * (ahead + 1)).long())[0]
 
 
-@recorded
+@functools.partial(recorded, env_ids=("env",))
 class RelabelGoals(ReplayTransform):
     """Replaces the desired goals of a share of each batch by goals achieved in the same episodes.
 
