@@ -56,16 +56,8 @@ def walk(successor, predecessor, index, place, from_first, found):  # type: igno
         found[row] = slot
 
 
-def steps_of_episodes(links: EpisodeLinks, index: Tensor, place: Tensor, from_first: bool) -> Tensor:
-    """Returns a stored step of the episode of each row, int64 ``[n]``; see :func:`walk`, of which it is the result.
-
-    The time grows with the length of episodes, not with the capacity. On a GPU the rows move together, step by step.
-    """
-    successor, predecessor = links.successor, links.predecessor
-    if successor.device.type == "cpu":
-        found = torch.empty_like(index, device="cpu")
-        walk(successor.numpy(), predecessor.numpy(), index.cpu().numpy(), place.numpy(), from_first, found.numpy())
-        return found.to(index.device)
+def walk_together(successor: Tensor, predecessor: Tensor, index: Tensor, place: Tensor, from_first: bool) -> Tensor:
+    """Returns what :func:`walk` finds, on any device: all rows move at once, a step at a time."""
 
     def moved(table: Tensor, slots: Tensor, most: Tensor | int) -> tuple[Tensor, Tensor]:
         steps = torch.zeros_like(slots)
@@ -76,9 +68,22 @@ def steps_of_episodes(links: EpisodeLinks, index: Tensor, place: Tensor, from_fi
                 return slots, steps
             slots, steps = torch.where(moves, following, slots), steps + moves
 
-    first = moved(predecessor, index, links.capacity)[0] if from_first else index
-    ahead = moved(successor, first, links.capacity)[1]
-    return moved(successor, first, (place.to(index.device) * (ahead + 1)).long())[0]
+    first = moved(predecessor, index, len(predecessor))[0] if from_first else index
+    ahead = moved(successor, first, len(successor))[1]
+    return moved(successor, first, (place * (ahead + 1)).long())[0]
+
+
+def steps_of_episodes(links: EpisodeLinks, index: Tensor, place: Tensor, from_first: bool) -> Tensor:
+    """Returns a stored step of the episode of each row, int64 ``[n]``; see :func:`walk`.
+
+    The time grows with the length of episodes, not with the capacity.
+    """
+    successor, predecessor = links.successor, links.predecessor
+    if successor.device.type != "cpu":
+        return walk_together(successor, predecessor, index, place.to(index.device), from_first)
+    found = torch.empty_like(index, device="cpu")
+    walk(successor.numpy(), predecessor.numpy(), index.cpu().numpy(), place.numpy(), from_first, found.numpy())
+    return found.to(index.device)
 
 
 @functools.partial(recorded, env_ids=("env",))
@@ -86,15 +91,15 @@ class RelabelGoals(ReplayTransform):
     """Replaces the desired goals of a share of each batch by goals achieved in the same episodes.
 
     So an episode that misses its goal shows how to reach where it went instead. Each row of a batch is relabelled with
-    the probability ``share``; its new goal is the achieved goal after one step of its episode (under ``"next"``), drawn
-    along the links between stored rows: never across the end of an episode, a gap, an evicted row or environments. The
-    reward is computed anew, and where a function for it is given so is ``terminated``; with ``n_steps`` of the buffer
-    for every step of the return, which ends where the new goal terminates it. Stored rows, ``index``, weights and
-    priorities stay as they are. Hindsight Experience Replay, Andrychowicz et al. 2017,
+    the probability ``share``. Its new goal is the achieved goal after one step of its episode (under ``"next"``), drawn
+    along the links between stored rows: never across the end of an episode, a gap, an overwritten row or environments.
+    The reward is computed anew, and so is ``terminated`` where a function for it is given; with ``n_steps`` of the
+    buffer for every step of the return, which ends where the new goal terminates it. Stored rows, ``index``, weights
+    and priorities stay as they are. Hindsight Experience Replay, Andrychowicz et al. 2017,
     https://arxiv.org/abs/1707.01495, section 4.5; there ``share`` is k / (k + 1), 0.8 for k = 4.
 
     For a :class:`~lightning_replay.Replay`, which gives it stored rows; TorchRL's buffers do not. The time of a draw
-    grows with the length of the episodes, by about a millisecond for 256 rows of 1,000 steps.
+    grows with the length of the episodes, by about a millisecond for 256 rows of 1,000 steps, not with the capacity.
 
     Args:
         strategy: ``"future"``, a step from the row itself on to the newest stored one of its episode, all equally
@@ -160,7 +165,7 @@ class RelabelGoals(ReplayTransform):
         self._functions: tuple[Any, Any] = goal_functions(*self._given)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_functions": None}  # which may be methods of a whole simulation
+        return super().__getstate__() | {"_functions": None}  # which may be methods of a whole simulation
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
