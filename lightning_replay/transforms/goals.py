@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -26,6 +26,7 @@ from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import read_columns
 
+_METHODS = ("compute_reward", "compute_terminated")
 GOAL_STRATEGIES = ("future", "final", "episode")
 ACHIEVED_GOAL = ("observation", "achieved_goal")
 DESIRED_GOAL = ("observation", "desired_goal")
@@ -86,6 +87,11 @@ def steps_of_episodes(links: EpisodeLinks, index: Tensor, place: Tensor, from_fi
     return found.to(index.device)
 
 
+class _Part(NamedTuple):  # where a goal lies
+    column: tuple[str, ...]
+    place: Any  # of the last dimension of the column
+
+
 @functools.partial(recorded, env_ids=("env",))
 class RelabelGoals(ReplayTransform):
     """Replaces the desired goals of a share of each batch by goals achieved in the same episodes.
@@ -112,7 +118,9 @@ class RelabelGoals(ReplayTransform):
         terminated: a function as ``reward``, of flags ``[N]``, in place of that of ``env``. Without either the flags
             stay as they were stored, which is right where no goal ends an episode.
         achieved_key: the column of the goal that was achieved, read under ``"next"``.
-        desired_key: the column of the goal, replaced there and, if there, under ``"next"``.
+        desired_key: the column of the goal, replaced there and, if there, under ``"next"``. Where rows have flattened
+            observations of ``env``, as RLlib's and Gymnasium's ``FlattenObservation`` make them, in one column
+            ``observation``, the goals are their parts of it.
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Raises:
@@ -162,14 +170,17 @@ class RelabelGoals(ReplayTransform):
         self.achieved_key: tuple[str, ...] = checked_key("achieved_key", achieved_key)
         self.desired_key: tuple[str, ...] = checked_key("desired_key", desired_key)
         self._given: tuple[Any, Any, Any] = reward, terminated, env
-        self._functions: tuple[Any, Any] = goal_functions(*self._given)
+        self._from_environment()
+
+    def _from_environment(self) -> None:
+        self._functions, self._flat = goal_functions(*self._given)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_functions": None}  # which may be methods of a whole simulation
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._functions = goal_functions(*self._given)
+        self._from_environment()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Refuses: goals are drawn from stored rows."""
@@ -191,20 +202,25 @@ class RelabelGoals(ReplayTransform):
                 "the rewards of the transitions are returns over several steps, which RelabelGoals cannot compute for "
                 "another goal; nothing was stored. Store single steps and give n_steps= to the buffer"
             )
-        achieved, desired = rows.get(("next", *self.achieved_key), None), rows.get(self.desired_key, None)
-        lacking = [
-            repr(key)
-            for key, column in ((("next", *self.achieved_key), achieved), (self.desired_key, desired))
-            if not isinstance(column, Tensor)
-        ]
-        if lacking or achieved.shape != desired.shape:
-            what = f"no {' and no '.join(lacking)}" if lacking else "goals of two shapes, "
-            what += "" if lacking else f"{list(achieved.shape)} achieved and {list(desired.shape)} desired"
+        keys = ("next", *self.achieved_key), self.desired_key
+        found = [self._part(rows, key) for key in keys]
+        lacking = [repr(key) for key, part in zip(keys, found, strict=True) if part is None]
+        shapes = [list(rows.get(part.column)[..., part.place].shape) for part in found if part is not None]
+        if lacking or shapes[0] != shapes[1]:
+            what = f"no {' and no '.join(lacking)}" if lacking else f"goals of two shapes, {shapes[0]} and {shapes[1]}"
             raise ValueError(
-                f"the transitions have {what}, and RelabelGoals needs both goals of each row, of one shape; nothing "
-                "was stored. Store the observations of a goal environment, or name your columns with achieved_key= "
-                "and desired_key="
+                f"the transitions have {what}, and RelabelGoals needs an achieved and a desired goal of one shape; "
+                "nothing was stored. Store the observations of a goal environment, or name your columns with "
+                "achieved_key= and desired_key="
             )
+
+    def _part(self, rows: TensorDictBase, key: tuple[str, ...]) -> _Part | None:
+        branch, name = key[:-1], key[-1]
+        above = rows.get(branch, None) if branch else rows
+        if isinstance(above, Tensor):
+            is_flat = name in self._flat and above.shape[1:] == (max(place.stop for place in self._flat.values()),)
+            return _Part(branch, self._flat[name]) if is_flat else None
+        return _Part(key, ...) if above is not None and isinstance(above.get(name, None), Tensor) else None
 
     def forward_drawn(
         self, batch: TensorDictBase, index: Tensor, storage: Storage, episodes: EpisodeTracker
@@ -222,16 +238,23 @@ class RelabelGoals(ReplayTransform):
         if not len(rows):
             return batch
         place = torch.full_like(place, BELOW_ONE) if self.strategy == "final" else place
-        chosen, key = rows.to(index.device), ("next", *self.achieved_key)
+        chosen = rows.to(index.device)
         slots = index[chosen]
         of_goals = steps_of_episodes(links, slots, place[rows], self.strategy == "episode")
-        (goal,) = read_columns(storage, of_goals, [key])
+        goal = self._achieved(batch, storage, of_goals)
         self._set_returns(batch, chosen, slots, goal, storage, links, episodes.discount)
-        for name in (self.desired_key, ("next", *self.desired_key)):
-            desired = batch.get(name, None)
-            if desired is not None:
+        for key in (self.desired_key, ("next", *self.desired_key)):
+            part = self._part(batch, key)
+            if part is not None:
+                desired = batch.get(part.column)[..., part.place]
                 desired[chosen] = goal.to(desired.dtype)
         return batch
+
+    def _achieved(self, batch: TensorDictBase, storage: Storage, slots: Tensor) -> Tensor:
+        part = self._part(batch, ("next", *self.achieved_key))
+        assert part is not None  # as check_rows found
+        (column,) = read_columns(storage, slots, [part.column])
+        return column[..., part.place]
 
     def _set_returns(
         self,
@@ -247,7 +270,7 @@ class RelabelGoals(ReplayTransform):
         counts = batch.get("steps_to_next_obs", None)
         used = torch.ones_like(slots) if counts is None else counts[chosen].flatten()
         along = links.chain(slots, int(used.max()))[0]
-        (achieved,) = read_columns(storage, along.flatten(), [("next", *self.achieved_key)])
+        achieved = self._achieved(batch, storage, along.flatten())
         goals = (achieved, goal.repeat_interleave(along.shape[1], 0))
         reward, ends = self._functions
         following = batch.get("next")
@@ -285,24 +308,36 @@ def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tens
     return values.to(achieved.device)
 
 
-def goal_functions(reward: Any, terminated: Any, env: Any) -> tuple[GoalFunction, GoalFunction | None]:
-    """Returns the functions of rewards and of flags, where they are not given those of an environment or ``None``."""
+def goal_functions(reward: Any, terminated: Any, env: Any) -> tuple[tuple[Any, Any], dict[str, slice]]:
+    """Returns the functions of rewards and of flags, by default those of the environment, ``None`` where it has none.
+
+    And the places of the entries of its observations where these are flattened.
+    """
     if env is not None and not isinstance(env, str):
         check_kind("env", env, gymnasium.Env, "the id of an environment, or an environment")
     built = _built(env) if isinstance(env, str) else env
-    of_env = {} if built is None else {name: _method(built, name) for name in ("compute_reward", "compute_terminated")}
+    own, ends, flat = (None, None, {}) if built is None else (*map(_method, [built] * 2, _METHODS), _places(built))
     if isinstance(env, str):
         built.close()
-    if reward is None and of_env.get("compute_reward") is None:
+    if reward is None and own is None:
         which = "no env is given" if env is None else f"{env} has no compute_reward"
         raise ValueError(
             f"reward is None and {which}, so the rewards of other goals are unknown; give reward=, a function of "
             "achieved goals, desired goals and info, or an env with compute_reward(achieved_goal, desired_goal, info)"
         )
-    single = of_env.get("compute_terminated")
-    if terminated is None and single is not None:
-        terminated = functools.partial(_row_by_row, single)  # which Gymnasium-Robotics defines for one step
-    return of_env["compute_reward"] if reward is None else reward, terminated
+    if terminated is None and ends is not None:
+        terminated = functools.partial(_row_by_row, ends)  # which Gymnasium-Robotics defines for one step
+    return (own if reward is None else reward, terminated), flat
+
+
+def _places(env: gymnasium.Env[Any, Any]) -> dict[str, slice]:
+    # In the order of their names, as RLlib and Gymnasium flatten a dictionary; goals of one dimension alone.
+    space, places, start = env.observation_space, {}, 0
+    for name, each in sorted(space.spaces.items()) if isinstance(space, gymnasium.spaces.Dict) else ():
+        if not isinstance(each, gymnasium.spaces.Box) or len(each.shape) != 1:
+            return {}
+        places[name] = slice(start, start := start + each.shape[0])
+    return places
 
 
 def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[str, Any]) -> Any:

@@ -92,6 +92,27 @@ def test_functions_of_an_environment(env) -> None:
     assert torch.equal(batch["next", "terminated"].flatten(), is_last)
 
 
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_flattened_observations_of_an_environment_hold_the_goals(n_steps) -> None:
+    env = BitFlipping(bits=2)
+    flat, whole = (hindsight(reward=None, env=env, n_steps=n_steps) for _ in range(2))
+    rows, columns = goal_rows(range(6)), goal_rows(range(6))
+    for branch in (columns, columns["next"]):
+        seen = branch["observation"]
+        parts = [seen[name] for name in ("achieved_goal", "desired_goal", "observation")]
+        branch["observation"] = torch.cat(parts, 1)
+    flat.extend(columns)
+    whole.extend(rows)
+    one, other = flat.sample(), whole.sample()
+    assert torch.equal(one["observation"][:, 2:4], other["observation", "desired_goal"])
+    assert torch.equal(one["next", "observation"][:, 2:4], other["next", "observation", "desired_goal"])
+    assert torch.equal(one["next", "observation"][:, 4:], other["next", "observation", "observation"])
+    assert torch.equal(one["next", "reward"], other["next", "reward"])
+    assert one["observation"][:, 2].max() > OWN_GOAL and (flat[:]["observation"][:, 2] == OWN_GOAL).all()
+    with pytest.raises(ValueError, match=r"no \('next', 'observation', 'achieved_goal'\)"):
+        hindsight().extend(columns)  # without env nothing says where the goals are
+
+
 def test_a_maze_of_gymnasium_robotics_is_found_by_its_id() -> None:
     pytest.importorskip("gymnasium_robotics")
     rewards, flags = RelabelGoals(env="PointMaze_UMaze-v3")._functions
@@ -173,7 +194,7 @@ def test_rows_without_goals_or_of_several_steps_are_refused_and_nothing_is_store
             r"no \('observation', 'desired_goal'\), and RelabelGoals needs",
         ),
         (rows.exclude(("next", "observation", "achieved_goal")), r"no \('next', 'observation', 'achieved_goal'\)"),
-        (other, r"goals of two shapes, \[3, 2\] achieved and \[3, 5\] desired"),
+        (other, r"goals of two shapes, \[3, 2\] and \[3, 5\]"),
         (NStepTransitions(2, 0.9).inv(rows.clone()), "returns over several steps, which RelabelGoals cannot"),
         (rows.exclude(("next", "terminated")), "'terminated'"),
     ):
