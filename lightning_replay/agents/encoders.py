@@ -135,7 +135,8 @@ class Encoder(nn.Module):
 
     def __init__(self, size: ObservationSize) -> None:
         super().__init__()
-        self.paths, entries = zip(*entries_of(size), strict=True)
+        # in the order of their names, so that weights fit whatever the order of a mapping
+        self.paths, entries = zip(*sorted(entries_of(size), key=lambda entry: entry[0]), strict=True)
         self.parts: nn.ModuleList = nn.ModuleList(_part_of(entry) for entry in entries)
         described: list[tuple[Any, Any]] = list(zip(entries, self.parts, strict=True))
         self.size: int = sum(one if isinstance(one, int) else part.size for one, part in described)
