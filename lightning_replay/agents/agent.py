@@ -159,7 +159,7 @@ class SizedAgent(L.LightningModule):
 
     def _refuse_other_sizes(self, sizes: dict[str, Any], module: type) -> None:
         def size(name: str, value: Any) -> Any:
-            if isinstance(value, Mapping):  # of a description, whose convolutions may be one's own
+            if name == "observation_size" and isinstance(value, int | Mapping):  # the encoders may be one's own
                 return shapes_of(value)
             if name.endswith(("_low", "_high")):  # of bounds the number: those that were given may be narrower
                 return len(value) if isinstance(value, list | tuple) else None
