@@ -338,7 +338,7 @@ class OffPolicyAgent(SizedAgent):
 
     @property
     def learned_encoders(self) -> list[tuple[Encoder, Encoder]]:
-        """The encoder and its target, where it has parameters: a pair for :class:`TargetUpdate`, or none."""
+        """Pair of the encoder and its target, where it has parameters."""
         encoder, target = self.observation_encoder, self.target_observation_encoder
         return [(encoder, target)] if encoder is not None and target is not None and encoder.is_learned else []
 

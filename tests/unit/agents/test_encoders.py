@@ -184,6 +184,27 @@ def test_the_loss_of_the_critics_alone_trains_the_encoder(name: str) -> None:
     assert all(id(one) in owned[0] and id(one) not in owned[1] for one in parameters)
 
 
+def test_the_loss_of_the_values_alone_trains_the_encoder_of_mpdqn() -> None:
+    agent = AGENTS["mpdqn"](SEEN)
+    values, parameters, _ = agent.losses(make_batch(agent))
+    parameters.backward(retain_graph=True)
+    assert all(one.grad is None for one in agent.observation_encoder.parameters())
+    values.backward()
+    assert all(one.grad is not None for one in agent.observation_encoder.parameters())
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_targets_are_those_of_the_target_encoder(name: str, tmp_path: Path) -> None:
+    agent, other = AGENTS[name](SEEN), AGENTS[name](SEEN)
+    other.load_state_dict(agent.state_dict())
+    with torch.no_grad():
+        for parameter in other.target_observation_encoder.parameters():
+            parameter.mul_(2.0)
+    batch = make_batch(agent)
+    outputs, others = (fit(one, [batch], tmp_path, seed=1)[1][0]["td_error"] for one in (agent, other))
+    assert not torch.equal(outputs, others)
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_checkpoint_of_plain_values_holds_the_description(name: str, tmp_path: Path) -> None:
     agent = AGENTS[name](SEEN)
