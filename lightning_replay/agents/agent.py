@@ -108,6 +108,7 @@ class SizedAgent(L.LightningModule):
     """
 
     size_names: ClassVar[tuple[str, ...]] = ()
+    encodes_observations: ClassVar[bool] = False  #: Whether the networks take more than flat observations.
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
 
     def __init__(self) -> None:
@@ -154,12 +155,18 @@ class SizedAgent(L.LightningModule):
                 )
             sizes = self.sizes_from(data.observation_space, data.action_space)
             self.hparams.update({name: size for name, size in sizes.items() if self.hparams.get(name) is None})
+        size = self.hparams.get("observation_size")
+        if isinstance(size, Mapping) and not self.encodes_observations:
+            raise ValueError(
+                f"{type(self).__name__} takes flat observations, a one-dimensional Box of floats, and observation_size "
+                f"is {size}. Use DQN, MPDQN, SAC or TD3, which encode such observations, or convert them in a wrapper."
+            )
         self.build()
         self.is_built = True
 
     def _refuse_other_sizes(self, sizes: dict[str, Any], module: type) -> None:
         def size(name: str, value: Any) -> Any:
-            if isinstance(value, Mapping):  # of a description, whose convolutions may be one's own
+            if name == "observation_size" and isinstance(value, int | Mapping):  # the encoders may be one's own
                 return shapes_of(value)
             if name.endswith(("_low", "_high")):  # of bounds the number: those that were given may be narrower
                 return len(value) if isinstance(value, list | tuple) else None
@@ -338,7 +345,7 @@ class OffPolicyAgent(SizedAgent):
 
     @property
     def learned_encoders(self) -> list[tuple[Encoder, Encoder]]:
-        """The encoder and its target, where it has parameters: a pair for :class:`TargetUpdate`, or none."""
+        """Pair of the encoder and its target, where it has parameters."""
         encoder, target = self.observation_encoder, self.target_observation_encoder
         return [(encoder, target)] if encoder is not None and target is not None and encoder.is_learned else []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,7 @@ def _checked_integers(name: str, values: Any) -> Any:
     return checked_count(name, values, -LARGEST_COUNT)
 
 
-def _checked_high(name: str, value: Any) -> float:
-    return checked_number(name, value, ABOVE_ZERO)
-
-
+_checked_high = partial(checked_number, lowest=ABOVE_ZERO)
 _FIELDS: dict[str, dict[str, Any]] = {
     "flat": {"shape": checked_counts, "high": _checked_high},
     "one_hot": {"low": _checked_integers, "high": _checked_integers},
@@ -113,7 +111,7 @@ def shapes_of(size: ObservationSize) -> dict[tuple[str, ...], Any]:
 
 
 class Encoder(nn.Module):
-    """Features ``[..., F]`` of an observation, those of its entries one after the other.
+    """Features ``[..., F]`` of an observation, those of its entries in the order of their names.
 
     Vectors are features as they are, other numbers are flattened, integers one-hot encoded, and images go through
     convolutions, a linear layer, layer normalisation and tanh (Yarats et al. 2021, https://arxiv.org/abs/1910.01741).
@@ -130,7 +128,7 @@ class Encoder(nn.Module):
         >>> from tensordict import TensorDict
         >>> encoder = Encoder({"state": 2, "room": {"encoder": "one_hot", "low": 1, "high": 3}})
         >>> encoder(TensorDict({"state": torch.ones(4, 2), "room": torch.tensor([1, 2, 3, 1])}, [4]))[1].tolist()
-        [1.0, 1.0, 0.0, 1.0, 0.0]
+        [0.0, 1.0, 0.0, 1.0, 1.0]
     """
 
     def __init__(self, size: ObservationSize) -> None:
@@ -166,7 +164,7 @@ class _FlatEntry(nn.Module):
     def __init__(self, entry: Mapping[str, Any]) -> None:
         super().__init__()
         self._dims, self.size = len(entry["shape"]), math.prod(entry["shape"])
-        self.register_buffer("scale", torch.tensor(1.0 / entry.get("high", 1.0), device="cpu"), persistent=False)
+        self.register_buffer("scale", torch.tensor(1.0 / entry.get("high", 1.0)), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
         return numbers.reshape(*numbers.shape[: numbers.ndim - self._dims], self.size) * self.scale
@@ -177,7 +175,7 @@ class _OneHotEntry(nn.Module):
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
         super().__init__()
-        low, high = (torch.tensor(entry[name], device="cpu") for name in ("low", "high"))
+        low, high = (torch.tensor(entry[name]) for name in ("low", "high"))
         self._dims, counts = low.ndim, (high - low + 1).flatten()
         self.size = int(counts.sum())
         self.register_buffer("shift", counts.cumsum(0) - counts - low.flatten(), persistent=False)
@@ -195,19 +193,17 @@ class _ImageEntry(nn.Module):
         super().__init__()
         self._shape, self._is_last = entry["shape"], not entry["channels_first"]
         self.size = entry["features"]
-        self.register_buffer("scale", torch.tensor(1.0 / entry["high"], device="cpu"), persistent=False)
+        self.register_buffer("scale", torch.tensor(1.0 / entry["high"]), persistent=False)
         convolutions = ConvNet(
             in_features=1 if len(self._shape) == 2 else self._shape[-1 if self._is_last else 0],
             num_cells=entry["channels"],
             kernel_sizes=entry["kernel_sizes"],
             strides=entry["strides"],
             activation_class=nn.ReLU,
-            device="cpu",
         )
         # torch refuses kernels that are larger than the image
-        found = convolutions(self._planes(torch.zeros(1, *self._shape, device="cpu"))).shape[-1]
-        layers = nn.Linear(found, self.size, device="cpu"), nn.LayerNorm(self.size, device="cpu"), nn.Tanh()
-        self.body = nn.Sequential(convolutions, *layers)
+        found = convolutions(self._planes(torch.zeros(1, *self._shape))).shape[-1]
+        self.body = nn.Sequential(convolutions, nn.Linear(found, self.size), nn.LayerNorm(self.size), nn.Tanh())
 
     def _planes(self, images: Tensor) -> Tensor:  # [N, ...] as [N, C, H, W]
         images = images * self.scale

@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
-from gymnasium.spaces.utils import flatten_space
 
 from lightning_replay.agents.encoders import described_image
 from lightning_replay.envs.building import build_environment, check_env, parts_of, refused_entries
@@ -154,8 +153,9 @@ def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any],
     if not isinstance(observation_space, Box) or not (is_flat or is_image):
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs flat observations, a one-dimensional "
-            "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). "
-            + _advice(observation_space)
+            "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). DQN, SAC and TD3 "
+            "encode dictionaries, integers and images of either layout; use one of these, or convert observations by "
+            "gymnasium.wrappers.TransformObservation. FlattenObservation is for numbers, not for cameras."
         )
     high = float(observation_space.high.max()) if is_image else None
     return {"observation_shape": [int(size) for size in shape], "observation_high": high, "num_actions": num_actions}
@@ -195,16 +195,6 @@ def _num_actions(space: Space[Any], agent: str) -> int:
             "Use TD3 or SAC for a Box, or wrap the environment."
         )
     return int(space.n)
-
-
-def _advice(space: Space[Any]) -> str:
-    advice = "DQN, SAC and TD3 encode dictionaries, integers and images of either layout; use one of these"
-    if refused_entries(space, lambda part: part.dtype != np.uint8 or len(part.shape or ()) < 2):  # images are not
-        return f"{advice}."
-    wrapped = "gymnasium.wrappers.FlattenObservation(env)"
-    if not np.issubdtype(flatten_space(space).dtype, np.floating):  # one-hot numbers of Discrete are integers
-        wrapped = f"gymnasium.wrappers.DtypeObservation({wrapped}, numpy.float32)"
-    return f"{advice}, or wrap the environment: {wrapped}."
 
 
 def observation_size(space: Space[Any], agent: str = "the agent") -> int | dict[str, Any]:
