@@ -8,7 +8,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 import torch
 from tensordict import TensorDictBase
@@ -17,7 +16,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.compiled import compiled
-from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
 from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.episodes.returns import FORMED_KEYS, EpisodeTracker, bootstrap_discounts, n_step_returns
 from lightning_replay.options import BELOW_ONE, check_kind, checked_choice, checked_key, checked_share, missing_extra
@@ -26,7 +24,6 @@ from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import read_columns
 
-_METHODS = ("compute_reward", "compute_terminated")
 GOAL_STRATEGIES = ("future", "final", "episode")
 ACHIEVED_GOAL = ("observation", "achieved_goal")
 DESIRED_GOAL = ("observation", "desired_goal")
@@ -154,7 +151,7 @@ class RelabelGoals(ReplayTransform):
         strategy: str = "future",
         share: float = 0.8,
         reward: GoalFunction | None = None,
-        env: str | gymnasium.Env[Any, Any] | None = None,
+        env: Any = None,
         terminated: GoalFunction | None = None,
         achieved_key: NestedKey = ACHIEVED_GOAL,
         desired_key: NestedKey = DESIRED_GOAL,
@@ -297,7 +294,7 @@ class RelabelGoals(ReplayTransform):
 
 
 def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tensor) -> Tensor:
-    values = torch.as_tensor(np.asarray(function(achieved.cpu().numpy(), desired.cpu().numpy(), {})))
+    values = torch.as_tensor(np.asarray(function(achieved.cpu().numpy(), desired.cpu().numpy(), {})), device="cpu")
     if values.shape != (len(achieved),) or not bool(torch.isfinite(values).all()):
         given = f"the shape {list(values.shape)}" if values.shape != (len(achieved),) else "NaN or infinity"
         raise ValueError(
@@ -313,12 +310,13 @@ def goal_functions(reward: Any, terminated: Any, env: Any) -> tuple[tuple[Any, A
 
     And the places of the entries of its observations where these are flattened.
     """
-    if env is not None and not isinstance(env, str):
-        check_kind("env", env, gymnasium.Env, "the id of an environment, or an environment")
-    built = _built(env) if isinstance(env, str) else env
-    own, ends, flat = (None, None, {}) if built is None else (*map(_method, [built] * 2, _METHODS), _places(built))
-    if isinstance(env, str):
-        built.close()
+    own = ends = None
+    flat: dict[str, slice] = {}
+    if env is not None:
+        built = _built(env)
+        own, ends, flat = _method(built, "compute_reward"), _method(built, "compute_terminated"), _places(built)
+        if built is not env:
+            built.close()
     if reward is None and own is None:
         which = "no env is given" if env is None else f"{env} has no compute_reward"
         raise ValueError(
@@ -330,25 +328,34 @@ def goal_functions(reward: Any, terminated: Any, env: Any) -> tuple[tuple[Any, A
     return (own if reward is None else reward, terminated), flat
 
 
-def _places(env: gymnasium.Env[Any, Any]) -> dict[str, slice]:
+def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+    return np.array([bool(function(one, other, info)) for one, other in zip(achieved, desired, strict=True)])
+
+
+def _method(env: Any, name: str) -> Any:
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+
+
+def _places(env: Any) -> dict[str, slice]:
     # In the order of their names, as RLlib and Gymnasium flatten a dictionary; goals of one dimension alone.
+    from gymnasium.spaces import Box, Dict
+
     space, places, start = env.observation_space, {}, 0
-    for name, each in sorted(space.spaces.items()) if isinstance(space, gymnasium.spaces.Dict) else ():
-        if not isinstance(each, gymnasium.spaces.Box) or len(each.shape) != 1:
+    for name, each in sorted(space.spaces.items()) if isinstance(space, Dict) else ():
+        if not isinstance(each, Box) or len(each.shape) != 1:
             return {}
         places[name] = slice(start, start := start + each.shape[0])
     return places
 
 
-def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
-    return np.array([bool(function(one, other, info)) for one, other in zip(achieved, desired, strict=True)])
+def _built(env: Any) -> Any:
+    import gymnasium  # which rows and a function of rewards do not need
 
+    from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
 
-def _method(env: gymnasium.Env[Any, Any], name: str) -> Any:
-    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
-
-
-def _built(env: str) -> gymnasium.Env[Any, Any]:
+    if not isinstance(env, str):
+        check_kind("env", env, gymnasium.Env, "the id of an environment, or an environment")
+        return env
     try:
         return build_environment(env, {})
     except UnknownEnvironmentError as error:
