@@ -65,6 +65,11 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
             "minatar-200",
         ),
     ),
+    "Hindsight": (
+        "bit flipping: DQN alone solves no more than 13 bits, with hindsight up to 50; sparse rewards of robots are "
+        "hardly learned without it",
+        ("bits", "goals"),
+    ),
     "Combinations of these": (
         "of no paper",
         (
