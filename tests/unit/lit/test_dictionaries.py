@@ -191,6 +191,7 @@ def test_entries_that_are_no_arrays_are_all_named(tmp_path: Path) -> None:
     [
         ({"camera": np.zeros((6, 6), np.uint8)}, r"observation\['camera'\] of shape \[6, 6\], and .* \[6, 6, 3\]"),
         ({"place": {"room": 1}}, r"observation\['place'\] with the entries \['room'\], and .*\['position', 'room'\]"),
+        ({"place": 3}, r"observation\['place'\] with the entries \[\], and its"),
         ({"more": 1}, r"observation with the entries \['camera', 'goals', 'more', 'place'\]"),
         ({"goals": (np.zeros(2), np.zeros(1))}, r"observation\['goals'\]\['1'\] of shape \[1\]"),
     ],
