@@ -900,7 +900,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the previous one."""
         before = super().set_sampler(sampler)
-        self._attach_parts()
+        try:
+            self._attach_parts()
+        except BaseException:  # a transform refuses the sampler
+            super().set_sampler(before)
+            self._attach_parts()
+            raise
         in_order = slots_by_age(self._storage, self._writer_hooks) if self._cuts_slices and len(self) else None
         if in_order is not None:
             self._mark_ends(self._check_slices.broken(in_order[1:], self._storage))

@@ -17,6 +17,7 @@ from torchrl.data import LazyTensorStorage, ListStorage
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.envs.bit_flipping import BitFlipping
+from lightning_replay.samplers import RandomPairSampler
 from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.transforms import NStepTransitions, RelabelGoals
 from lightning_replay.transforms.goals import walk, walk_together
@@ -208,6 +209,10 @@ def test_buffers_it_does_not_work_with_are_refused() -> None:
     relabel = RelabelGoals(reward=reached)
     with pytest.raises(ValueError, match="got a buffer with a RandomPairSampler; a mixture of two transitions"):
         recipes.mixup(10).append_transform(relabel)
+    replay = hindsight()
+    with pytest.raises(ValueError, match="got a buffer with a RandomPairSampler"):
+        replay.set_sampler(RandomPairSampler())
+    assert replay.sampler_name == "UniformSampler" and replay._sampler_hooks is replay.sampler
     with pytest.raises(ValueError, match="RelabelGoals follows the episodes of stored rows.*give n_steps="):
         recipes.surprise_retention(10, n_steps=2, transform=relabel)
     with pytest.raises(TypeError, match="RelabelGoals reads columns of rows, and a ListStorage has none"):
