@@ -318,7 +318,13 @@ class WriterHooks(Seeded):
 
 
 class ReplayTransform(Seeded, Transform):
-    """Changes batches, by TorchRL's ``forward``, and rows before they are stored, by TorchRL's ``_inv_call``."""
+    """Changes batches, by TorchRL's ``forward``, and rows before they are stored, by TorchRL's ``_inv_call``.
+
+    A batch has the further columns of its sampler, ``index`` and ``generation`` before it is changed. A transform that
+    reads other stored rows defines :meth:`forward_drawn`. Rows that are read by ``replay[...]`` are not changed.
+    """
+
+    follows_episodes: bool = False  #: Whether the buffer follows episodes for :meth:`forward_drawn`.
 
     state_dict: Any = Module.state_dict  # which holds the extra state
     load_state_dict: Any = Module.load_state_dict
@@ -327,6 +333,29 @@ class ReplayTransform(Seeded, Transform):
     # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
     # transform's own class defines it.
     _mix_stored: Any = None
+
+    def check_buffer(self, replay: Any) -> None:
+        """Refuses a ``Replay`` whose parts it does not work with by raising; called when these are put together."""
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses the first rows, TensorDict ``[N]``, by raising ``ValueError``; later ones have their columns.
+
+        Called before anything is stored, and with a stored row where the transform comes to a filled buffer.
+        """
+
+    def forward_drawn(self, batch: TensorDictBase, index: Tensor, storage: Any, episodes: Any) -> TensorDictBase:
+        """Changes a drawn batch; called by ``Replay`` in place of ``forward``, by which it is done by default.
+
+        Args:
+            batch: TensorDict ``[B]``, complete, with returns over several steps; of pairs ``[B, 2]``.
+            index: int64 of the same shape, the slots of its rows.
+            storage: of the rows; :func:`lightning_replay.storage.read_columns` reads columns of any.
+            episodes: an :class:`~lightning_replay.episodes.returns.EpisodeTracker`, whose ``links``
+                (:class:`~lightning_replay.episodes.links.EpisodeLinks`) lead along the episodes of stored rows, and
+                whose ``n_steps`` and ``discount`` are those of the returns; ``None`` where neither the buffer nor
+                :attr:`follows_episodes` needs one.
+        """
+        return self(batch)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

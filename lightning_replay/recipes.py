@@ -12,9 +12,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
 
+import gymnasium
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler
+from torchrl.envs import Compose, Transform
 
 from lightning_replay.events.event_table import ConditionLike, EventTable
 from lightning_replay.options import (
@@ -43,7 +45,8 @@ from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
-from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates, NStepTransitions
+from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates, NStepTransitions, RelabelGoals
+from lightning_replay.transforms.goals import ACHIEVED_GOAL, DESIRED_GOAL, GoalFunction
 from lightning_replay.transforms.mixup import MIXED_KEYS
 from lightning_replay.transforms.noise import NOISY_KEYS
 from lightning_replay.writers import RetentionRule, RetentionWriter, SurpriseOnPolicyness
@@ -52,6 +55,7 @@ from lightning_replay.writers.tables import DEFAULT_TABLE, EventTableWriter, Tas
 __all__ = [
     "continuous_transition",
     "event_tables",
+    "hindsight",
     "known",
     "mixup",
     "neighborhood_mixup",
@@ -79,6 +83,8 @@ class ReplayOptions(TypedDict, total=False):
         check_finite: refuse rows with NaN or infinity in rewards or observations; on by default.
         check_continuity: a row follows another only if it starts with the observation that the other ended with, bit
             for bit; on by default, see :class:`~lightning_replay.episodes.links.Continuity`.
+        transform: applied to drawn batches after the recipe's own, such as
+            :class:`~lightning_replay.transforms.RelabelGoals`; none by default.
         seed: seed of every draw; ``None`` seeds from torch's global generator.
     """
 
@@ -89,6 +95,7 @@ class ReplayOptions(TypedDict, total=False):
     prefetch: int | None
     check_finite: bool
     check_continuity: bool
+    transform: Transform | None
     seed: int | None
 
 
@@ -188,6 +195,10 @@ def assemble(
     of_storage = taken(options, "device", "memmap", "frame_stack", "image_key", "frame_capacity")
     of_storage |= {"n_steps": options.get("n_steps", 1), "default_frame_capacity": default_frame_capacity}
     storage = storage_for(slots, **of_storage)
+    own, given = parts.get("transform"), options.pop("transform", None)
+    if given is not None and own is not None:
+        check_kind("transform", given, Callable, "a Transform of TorchRL or of this library, or a callable")
+    parts["transform"] = given if own is None else own if given is None else Compose(own, given)
     # n_steps is of the storage, which is checked against it, and of the buffer, which forms the returns.
     return kind(storage=storage, sampler=sampler, batch_size=batch_size, **{**options, **parts})
 
@@ -350,6 +361,49 @@ def prioritized(
         capacity, priority_exponent, importance_exponent, priority_offset, normalize_over_batch
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
+
+
+@with_named_arguments
+def hindsight(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    env: str | gymnasium.Env[Any, Any] | None = None,
+    reward: GoalFunction | None = None,
+    terminated: GoalFunction | None = None,
+    strategy: str = "future",
+    share: float = 0.8,
+    achieved_key: str | tuple[str, ...] = ACHIEVED_GOAL,
+    desired_key: str | tuple[str, ...] = DESIRED_GOAL,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    **options: Unpack[FrameOptions],
+) -> Replay:
+    """Replaces goals of drawn rows by goals that their episodes achieved (HER, Andrychowicz et al. 2017).
+
+    Hindsight Experience Replay, https://arxiv.org/abs/1707.01495, for environments whose observations hold an achieved
+    and a desired goal. For other recipes give :class:`~lightning_replay.transforms.RelabelGoals` as ``transform``.
+
+    Args:
+        env: id of the goal environment, or an environment, whose ``compute_reward`` and ``compute_terminated`` are
+            used where ``reward`` and ``terminated`` are not given.
+        reward: ``(achieved, desired, info)`` of arrays ``[N, ...]`` to rewards ``[N]``.
+        terminated: the same, to flags ``[N]``.
+        strategy: ``"future"`` (a later step of the episode), ``"final"`` (the newest) or ``"episode"`` (any).
+        share: probability that a row is relabelled; k / (k + 1) of the paper, 0.8 for k = 4.
+        achieved_key: column of the achieved goal.
+        desired_key: column of the desired goal.
+        priority_exponent: α of prioritized draws; 0 draws uniformly.
+        importance_exponent: β of their correction.
+        priority_offset: ε, added to every priority.
+
+    Raises:
+        ValueError: neither ``reward`` nor an ``env`` that computes it.
+    """
+    sampler = prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset)
+    relabel = RelabelGoals(strategy, share, reward, env, terminated, achieved_key, desired_key)
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=relabel)
 
 
 @with_named_arguments

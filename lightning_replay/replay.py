@@ -23,7 +23,7 @@ from torchrl.envs import MultiStepTransform, Transform
 from lightning_replay.divided_draws import check_divisible
 from lightning_replay.episodes.links import with_real_ends
 from lightning_replay.episodes.returns import EpisodeTracker, NStepTransitions, refuse_formed
-from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
+from lightning_replay.episodes.running import held_slots, newest_running, slots_by_age, stored_trajectories
 from lightning_replay.feedback import Feedback, given_feedback, given_priority, judged, set_in_one_pass, td_error_of
 from lightning_replay.options import (
     check_kind,
@@ -177,6 +177,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         seed = checked_seed(seed)
         episodes = EpisodeTracker(n_steps, discount, check_continuity)  # which checks all three
         self._episodes, self._checks_continuity = episodes if n_steps > 1 else None, check_continuity
+        self._forms_returns = n_steps > 1  # otherwise episodes are followed for transforms alone
         self._feedback = Feedback()
         self.awaits_new_episodes = False
         self._row_check = TransitionCheck(checked_flag("check_finite", check_finite))
@@ -354,6 +355,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if rows.ndim != 1 or rows.shape[0] == 0:
             raise wrong_shape(rows)
         first_rows, columns = len(self._storage) == 0, None
+        for transform in self._own_transforms if first_rows else ():
+            transform.check_rows(rows)
         # A PackedStorage checks rows itself, when it reads them.
         if self._packed is None:
             self._check_columns(rows)
@@ -486,7 +489,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             with torch.inference_mode(False):
                 return self._sample(batch_size, draw)
         with self._replay_lock, self._write_lock:
-            storage, packed, episodes = self._storage, self._packed, self._episodes
+            storage, packed = self._storage, self._packed
             # Interleaved episodes in a ring are refused here, because TorchRL's slices would join them.
             if self._cuts_ring:
                 self._check_slices(self._sampler, storage, self._writer, batch_size)
@@ -497,26 +500,44 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             else:
                 if type(index) is not Tensor or index.dtype is not torch.int64 or index.shape != (batch_size,):
                     self._check_draw(index, batch_size)
-                if packed is not None and episodes is None and not self._has_transforms:
+                if packed is not None and not self._forms_returns and not self._has_transforms:
                     # A batch that is just rows; the storage adds ``generation``, a stored column.
                     info["index"] = index
                     return storage.get(index, extra=info), info
             # Rows are complete, with their returns over n steps, before a transform changes them.
             data, generation, transforms = self._read(index)
+            shown = [*info] if index.ndim == 1 else []  # those of pairs fit once a transform has made one row of two
+            for key in shown:
+                data.set(key, info[key])
             for transform in transforms:
-                data = transform(data)
+                if isinstance(transform, ReplayTransform):
+                    data = transform.forward_drawn(data, index, storage, self._episodes)
+                else:
+                    data = transform(data)
             info["index"] = index
             if generation is not None:
                 info["generation"] = generation if self._sampler_hooks.update_partners else data.get("generation")
             for key, value in info.items():
-                # Set again only what a transform has replaced: the rows were read with their index and generation.
-                if data.get(key, None) is not value:
+                # Set again only what a transform has removed, and index and generation also where it replaced them.
+                present = data.get(key, None)
+                if present is not value and (present is None or key not in shown):
                     data.set(key, value)
             return data, info
 
+    def __getitem__(self, index: Any) -> Any:
+        """Returns stored rows as they are, transforms not applied, or a column of all by its key."""
+        if isinstance(
+            index, tuple | str
+        ):  # a key, which TorchRL reads from all rows, or an index of several dimensions
+            return self[:][index]
+        with self._replay_lock:
+            rows = self._storage[index]
+        return rows if isinstance(index, int) else self._collate_fn(rows)
+
     def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
         # The rows that were drawn, their generations, and the transforms that are still to be applied.
-        packed, episodes, transforms = self._packed, self._episodes, [*self._transforms]
+        packed, transforms = self._packed, [*self._transforms]
+        episodes = self._episodes if self._forms_returns else None
         first: Any = transforms[0] if transforms and index.ndim == 2 else None
         # A subclass may mix in another way than its base.
         mixes = isinstance(first, ReplayTransform) and "_mix_stored" in vars(type(first))
@@ -670,12 +691,18 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         For a caller that gets the length of its returns only when it draws; otherwise give ``n_steps`` when building.
         """
         with self._replay_lock, self._write_lock:
-            episodes.check_continuity = self._checks_continuity
-            if len(self._storage):
-                in_order = self.oldest_first()
-                episodes.check_rows(self._storage.get(in_order[:1]))
-                episodes.mark_update(in_order, self._storage)
-            self._episodes = episodes
+            self._follow(episodes)
+            self._forms_returns = True
+
+    def _follow(self, episodes: EpisodeTracker) -> None:
+        episodes.check_continuity = self._checks_continuity
+        if self._episodes is not None:  # for transforms alone: the links are the same
+            episodes.links = self._episodes.links
+        elif len(self._storage):
+            in_order = self.oldest_first()
+            episodes.check_rows(self._storage.get(in_order[:1]))
+            episodes.mark_update(in_order, self._storage)
+        self._episodes = episodes
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
         """Ends running episodes whose environments were closed, reset or lost: nothing follows their stored rows.
@@ -825,6 +852,52 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
         self._checks_rows = type(self._sampler_hooks).check_rows is not ReplaySampler.check_rows
         self.last_insertion = Insertion()
+        self._attach_transforms()
+
+    def _attach_transforms(self) -> None:
+        own = [one for one in self._transforms if isinstance(one, ReplayTransform)]
+        for one in own:
+            one.check_buffer(self)
+        following = [type(one).__name__ for one in own if one.follows_episodes]
+        if following and self._delaying():
+            raise ValueError(
+                f"{following[0]} follows the episodes of stored rows, and NStepTransitions stores returns over several "
+                "steps, of which none follows another; leave NStepTransitions out and give n_steps= to the buffer, "
+                "which forms returns when they are drawn"
+            )
+        if following and not isinstance(self._storage, TensorStorage):
+            raise without_columns(following[0], self._storage)
+        if following and self._episodes is None:
+            self._follow(EpisodeTracker(1, 1.0))
+        self._own_transforms = own
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> Replay:
+        """Appends a transform, which is applied last; nothing is changed where it does not fit the buffer."""
+        with self._with_more_transforms():
+            super().append_transform(transform, invert=invert)
+        return self
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Replay:
+        """Inserts a transform before that at ``index``; nothing is changed where it does not fit the buffer."""
+        with self._with_more_transforms():
+            super().insert_transform(index, transform, invert=invert)
+        return self
+
+    @contextmanager
+    def _with_more_transforms(self) -> Iterator[None]:
+        with self._changing():
+            before = [*self._transforms]
+            try:
+                yield
+                if len(self._storage):
+                    row = self._storage.get(held_slots(self._storage)[:1])
+                    for one in self._transforms:
+                        if isinstance(one, ReplayTransform) and one not in before:
+                            one.check_rows(row)
+                self._attach_transforms()
+            except BaseException:
+                self._transform.transforms = nn.ModuleList(before)
+                raise
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the previous one."""
@@ -975,7 +1048,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._sampler_hooks.cut(torch.zeros(0, dtype=torch.int64, device=self._storage.device), trajectories)
 
     def successors(self, index: Tensor) -> Tensor | None:
-        """Returns the slots of the next steps of rows ``[n]``, -1 where none is stored; ``None`` with ``n_steps=1``."""
+        """Returns the slots of the next steps of rows ``[n]``, -1 where none is stored.
+
+        ``None`` where episodes are not followed: with ``n_steps=1`` and without a transform that needs them.
+        """
         links = None if self._episodes is None else self._episodes.links
         return None if links is None else links.successor[index]
 
@@ -1041,6 +1117,13 @@ def wrong_shape(rows: TensorDictBase) -> ValueError:
     )
 
 
+def without_columns(reader: str, storage: Storage) -> TypeError:
+    return TypeError(
+        f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
+        "LazyTensorStorage"
+    )
+
+
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
     # Some of these parts would fail only once rows are stored or drawn.
     hooks, name, capacity = declared_sampler(sampler), type(first_of(sampler)).__name__, storage.max_size
@@ -1056,10 +1139,7 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         raise without_tables(name)
     if not isinstance(storage, TensorStorage) and (hooks._reads_columns or n_steps > 1):
         reader = type(sampler).__name__ if hooks._reads_columns else f"a buffer with n_steps={n_steps}"
-        raise TypeError(
-            f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
-            "LazyTensorStorage"
-        )
+        raise without_columns(reader, storage)
     setting = next(one for one in type(sampler).__mro__ if {"set_priorities", "update_priority"} & vars(one).keys())
     if isinstance(sampler, ReplaySampler) and setting is not ReplaySampler and "set_priorities" not in vars(setting):
         raise TypeError(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from lightning_replay.options import check_kind, checked_number, did_you_mean
 from rllib_ext.apex import ApexDQNConfig
 from rllib_ext.api import LEVEL_OPTIONS, REPLAY_OPTIONS, configure, replay_config
+from rllib_ext.buffer.building import built
 from rllib_ext.environments import set_class_path
 
 REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {
@@ -164,7 +166,17 @@ def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) ->
     model = arguments.get("model_config", {})
     if isinstance(model, Mapping):  # RLlib ignores a misspelt one
         _check_names(f"{method}.model_config", model, [field.name for field in dataclasses.fields(DefaultModelConfig)])
+    connector = arguments.get("env_to_module_connector")
+    if isinstance(connector, Mapping):
+        arguments = {**arguments, "env_to_module_connector": functools.partial(_connector, connector)}
     getattr(config, method)(**arguments)
+
+
+def _connector(class_path: Mapping[str, Any], *given: Any, **named: Any) -> Any:
+    # In place of a function of environment, spaces and device, which RLlib's own connectors do not need.
+    return built(
+        class_path, "env_to_module_connector", example="ray.rllib.connectors.env_to_module.FlattenObservations"
+    )
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:

@@ -24,6 +24,9 @@ def required_options(name: str, capacity: int) -> dict[str, Any]:
         return {"capacity": capacity, "tables": [table]}
     if name == "reverse_sweep":
         return {"capacity": capacity, "goal": reward_at_least(20.0)}
+    if name == "hindsight":  # of steps without goals: relabelling is tested elsewhere
+        keys = {"achieved_key": "observation", "desired_key": "observation"}
+        return {"capacity": capacity, "env": "BitFlipping-v0", "share": 0.0, **keys}
     return {"capacity": capacity}
 
 

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import register, registry
 _ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Atari-v0": ("atari:atari", {}),
     "MinAtar-v0": ("atari:MinAtarGame", {}),
+    "BitFlipping-v0": ("bit_flipping:BitFlipping", {}),
     "HalfField-1v0": ("half_field:HalfField", {"keeper": False}),
     "HalfField-1v1": ("half_field:HalfField", {"keeper": True}),
     "MultiRoom-N4-Random-v0": ("grids:MultiRooms", {}),

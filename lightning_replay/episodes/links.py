@@ -211,7 +211,7 @@ class EpisodeLinks:
         self.continuity: Continuity | None = continuity
         self.capacity: int = checked_count("capacity", capacity, of="slots")
         self.successor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
-        self._predecessor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self.predecessor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         # The newest slot of each running episode, both ways; the key None is the one stream without trajectory ids.
         self._newest_slot: dict[int | None, int] = {}
         self._trajectory_at: dict[int, int | None] = {}
@@ -252,7 +252,7 @@ class EpisodeLinks:
 
     def predecessors(self, index: Tensor) -> Tensor:
         """Returns the slots of the steps before, of the shape of ``index``; -1 where none is stored."""
-        return self._predecessor[index]
+        return self.predecessor[index]
 
     def running_slots(self) -> Tensor:
         return torch.tensor(list(self._trajectory_at), dtype=torch.int64, device=self.successor.device)
@@ -261,7 +261,7 @@ class EpisodeLinks:
         """Ends the episodes at these slots: nothing follows them, now or later."""
         index = index.reshape(-1)
         following = self.successor[index]
-        self._predecessor[following[following >= 0]] = -1
+        self.predecessor[following[following >= 0]] = -1
         self.successor[index] = -1
         self._forget_running(index.tolist())
 
@@ -272,18 +272,18 @@ class EpisodeLinks:
     def release(self, index: Tensor) -> None:
         """Cuts the links to and from slots whose rows left without being overwritten."""
         # Also the row before: its return must not go on to a slot that is free.
-        before = self._predecessor[index.reshape(-1)]
+        before = self.predecessor[index.reshape(-1)]
         self.cut(torch.cat((before[before >= 0], index.reshape(-1))))
 
     def clear(self) -> None:
         self.successor.fill_(-1)
-        self._predecessor.fill_(-1)
+        self.predecessor.fill_(-1)
         self._newest_slot.clear()
         self._trajectory_at.clear()
 
     @property
     def nbytes(self) -> int:
-        return self.successor.nbytes + self._predecessor.nbytes
+        return self.successor.nbytes + self.predecessor.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         named = [trajectory for trajectory in self._newest_slot if trajectory is not None]
@@ -304,7 +304,7 @@ class EpisodeLinks:
         self.clear()
         self.successor.copy_(successor)
         linked = (self.successor >= 0).nonzero().squeeze(1)
-        self._predecessor[self.successor[linked]] = linked
+        self.predecessor[self.successor[linked]] = linked
         for name, slot in zip(state["running_trajectory"].tolist(), state["running_slot"].tolist(), strict=True):
             self._remember(name, slot)
         if state["newest_slot"] >= 0:
@@ -312,7 +312,7 @@ class EpisodeLinks:
 
     def _write_one(self, slot: int, trajectory: int | None, done: bool) -> None:
         # In plain numbers: an extend of one row takes 59 us, and 124 by _write_many.
-        successor, predecessor = self.successor.numpy(), self._predecessor.numpy()
+        successor, predecessor = self.successor.numpy(), self.predecessor.numpy()
         before, after = predecessor[slot], successor[slot]
         # The row that was in this slot leaves, and nothing may go through it.
         if before >= 0:
@@ -339,7 +339,7 @@ class EpisodeLinks:
         episodes = groups_of(names, done.cpu().numpy())
         on_cpu = self.successor.device.type == "cpu"
         successor: Any = self.successor.numpy() if on_cpu else self.successor
-        predecessor: Any = self._predecessor.numpy() if on_cpu else self._predecessor
+        predecessor: Any = self.predecessor.numpy() if on_cpu else self.predecessor
         written = slots if on_cpu else index
         before, after = predecessor[written], successor[written]
         successor[before[before >= 0]] = -1

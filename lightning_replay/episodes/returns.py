@@ -20,12 +20,12 @@ from lightning_replay.storage.packed import device_of, read_columns, stored_befo
 
 _Column = tuple[str, str, str]  # name, dtype and shape of a column
 # Columns of rows whose rewards are returns, as this library, TorchRL's transform and its collectors' MultiStep have.
-_FORMED = ("steps_to_next_obs", ("next", "original_reward"))
+FORMED_KEYS = ("steps_to_next_obs", ("next", "original_reward"))
 
 
 def refuse_formed(rows: TensorDictBase, n_steps: int) -> None:
     """Raises ``ValueError`` for rows whose rewards are returns already, where ``n_steps`` is above 1."""
-    found = next((key for key in _FORMED if rows.get(key, None) is not None), None)
+    found = next((key for key in FORMED_KEYS if rows.get(key, None) is not None), None)
     if n_steps > 1 and found is not None:
         raise ValueError(
             f"the rewards of the transitions are returns over several steps already, as their column {found!r} shows, "
@@ -94,7 +94,8 @@ class EpisodeTracker:
         """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already."""
         if self.links is None:  # later rows have the columns of the first
             refuse_formed(rows, self.n_steps)
-            require_columns(rows, f"returns over {self.n_steps} steps")
+            purpose = f"returns over {self.n_steps} steps" if self.n_steps > 1 else "transforms that follow episodes"
+            require_columns(rows, purpose)
 
     def mark_update(self, index: Tensor, storage: Storage) -> None:
         """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order."""

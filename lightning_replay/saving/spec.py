@@ -36,9 +36,16 @@ class Record(NamedTuple):
 
     set_again: tuple[str, ...]
     chosen_when_loaded: tuple[str, ...]
+    env_ids: tuple[str, ...]
 
 
-def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tuple[str, ...] = ()) -> C:
+def recorded(
+    cls: C,
+    *,
+    set_again: tuple[str, ...] = (),
+    chosen_when_loaded: tuple[str, ...] = (),
+    env_ids: tuple[str, ...] = (),
+) -> C:
     """Class decorator: keeps the constructor's arguments as ``self.init_arguments``.
 
     :func:`build` rebuilds recorded classes alone, so a file cannot name another class to be called. Unknown arguments
@@ -49,6 +56,7 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
         set_again: arguments that are left to their defaults where they have no form in JSON; the class logs when it
             loads that they are to be set again.
         chosen_when_loaded: arguments that are taken from ``chosen`` of :func:`build`, not from the save.
+        env_ids: arguments that may be ids of environments; Gymnasium imports the module before a colon in them.
     """
     original = cls.__init__  # type: ignore[misc]
     signature = inspect.signature(original)
@@ -77,8 +85,9 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
             original(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]
-    inherited: Record = getattr(cls, "_record", Record((), ()))
-    cls._record = Record(inherited.set_again + set_again, inherited.chosen_when_loaded + chosen_when_loaded)  # type: ignore[attr-defined]
+    inherited: Record = getattr(cls, "_record", Record((), (), ()))
+    given = Record(set_again, chosen_when_loaded, env_ids)
+    cls._record = Record(*(before + own for before, own in zip(inherited, given, strict=True)))  # type: ignore[attr-defined]
     return cls
 
 
@@ -149,6 +158,10 @@ def build(
         raise _not_rebuildable(name, content, content if kind == "class" else description.get("defined"))
     given = dict(description["arguments"])
     given |= {key: (chosen or {}).get(key) for key in record.chosen_when_loaded if key in given}
+    for key in record.env_ids:
+        module, colon, _ = given[key].partition(":") if isinstance(given.get(key), str) else ("", "", "")
+        if colon:
+            _check_trusted(module, f"{name}.{key}", given[key], (*trust, "gymnasium_robotics"))
     return cls(**{key: part(item, f"{name}.{key}") for key, item in given.items()})
 
 
@@ -205,12 +218,7 @@ def _resolve(path: Any, name: str, trust: Sequence[str]) -> Any:
     if not isinstance(path, str):
         raise TypeError(f"the option {name} has the import path {path!r}")
     module, _, qualname = path.partition(":")
-    if not any(module == package or module.startswith(f"{package}.") for package in (*TRUSTED, *trust)):
-        raise NotRebuildableError(
-            f"the option {name} is {path}, and the module {module} is not imported because a file names it. If you "
-            f"trust it, load with trust=[{module.partition('.')[0]!r}]; or build the replay buffer yourself with the "
-            "same options and call replay.load(path)."
-        )
+    _check_trusted(module, name, path, trust)
     if module.partition(".")[0] == "lightning_replay" and (public := _public(qualname)) is not None:
         return public[1]  # wherever the file that defines it was when it was saved
     try:
@@ -224,3 +232,12 @@ def _resolve(path: Any, name: str, trust: Sequence[str]) -> Any:
             "example with its folder on PYTHONPATH; or build the replay buffer yourself with the same options and call "
             "replay.load(path)."
         ) from error
+
+
+def _check_trusted(module: str, name: str, path: str, trust: Sequence[str]) -> None:
+    if not any(module == package or module.startswith(f"{package}.") for package in (*TRUSTED, *trust)):
+        raise NotRebuildableError(
+            f"the option {name} is {path}, and the module {module} is not imported because a file names it. If you "
+            f"trust it, load with trust=[{module.partition('.')[0]!r}]; or build the replay buffer yourself with the "
+            "same options and call replay.load(path)."
+        )

@@ -7,12 +7,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_replay.storage.packed import PackedStorage, occupancy_of
+    from lightning_replay.storage.packed import PackedStorage, occupancy_of, read_columns
 
-__all__ = ["PackedStorage", "occupancy_of"]
+__all__ = ["PackedStorage", "occupancy_of", "read_columns"]
 
 # imported at first use: the layout of rows, which `lightning-replay inspect` reads, needs no TorchRL
-_MODULES = {"FrameStorage": "frames", "PackedStorage": "packed", "occupancy_of": "packed"}
+_MODULES = {
+    "FrameStorage": "frames",
+    "PackedStorage": "packed",
+    "occupancy_of": "packed",
+    "read_columns": "packed",
+}
 
 
 def __getattr__(name: str) -> Any:

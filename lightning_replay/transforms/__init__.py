@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from lightning_replay.episodes.returns import NStepTransitions
+from lightning_replay.transforms.goals import RelabelGoals
 from lightning_replay.transforms.mixup import MixPairs, MixStates, mixup_coefficients
 from lightning_replay.transforms.noise import GaussianNoise
 from lightning_replay.transforms.shaping import ManhattanDistance, OneAt, PotentialShaping
@@ -16,5 +17,6 @@ __all__ = [
     "NStepTransitions",
     "OneAt",
     "PotentialShaping",
+    "RelabelGoals",
     "mixup_coefficients",
 ]

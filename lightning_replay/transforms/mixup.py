@@ -285,8 +285,7 @@ class MixPairs(ReplayTransform):
         if len(size) != 2 or size[1] != 2:
             raise ValueError(
                 f"MixPairs got a batch of size {list(size)}; it mixes pairs, a batch of size [B, 2]. Use a sampler "
-                "that draws pairs: NeighborhoodMixupSampler, ContinuousTransitionSampler or RandomPairSampler. "
-                "Indexing a buffer reads single rows: use sample(), or replay.storage[...] for stored rows."
+                "that draws pairs: NeighborhoodMixupSampler, ContinuousTransitionSampler or RandomPairSampler"
             )
         following = tensordict.get("next", None)
         terminated = None if following is None else following.get("terminated", None)

@@ -40,7 +40,8 @@ RECIPE_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": T
 _EXAMPLE = "lightning_replay.samplers.PrioritizedSampler"
 # By the name of an argument: its text is a class path, or a function that is not called; a dict may be arguments alone.
 _CONDITIONS = ("condition", "conditions", "goal")
-_PATHS = (*PARTS, "scheduler", *_CONDITIONS)
+_FUNCTIONS = (*_CONDITIONS, "reward", "terminated")
+_PATHS = (*PARTS, "scheduler", *_FUNCTIONS)
 _CLASSES = {"tables": "lightning_replay.events.EventTable", "events": "lightning_replay.events.Event"}
 _LISTS = (*_CLASSES, "conditions")
 
@@ -266,7 +267,7 @@ share=None, min_size=None)]
         raise ValueError(f"{name} is {value!r}; accepted are class_path and init_args, arguments by name")
     found = imported(value["class_path"], name, (examples or {}).get(name, example))
     if not inspect.isclass(found):
-        if not functions and key not in _CONDITIONS:
+        if not functions and key not in _FUNCTIONS:
             raise ValueError(f"{name} names {value['class_path']!r}, which is no class but a {type(found).__name__}")
         if not arguments:
             return found

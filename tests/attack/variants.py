@@ -16,6 +16,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.saving.spec import recorded
 from lightning_replay.writers import OldestLeaves, SmallestReturnLeaves, StochasticSurprise
 from tests.attack.worlds import World
+from tests.recipe_options import required_options
 
 TASKS = ["target", "near"]
 DISCOUNT = 0.5
@@ -90,6 +91,8 @@ class Variant:
                 EventTable("goal", condition=reward_at_least(7.0), history_length=1, capacity=5, min_size=1),
             ]
             options = {"tables": tables, "min_size": 1, "max_trajectories": 3, "forget_stale": True} | options
+        if self.recipe == "hindsight":
+            options = required_options("hindsight", capacity) | options
         if self.recipe == "reverse_sweep":
             options["goal"] = HighReward()
         if "rule" in options:

@@ -18,6 +18,7 @@ import lightning_replay
 from lightning_replay import events, levels, recipes, schedulers
 from lightning_replay.agents.cagrad import ConflictAverseStep, conflict_averse_gradient
 from lightning_replay.envs.atari import MinAtarGame, atari
+from lightning_replay.envs.bit_flipping import BitFlipping
 from lightning_replay.envs.grids import MultiRooms, ObstructedMazeGamut, ThreeRooms
 from lightning_replay.envs.half_field import HalfField
 from lightning_replay.envs.point_maze import PointMazeTasks
@@ -67,6 +68,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "PackedStorage": {"capacity": 10},
     "PotentialShaping": {"potential": torch.sum, "discount": 0.9},
     "PrioritizedSampler": {"capacity": 10},
+    "RelabelGoals": {"env": "BitFlipping-v0"},
     "Reestablished": {"condition": HIGH, "steps": 2},
     "ReturnChange": {"low": 0.0, "high": 1.0},
     "ReverseCurriculum": {"order": ["near"]},
@@ -120,6 +122,7 @@ OTHERS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (ObstructedMazeGamut, {"num_mazes": 3}),
     (PointMazeTasks, {}),
     (MinAtarGame, {"game": "breakout"}),
+    (BitFlipping, {}),
     (ThreeRooms, {}),
     (atari, {"game": "Breakout"}),
     (LevelWrapper, {"env": gymnasium.make("CartPole-v1")}),

@@ -38,6 +38,24 @@ def test_gymnasium_finds_nothing_to_object_to_and_a_picture_is_drawn(identifier:
     assert isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3
 
 
+def test_bits_are_flipped_until_they_are_those_of_the_goal() -> None:
+    env = gymnasium.make("BitFlipping-v0", bits=4, max_steps=6)
+    check_env(env.unwrapped, skip_render_check=True)
+    seen, _ = env.reset(seed=3)
+    wrong = np.flatnonzero(seen["observation"] != seen["desired_goal"])
+    right = np.flatnonzero(seen["observation"] == seen["desired_goal"])
+    assert len(wrong)
+    played = [env.step(bit) for bit in (*wrong[:-1], wrong[-1])]
+    assert [step[1:4] for step in played] == [(-1.0, False, False)] * (len(wrong) - 1) + [(0.0, True, False)]
+    assert np.array_equal(played[-1][0]["achieved_goal"], seen["desired_goal"]) and played[-1][4]["success"]
+    rewards = env.unwrapped.compute_reward(np.eye(4), np.eye(4)[[0, 1, 3, 3]], {})
+    assert rewards.tolist() == [0, 0, -1, 0]
+    env.reset(seed=3)
+    bit = int(right[0]) if len(right) else 0
+    lasts = [env.step(bit)[1:4] for _ in range(6)]  # there and back
+    assert lasts[-1] == (-1.0, False, True) and not any(last[2] for last in lasts[:-1])
+
+
 @pytest.mark.parametrize("identifier", ["PointMazeTasks-UMaze-v0", "PointMazeTasks-Medium-v0"])
 def test_gymnasium_finds_nothing_to_object_to_in_mazes(identifier: str) -> None:
     env = gymnasium.make(identifier)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bits that are flipped one by one until they are those of the goal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lightning_replay.options import checked_count
+
+Seen = dict[str, np.ndarray]
+
+
+class BitFlipping(gymnasium.Env[Seen, Any]):
+    """Every action flips one bit; reward 0 at the goal, which terminates the episode, and -1 at every other step.
+
+    Bits and goal are drawn by :meth:`reset`. With 20 bits an agent hardly ever reaches a goal by chance. Andrychowicz
+    et al. 2017, https://arxiv.org/abs/1707.01495, section 3.1.
+
+    Args:
+        bits: their number.
+        max_steps: steps after which an episode is truncated; ``None`` for as many as bits.
+
+    Action: Discrete, the bit.
+
+    Observation: ``observation`` and ``achieved_goal``, the bits, and ``desired_goal``, float32 ``[bits]`` of 0 and 1.
+
+    Info: ``success`` (bool).
+    """
+
+    def __init__(self, bits: int = 20, max_steps: int | None = None) -> None:
+        self.bits: int = checked_count("bits", bits)
+        self.max_steps: int = self.bits if max_steps is None else checked_count("max_steps", max_steps)
+        each = spaces.Box(0.0, 1.0, (self.bits,), np.float32)
+        self.observation_space: spaces.Dict = spaces.Dict(
+            {"observation": each, "achieved_goal": each, "desired_goal": each}
+        )
+        self.action_space: spaces.Discrete = spaces.Discrete(self.bits)
+        self._state = self._goal = np.zeros(self.bits, dtype=np.float32)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Seen, dict[str, Any]]:
+        """Draws bits and a goal that differs from them."""
+        super().reset(seed=seed)
+        self._state = self.np_random.integers(2, size=self.bits).astype(np.float32)
+        self._goal = self._state
+        while (self._goal == self._state).all():
+            self._goal = self.np_random.integers(2, size=self.bits).astype(np.float32)
+        self._steps = 0
+        return self._seen(), {"success": False}
+
+    def step(self, action: Any) -> tuple[Seen, float, bool, bool, dict[str, Any]]:
+        """Flips the bit ``action``."""
+        self._state = self._state.copy()
+        self._state[action] = 1.0 - self._state[action]
+        self._steps += 1
+        reached = bool(self.compute_terminated(self._state, self._goal, {}))
+        reward = float(self.compute_reward(self._state, self._goal, {}))
+        return self._seen(), reward, reached, self._steps >= self.max_steps and not reached, {"success": reached}
+
+    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: dict[str, Any]) -> np.ndarray:
+        """Returns the rewards ``[...]`` of goals ``[..., bits]``."""
+        return self.compute_terminated(achieved_goal, desired_goal, info).astype(np.float32) - 1.0
+
+    def compute_terminated(
+        self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: dict[str, Any]
+    ) -> np.ndarray:
+        """Returns whether the goals ``[..., bits]`` are equal, bool ``[...]``."""
+        return np.asarray((achieved_goal == desired_goal).all(-1))
+
+    def _seen(self) -> Seen:
+        return {"observation": self._state, "achieved_goal": self._state, "desired_goal": self._goal}

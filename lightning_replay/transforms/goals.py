@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hindsight: goals of drawn transitions replaced by goals that their episodes achieved."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.compiled import compiled
+from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
+from lightning_replay.episodes.links import EpisodeLinks
+from lightning_replay.episodes.returns import FORMED_KEYS, EpisodeTracker, bootstrap_discounts, n_step_returns
+from lightning_replay.options import BELOW_ONE, check_kind, checked_choice, checked_key, checked_share, missing_extra
+from lightning_replay.parts import ReplayTransform
+from lightning_replay.samplers.pairs import PairSampler
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.packed import read_columns
+
+_METHODS = ("compute_reward", "compute_terminated")
+GOAL_STRATEGIES = ("future", "final", "episode")
+ACHIEVED_GOAL = ("observation", "achieved_goal")
+DESIRED_GOAL = ("observation", "desired_goal")
+
+#: ``(achieved [N, ...], desired [N, ...], info) -> [N]``, of arrays; ``info`` is an empty dictionary.
+GoalFunction = Callable[[Any, Any, dict[str, Any]], Any]
+
+
+@compiled
+def walk(successor, predecessor, index, place, from_first, found):  # type: ignore[no-untyped-def]
+    """Writes into ``found``, int64 ``[n]``, a step of the episode of each row in ``index``, int64 ``[n]``.
+
+    Args:
+        successor, predecessor: int64 ``[slots]``, the step after and before each; -1 where none is stored.
+        place: float64 ``[n]`` in [0, 1), where between the row and the newest step.
+        from_first: whether the steps begin with the first that is stored, not with the row itself.
+    """
+    for row in range(len(index)):
+        slot = index[row]
+        while from_first and predecessor[slot] >= 0:
+            slot = predecessor[slot]
+        last, count = slot, 1
+        while successor[last] >= 0:
+            last = successor[last]
+            count += 1
+        for _ in range(int(place[row] * count)):
+            slot = successor[slot]
+        found[row] = slot
+
+
+def walk_together(successor: Tensor, predecessor: Tensor, index: Tensor, place: Tensor, from_first: bool) -> Tensor:
+    """Returns what :func:`walk` finds, on any device: all rows move at once, a step at a time."""
+
+    def moved(table: Tensor, slots: Tensor, most: Tensor | int) -> tuple[Tensor, Tensor]:
+        steps = torch.zeros_like(slots)
+        while True:
+            following = table[slots]
+            moves = (following >= 0) & (steps < most)
+            if not bool(moves.any()):
+                return slots, steps
+            slots, steps = torch.where(moves, following, slots), steps + moves
+
+    first = moved(predecessor, index, len(predecessor))[0] if from_first else index
+    ahead = moved(successor, first, len(successor))[1]
+    return moved(successor, first, (place * (ahead + 1)).long())[0]
+
+
+def steps_of_episodes(links: EpisodeLinks, index: Tensor, place: Tensor, from_first: bool) -> Tensor:
+    """Returns a stored step of the episode of each row, int64 ``[n]``; see :func:`walk`.
+
+    The time grows with the length of episodes, not with the capacity.
+    """
+    successor, predecessor = links.successor, links.predecessor
+    if successor.device.type != "cpu":
+        return walk_together(successor, predecessor, index, place.to(index.device), from_first)
+    found = torch.empty_like(index, device="cpu")
+    walk(successor.numpy(), predecessor.numpy(), index.cpu().numpy(), place.numpy(), from_first, found.numpy())
+    return found.to(index.device)
+
+
+class _Part(NamedTuple):  # where a goal lies
+    column: tuple[str, ...]
+    place: Any  # of the last dimension of the column
+
+
+@functools.partial(recorded, env_ids=("env",))
+class RelabelGoals(ReplayTransform):
+    """Replaces the desired goals of a share of each batch by goals achieved in the same episodes.
+
+    So an episode that misses its goal shows how to reach where it went instead. Each row of a batch is relabelled with
+    the probability ``share``. Its new goal is the achieved goal after one step of its episode (under ``"next"``), drawn
+    along the links between stored rows: never across the end of an episode, a gap, an overwritten row or environments.
+    The reward is computed anew, and so is ``terminated`` where a function for it is given; with ``n_steps`` of the
+    buffer for every step of the return, which ends where the new goal terminates it. Stored rows, ``index``, weights
+    and priorities stay as they are. Hindsight Experience Replay, Andrychowicz et al. 2017,
+    https://arxiv.org/abs/1707.01495, section 4.5; there ``share`` is k / (k + 1), 0.8 for k = 4.
+
+    For a :class:`~lightning_replay.Replay`, which gives it stored rows; TorchRL's buffers do not. The time of a draw
+    grows with the length of the episodes, by about a millisecond for 256 rows of 1,000 steps, not with the capacity.
+
+    Args:
+        strategy: ``"future"``, a step from the row itself on to the newest stored one of its episode, all equally
+            likely; ``"final"``, the newest stored one; ``"episode"``, any stored one, all equally likely.
+        share: probability that a row is relabelled.
+        reward: ``(achieved, desired, info)`` of NumPy arrays ``[N, ...]`` to the rewards ``[N]``, as ``compute_reward``
+            of Gymnasium-Robotics; ``info`` is an empty dictionary. Saves name it by its import path.
+        env: an id, or an environment, whose ``compute_reward`` is used where ``reward`` is ``None``; it is built once
+            and closed. Its ``compute_terminated``, if it has one, is called row by row.
+        terminated: a function as ``reward``, of flags ``[N]``, in place of that of ``env``. Without either the flags
+            stay as they were stored, which is right where no goal ends an episode.
+        achieved_key: the column of the goal that was achieved, read under ``"next"``.
+        desired_key: the column of the goal, replaced there and, if there, under ``"next"``. Where rows have flattened
+            observations of ``env``, as RLlib's and Gymnasium's ``FlattenObservation`` make them, in one column
+            ``observation``, the goals are their parts of it.
+        seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
+
+    Raises:
+        ValueError: neither ``reward`` nor an ``env`` with ``compute_reward``; rows without the columns of goals or with
+            returns over several steps; a buffer that draws pairs; rewards or flags of another shape.
+
+    Example:
+        >>> from lightning_replay import recipes
+        >>> done = torch.tensor([[False], [True]])
+        >>> seen = {"achieved_goal": torch.tensor([[0.0], [1.0]]), "desired_goal": torch.full((2, 1), 9.0)}
+        >>> after = {"achieved_goal": torch.tensor([[1.0], [2.0]]), "desired_goal": torch.full((2, 1), 9.0)}
+        >>> flags = {"terminated": done, "truncated": torch.zeros_like(done), "done": done}
+        >>> steps = {"observation": seen, "next": {"observation": after, "reward": torch.zeros(2, 1), **flags}}
+        >>> replay = recipes.uniform(capacity=10, batch_size=2, seed=0)
+        >>> def reached(achieved, desired, info):
+        ...     return (achieved == desired).all(-1)
+        >>> _ = replay.append_transform(RelabelGoals("final", share=1.0, reward=reached))
+        >>> from tensordict import TensorDict
+        >>> _ = replay.extend(TensorDict(steps, [2]))
+        >>> batch = replay.sample(100)
+        >>> bool((batch["observation", "desired_goal"] == 2).all())
+        True
+        >>> bool((batch["next", "reward"] == batch["index"].view(-1, 1)).all())  # the second step reaches it
+        True
+    """
+
+    follows_episodes = True
+
+    def __init__(
+        self,
+        strategy: str = "future",
+        share: float = 0.8,
+        reward: GoalFunction | None = None,
+        env: str | gymnasium.Env[Any, Any] | None = None,
+        terminated: GoalFunction | None = None,
+        achieved_key: NestedKey = ACHIEVED_GOAL,
+        desired_key: NestedKey = DESIRED_GOAL,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._seed_generator(seed)
+        self.strategy: str = checked_choice("strategy", strategy, GOAL_STRATEGIES)
+        self.share: float = checked_share("share", share)
+        for name, function in (("reward", reward), ("terminated", terminated)):
+            if function is not None:
+                check_kind(name, function, Callable, "a function of achieved goals, desired goals and info")
+        self.achieved_key: tuple[str, ...] = checked_key("achieved_key", achieved_key)
+        self.desired_key: tuple[str, ...] = checked_key("desired_key", desired_key)
+        self._given: tuple[Any, Any, Any] = reward, terminated, env
+        self._from_environment()
+
+    def _from_environment(self) -> None:
+        self._functions, self._flat = goal_functions(*self._given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_functions": None}  # which may be methods of a whole simulation
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._from_environment()
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Refuses: goals are drawn from stored rows."""
+        raise TypeError(
+            "RelabelGoals reads stored rows and the links of their episodes, which only a lightning_replay.Replay "
+            "gives it: replay.append_transform(RelabelGoals(...)), or recipes.hindsight"
+        )
+
+    def check_buffer(self, replay: Any) -> None:
+        if isinstance(replay.sampler, PairSampler):
+            raise ValueError(
+                f"RelabelGoals got a buffer with a {replay.sampler_name}; a mixture of two transitions with different "
+                "goals belongs to no goal. Use it with a sampler of single rows, such as UniformSampler"
+            )
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        if any(rows.get(key, None) is not None for key in FORMED_KEYS):
+            raise ValueError(
+                "the rewards of the transitions are returns over several steps, which RelabelGoals cannot compute for "
+                "another goal; nothing was stored. Store single steps and give n_steps= to the buffer"
+            )
+        keys = ("next", *self.achieved_key), self.desired_key
+        found = [self._part(rows, key) for key in keys]
+        lacking = [repr(key) for key, part in zip(keys, found, strict=True) if part is None]
+        shapes = [list(rows.get(part.column)[..., part.place].shape) for part in found if part is not None]
+        if lacking or shapes[0] != shapes[1]:
+            what = f"no {' and no '.join(lacking)}" if lacking else f"goals of two shapes, {shapes[0]} and {shapes[1]}"
+            raise ValueError(
+                f"the transitions have {what}, and RelabelGoals needs an achieved and a desired goal of one shape; "
+                "nothing was stored. Store the observations of a goal environment, or name your columns with "
+                "achieved_key= and desired_key="
+            )
+
+    def _part(self, rows: TensorDictBase, key: tuple[str, ...]) -> _Part | None:
+        branch, name = key[:-1], key[-1]
+        above = rows.get(branch, None) if branch else rows
+        if isinstance(above, Tensor):
+            is_flat = name in self._flat and above.shape[1:] == (max(place.stop for place in self._flat.values()),)
+            return _Part(branch, self._flat[name]) if is_flat else None
+        return _Part(key, ...) if above is not None and isinstance(above.get(name, None), Tensor) else None
+
+    def forward_drawn(
+        self, batch: TensorDictBase, index: Tensor, storage: Storage, episodes: EpisodeTracker
+    ) -> TensorDictBase:
+        """Relabels a batch ``[B]``; the batch itself is changed."""
+        links = None if episodes is None else episodes.links
+        if links is None:
+            raise RuntimeError(
+                "RelabelGoals got no links between the rows of an episode; add it by replay.append_transform, which "
+                "follows episodes from then on, not to replay.transform"
+            )
+        drawn = torch.rand(2, len(index), generator=self._rng, dtype=torch.float64, device=self._rng.device)
+        relabelled, place = drawn.cpu()
+        rows = (relabelled < self.share).nonzero().squeeze(1)
+        if not len(rows):
+            return batch
+        place = torch.full_like(place, BELOW_ONE) if self.strategy == "final" else place
+        chosen = rows.to(index.device)
+        slots = index[chosen]
+        of_goals = steps_of_episodes(links, slots, place[rows], self.strategy == "episode")
+        goal = self._achieved(batch, storage, of_goals)
+        self._set_returns(batch, chosen, slots, goal, storage, links, episodes.discount)
+        for key in (self.desired_key, ("next", *self.desired_key)):
+            part = self._part(batch, key)
+            if part is not None:
+                desired = batch.get(part.column)[..., part.place]
+                desired[chosen] = goal.to(desired.dtype)
+        return batch
+
+    def _achieved(self, batch: TensorDictBase, storage: Storage, slots: Tensor) -> Tensor:
+        part = self._part(batch, ("next", *self.achieved_key))
+        assert part is not None  # as check_rows found
+        (column,) = read_columns(storage, slots, [part.column])
+        return column[..., part.place]
+
+    def _set_returns(
+        self,
+        batch: TensorDictBase,
+        chosen: Tensor,
+        slots: Tensor,
+        goal: Tensor,
+        storage: Storage,
+        links: EpisodeLinks,
+        discount: float,
+    ) -> None:
+        # Along the return of each row, [n, steps]: its rewards and flags are those of the new goal, [n, ...].
+        counts = batch.get("steps_to_next_obs", None)
+        used = torch.ones_like(slots) if counts is None else counts[chosen].flatten()
+        along = links.chain(slots, int(used.max()))[0]
+        achieved = self._achieved(batch, storage, along.flatten())
+        goals = (achieved, goal.repeat_interleave(along.shape[1], 0))
+        reward, ends = self._functions
+        following = batch.get("next")
+        terminated, done = following.get("terminated"), following.get("done")
+        if ends is not None:
+            ended = _computed("terminated", ends, *goals).view(along.shape).bool()
+            step = torch.arange(1, along.shape[1] + 1, device=used.device)
+            before, used = used, torch.where(ended, step, along.shape[1]).amin(1).minimum(used)
+            is_cut, place = used < before, used.unsqueeze(1) - 1
+            if bool(is_cut.any()):
+                following[chosen[is_cut]] = storage.get(along.gather(1, place).flatten()[is_cut]).get("next")
+            terminated[chosen] = ended.gather(1, place).view(terminated[chosen].shape)
+            # An episode that ended at its own goal has not reached the new one: its last step is truncated.
+            if following.get("truncated", None) is not None:
+                following.get("truncated")[chosen] |= done[chosen] & ~terminated[chosen]
+            done[chosen] |= terminated[chosen]
+        summed = n_step_returns(_computed("reward", reward, *goals).view(along.shape), used, discount)
+        rewards = following.get("reward")
+        rewards[chosen] = summed.view(rewards[chosen].shape).to(rewards.dtype)
+        if counts is not None:
+            counts[chosen] = used.view(counts[chosen].shape)
+            remaining = bootstrap_discounts(used, terminated[chosen].flatten(), discount)
+            batch.get("discount")[chosen] = remaining.float().view(counts[chosen].shape)
+
+
+def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tensor) -> Tensor:
+    values = torch.as_tensor(np.asarray(function(achieved.cpu().numpy(), desired.cpu().numpy(), {})))
+    if values.shape != (len(achieved),) or not bool(torch.isfinite(values).all()):
+        given = f"the shape {list(values.shape)}" if values.shape != (len(achieved),) else "NaN or infinity"
+        raise ValueError(
+            f"{name} of RelabelGoals returned {given} for goals of shape {list(achieved.shape)}; it must return one "
+            f"finite number for each row, [{len(achieved)}], of all rows at once, such as "
+            "numpy.linalg.norm(achieved - desired, axis=-1) < 0.05"
+        )
+    return values.to(achieved.device)
+
+
+def goal_functions(reward: Any, terminated: Any, env: Any) -> tuple[tuple[Any, Any], dict[str, slice]]:
+    """Returns the functions of rewards and of flags, by default those of the environment, ``None`` where it has none.
+
+    And the places of the entries of its observations where these are flattened.
+    """
+    if env is not None and not isinstance(env, str):
+        check_kind("env", env, gymnasium.Env, "the id of an environment, or an environment")
+    built = _built(env) if isinstance(env, str) else env
+    own, ends, flat = (None, None, {}) if built is None else (*map(_method, [built] * 2, _METHODS), _places(built))
+    if isinstance(env, str):
+        built.close()
+    if reward is None and own is None:
+        which = "no env is given" if env is None else f"{env} has no compute_reward"
+        raise ValueError(
+            f"reward is None and {which}, so the rewards of other goals are unknown; give reward=, a function of "
+            "achieved goals, desired goals and info, or an env with compute_reward(achieved_goal, desired_goal, info)"
+        )
+    if terminated is None and ends is not None:
+        terminated = functools.partial(_row_by_row, ends)  # which Gymnasium-Robotics defines for one step
+    return (own if reward is None else reward, terminated), flat
+
+
+def _places(env: gymnasium.Env[Any, Any]) -> dict[str, slice]:
+    # In the order of their names, as RLlib and Gymnasium flatten a dictionary; goals of one dimension alone.
+    space, places, start = env.observation_space, {}, 0
+    for name, each in sorted(space.spaces.items()) if isinstance(space, gymnasium.spaces.Dict) else ():
+        if not isinstance(each, gymnasium.spaces.Box) or len(each.shape) != 1:
+            return {}
+        places[name] = slice(start, start := start + each.shape[0])
+    return places
+
+
+def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+    return np.array([bool(function(one, other, info)) for one, other in zip(achieved, desired, strict=True)])
+
+
+def _method(env: gymnasium.Env[Any, Any], name: str) -> Any:
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+
+
+def _built(env: str) -> gymnasium.Env[Any, Any]:
+    try:
+        return build_environment(env, {})
+    except UnknownEnvironmentError as error:
+        # Most goal environments are registered by this package when it is imported.
+        try:
+            importlib.import_module("gymnasium_robotics")
+        except ModuleNotFoundError:
+            raise missing_extra(f"env {env!r}, which is not registered,", "gymnasium-robotics", "mazes") from error
+        return build_environment(env, {})

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Goals replaced by achieved ones: values by hand, where functions come from, saves, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchrl.data import LazyTensorStorage, ListStorage
+
+from lightning_replay import PackedStorage, Replay, load_replay, recipes
+from lightning_replay.envs.bit_flipping import BitFlipping
+from lightning_replay.saving.spec import NotRebuildableError
+from lightning_replay.transforms import NStepTransitions, RelabelGoals
+from lightning_replay.transforms.goals import walk, walk_together
+from tests.goal_steps import OWN_GOAL, distance, goal_rows, reached
+
+
+def hindsight(capacity: int = 20, batch_size: int = 64, **options) -> Replay:
+    return recipes.hindsight(capacity, min(batch_size, capacity), **{"reward": reached, "seed": 0} | options)
+
+
+def drawn_once(replay: Replay, slot: int):
+    """The first row drawn from a slot."""
+    batch = replay.sample(200)
+    return batch[batch["index"] == slot][0]
+
+
+def test_values_by_hand() -> None:
+    #  0 -> 1 -> 2 -> 3, which is terminated at its own goal; the last step achieves 3
+    replay = hindsight(strategy="final", share=1.0, reward=distance)
+    replay.extend(goal_rows([0, 1, 2], done=True))
+    batch = replay.sample(30)
+    assert (batch["observation", "desired_goal"] == 3).all() and (
+        batch["next", "observation", "desired_goal"] == 3
+    ).all()
+    expected = torch.tensor([-4.0, -2.0, 0.0])[batch["index"]]  # of two numbers each
+    assert torch.equal(batch["next", "reward"].flatten(), expected)
+    assert torch.equal(batch["next", "terminated"].flatten(), batch["index"] == 2), "flags stay without a function"
+    stored = replay[:]
+    assert (stored["observation", "desired_goal"] == OWN_GOAL).all() and (stored["next", "reward"] == 100).all()
+
+
+def test_flags_by_hand() -> None:
+    replay = hindsight(strategy="final", share=1.0, terminated=lambda achieved, desired, info: achieved[:, 0] == 2)
+    replay.extend(goal_rows([0, 1, 2], done=True))
+    row = drawn_once(replay, 1)["next"]
+    assert [row[name].item() for name in ("terminated", "truncated", "done")] == [True, False, True]
+    row = drawn_once(replay, 2)["next"]
+    assert [row[name].item() for name in ("terminated", "truncated", "done")] == [False, True, True]
+
+
+def test_returns_by_hand() -> None:
+    replay = hindsight(strategy="final", share=1.0, n_steps=3, discount=0.5, reward=distance)
+    replay.extend(goal_rows([0, 1, 2, 3]))  # the newest achieves 4
+    row = drawn_once(replay, 0)
+    assert row["next", "reward"].item() == -6 + 0.5 * -4 + 0.25 * -2 and row["discount"].item() == 0.125
+    ends = hindsight(strategy="final", share=1.0, n_steps=3, discount=0.5, reward=distance, terminated=reached)
+    ends.extend(goal_rows([0, 1, 2]))
+    ends.extend(goal_rows([3, 4]))
+    row = drawn_once(ends, 3)
+    assert row["next", "reward"].item() == -2 and row["steps_to_next_obs"].item() == 2
+    assert row["discount"].item() == 0.0 and row["next", "terminated"].item()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("storage", [PackedStorage, LazyTensorStorage])
+def test_columns_may_lie_anywhere(flat: bool, storage) -> None:
+    keys = {"achieved_key": "achieved_goal", "desired_key": "desired_goal"} if flat else {}
+    relabel = RelabelGoals("final", 1.0, reached, **keys)
+    replay = Replay(storage=storage(20), transform=relabel, batch_size=8, seed=0)
+    replay.extend(goal_rows([0, 1, 2], flat=flat))
+    batch = replay.sample()
+    desired = batch["desired_goal"] if flat else batch["observation", "desired_goal"]
+    assert (desired == 3).all() and (batch["next", "reward"].flatten() == (batch["index"] == 2)).all()
+
+
+@pytest.mark.parametrize("env", ["BitFlipping-v0", gymnasium.make("lightning_replay.envs:BitFlipping-v0", bits=2)])
+def test_functions_of_an_environment(env) -> None:
+    replay = hindsight(strategy="final", share=1.0, reward=None, env=env)
+    replay.extend(goal_rows([0, 1]))
+    batch = replay.sample()
+    is_last = batch["index"] == 1
+    assert torch.equal(batch["next", "reward"].flatten(), is_last.float() - 1)
+    assert torch.equal(batch["next", "terminated"].flatten(), is_last)
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_flattened_observations_of_an_environment_hold_the_goals(n_steps) -> None:
+    env = BitFlipping(bits=2)
+    flat, whole = (hindsight(reward=None, env=env, n_steps=n_steps) for _ in range(2))
+    rows, columns = goal_rows(range(6)), goal_rows(range(6))
+    for branch in (columns, columns["next"]):
+        seen = branch["observation"]
+        parts = [seen[name] for name in ("achieved_goal", "desired_goal", "observation")]
+        branch["observation"] = torch.cat(parts, 1)
+    flat.extend(columns)
+    whole.extend(rows)
+    one, other = flat.sample(), whole.sample()
+    assert torch.equal(one["observation"][:, 2:4], other["observation", "desired_goal"])
+    assert torch.equal(one["next", "observation"][:, 2:4], other["next", "observation", "desired_goal"])
+    assert torch.equal(one["next", "observation"][:, 4:], other["next", "observation", "observation"])
+    assert torch.equal(one["next", "reward"], other["next", "reward"])
+    assert one["observation"][:, 2].max() > OWN_GOAL and (flat[:]["observation"][:, 2] == OWN_GOAL).all()
+    with pytest.raises(ValueError, match=r"no \('next', 'observation', 'achieved_goal'\)"):
+        hindsight().extend(columns)  # without env nothing says where the goals are
+
+
+def test_a_maze_of_gymnasium_robotics_is_found_by_its_id() -> None:
+    pytest.importorskip("gymnasium_robotics")
+    rewards, flags = RelabelGoals(env="PointMaze_UMaze-v3")._functions
+    near, far = np.zeros((2, 2)), np.array([[0.0, 0.1], [0.0, 3.0]])
+    assert rewards(near, far, {}).tolist() == [1, 0] and flags(near, far, {}).tolist() == [False, False]
+
+
+def test_priorities_and_weights_stay() -> None:
+    replay = hindsight(priority_exponent=1.0, share=1.0)
+    replay.extend(goal_rows([0, 1, 2, 3]))
+    replay.update_priority(torch.arange(4), torch.tensor([1.0, 0.0, 0.0, 3.0]))
+    batch = replay.sample(400)
+    counts = batch["index"].bincount(minlength=4)
+    assert counts[1] + counts[2] == 0 and 250 < counts[3] < 350 and "priority_weight" in batch
+    replay.update_priority(batch, torch.ones(400))
+
+
+@pytest.mark.parametrize(
+    "options", [{"reward": reached, "terminated": reached}, {"reward": None, "env": "BitFlipping-v0"}]
+)
+def test_saved_copied_and_resumed_draws_are_the_same(options, tmp_path) -> None:
+    replay = hindsight(n_steps=2, **options)
+    replay.extend(goal_rows(range(12)))
+    replay.sample()
+    replay.save(tmp_path / "saved")
+    twins = [load_replay(tmp_path / "saved", trust=["tests"], end_episodes=False)]
+    twins += [copy.deepcopy(replay), pickle.loads(pickle.dumps(replay))]
+    for one in (replay, *twins):
+        one.extend(goal_rows(range(12, 15)))
+    batch = replay.sample()
+    assert all((one.sample() == batch).all() for one in twins)
+    assert batch["observation", "desired_goal"].max() > OWN_GOAL
+
+
+def test_a_save_imports_no_module_that_an_id_names(tmp_path) -> None:
+    replay = hindsight(reward=None, env="BitFlipping-v0")
+    replay.extend(goal_rows([0]))
+    replay.save(tmp_path)
+    path = tmp_path / "manifest.json" if (tmp_path / "manifest.json").exists() else next(tmp_path.glob("*.json"))
+    built_by = json.loads(path.read_text())["built_by"]
+    relabel = built_by["arguments"]["transform"]
+    relabel["arguments"]["env"] = "antigravity:BitFlipping-v0"
+    from lightning_replay.saving.spec import build
+
+    with pytest.raises(NotRebuildableError, match="module antigravity is not imported because a file names it"):
+        build(built_by)
+
+
+def without_reward() -> gymnasium.Env:
+    return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "reward is None and no env is given.*give reward=, a function"),
+        ({"env": "CartPole-v1"}, "reward is None and CartPole-v1 has no compute_reward.*give reward="),
+        ({"env": without_reward()}, "has no compute_reward"),
+        ({"env": 3}, "env is 3; it must be the id of an environment, or an environment"),
+        ({"reward": 3}, "reward is 3; it must be a function"),
+        ({"reward": reached, "strategy": "random"}, "strategy is 'random'.*future"),
+        ({"reward": reached, "share": 1.5}, "share is 1.5"),
+        ({"env": "NoSuch-v0"}, "NoSuch"),
+    ],
+)
+def test_options_that_cannot_be_used(options, message) -> None:
+    with pytest.raises((TypeError, ValueError, gymnasium.error.Error), match=message):
+        RelabelGoals(**options)
+
+
+def test_rows_without_goals_or_of_several_steps_are_refused_and_nothing_is_stored() -> None:
+    replay = hindsight()
+    rows = goal_rows([0, 1, 2])
+    other = rows.clone()
+    other["observation", "desired_goal"] = torch.zeros(3, 5)
+    for wrong, message in (
+        (
+            rows.exclude(("observation", "desired_goal")),
+            r"no \('observation', 'desired_goal'\), and RelabelGoals needs",
+        ),
+        (rows.exclude(("next", "observation", "achieved_goal")), r"no \('next', 'observation', 'achieved_goal'\)"),
+        (other, r"goals of two shapes, \[3, 2\] and \[3, 5\]"),
+        (NStepTransitions(2, 0.9).inv(rows.clone()), "returns over several steps, which RelabelGoals cannot"),
+        (rows.exclude(("next", "terminated")), "'terminated'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replay.extend(wrong)
+    assert len(replay) == 0 and replay.storage.layout is None
+    replay.extend(rows)
+
+
+def test_buffers_it_does_not_work_with_are_refused() -> None:
+    relabel = RelabelGoals(reward=reached)
+    with pytest.raises(ValueError, match="got a buffer with a RandomPairSampler; a mixture of two transitions"):
+        recipes.mixup(10).append_transform(relabel)
+    with pytest.raises(ValueError, match="RelabelGoals follows the episodes of stored rows.*give n_steps="):
+        recipes.surprise_retention(10, n_steps=2, transform=relabel)
+    with pytest.raises(TypeError, match="RelabelGoals reads columns of rows, and a ListStorage has none"):
+        Replay(storage=ListStorage(10), transform=relabel, batch_size=2)
+    with pytest.raises(TypeError, match="only a lightning_replay.Replay gives it"):
+        relabel(goal_rows([0]))
+    late = recipes.uniform(10, 2)
+    late.extend(goal_rows([0, 1]))
+    late.transform.append(relabel)
+    with pytest.raises(RuntimeError, match="no links between the rows.*add it by replay.append_transform"):
+        late.sample()
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda achieved, desired, info: 0.0, r"reward of RelabelGoals returned the shape \[\]"),
+        (lambda achieved, desired, info: -(achieved - desired), r"returned the shape \[10, 2\]"),
+        (lambda achieved, desired, info: achieved[:, 0] * np.nan, "returned NaN or infinity"),
+    ],
+)
+def test_rewards_of_another_shape_are_refused(reward, message) -> None:
+    replay = hindsight(share=1.0, reward=reward)
+    replay.extend(goal_rows([0, 1]))
+    with pytest.raises(ValueError, match=message):
+        replay.sample(10)
+
+
+def test_goals_of_a_real_environment_are_those_it_would_reward() -> None:
+    env = BitFlipping(bits=5)
+    replay = hindsight(200, reward=None, env=env, share=1.0)
+    generator = np.random.default_rng(0)
+    for episode in range(12):
+        seen, _ = env.reset(seed=episode)
+        done, rows = False, []
+        while not done:
+            action = int(generator.integers(5))
+            after, reward, terminated, truncated, _ = env.step(action)
+            done = terminated or truncated
+            row = {"observation": seen, "action": action, "trajectory": episode}
+            row["next"] = {"observation": after, "reward": reward, "terminated": terminated, "truncated": truncated}
+            rows.append(torch.stack([_as_row(row)])[0])
+            seen = after
+        replay.extend(torch.stack(rows))
+    batch = replay.sample(200)
+    same = (batch["next", "observation", "achieved_goal"] == batch["next", "observation", "desired_goal"]).all(1)
+    assert torch.equal(batch["next", "reward"].flatten(), same.float() - 1) and 0 < same.sum() < 200
+    assert torch.equal(batch["next", "terminated"].flatten(), same)
+
+
+def _as_row(values):
+    from tensordict import TensorDict
+
+    def leaves(node):
+        return {
+            key: leaves(value) if isinstance(value, dict) else torch.as_tensor(value) for key, value in node.items()
+        }
+
+    return TensorDict(leaves(values), [])
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans(), st.integers(0, 2**20))
+def test_both_ways_to_walk_agree(lengths, from_first, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(lengths) + 1
+    slots = torch.randperm(count, generator=generator)
+    successor, predecessor = torch.full((2, count), -1)
+    first = 0
+    for length in lengths:
+        for place in range(first, first + length - 1):
+            successor[slots[place]], predecessor[slots[place + 1]] = slots[place + 1], slots[place]
+        first += length
+    index, place = torch.arange(count), torch.rand(count, generator=generator, dtype=torch.float64)
+    found = torch.empty_like(index)
+    walk(successor.numpy(), predecessor.numpy(), index.numpy(), place.numpy(), from_first, found.numpy())
+    assert torch.equal(found, walk_together(successor, predecessor, index, place, from_first))
