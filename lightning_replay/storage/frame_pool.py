@@ -229,6 +229,15 @@ class FramePool:
             loops.count(held, -1, self.references)
         return max(lacking, 0)
 
+    def check_room(self, found: Found, given_up: np.ndarray) -> None:
+        """Raises ``RuntimeError`` where too few frames are free for :meth:`replace` with these arguments."""
+        lacking = self.missing(found, given_up)
+        if lacking:
+            raise RuntimeError(
+                f"{lacking} more frames are needed than the {self.capacity:,} the pool has room for; nothing was "
+                "written. Release rows first, or raise frame_capacity"
+            )
+
     def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
         """Stores two stacks ``[N, k, *shape]`` and returns their frames, int32 ``[N, 2 k]``.
 
@@ -238,12 +247,7 @@ class FramePool:
             found: of :meth:`find`, with nothing changed since.
             given_up: int32, frames of rows that are overwritten, which lose a reference each; 0 is none.
         """
-        lacking = self.missing(found, given_up)
-        if lacking:
-            raise RuntimeError(
-                f"{lacking} more frames are needed than the {self.capacity:,} the pool has room for; nothing was "
-                "written. Release rows first, or raise frame_capacity"
-            )
+        self.check_room(found, given_up)
         count = len(found.sources)
         # Counted before others are released: a frame that new rows share with leaving ones stays.
         loops.count(found.frames.ravel(), 1, self.references)

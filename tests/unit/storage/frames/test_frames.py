@@ -41,7 +41,7 @@ EPISODE = stacks_of([5, 6, 7, 8], depth=3)
 def test_an_episode_of_three_steps_keeps_its_four_frames_once(search, shape) -> None:
     storage = storage_of(frame_rows(EPISODE, shape))
     assert storage.frames_held == 4
-    assert sorted(storage._pool.references[1:5].tolist()) == [1, 3, 5, 9]  # 8, 7, 6, 5 as counted above
+    assert sorted(storage._images[0].pool.references[1:5].tolist()) == [1, 3, 5, 9]  # 8, 7, 6, 5 as counted above
     drawn = storage.get(torch.tensor([2, 0, 2]))
     assert stacks_in(drawn) == [EPISODE[2], EPISODE[0], EPISODE[2]]
     assert drawn["pixels"].dtype == torch.uint8 and drawn["pixels"].shape == (3, 3, *shape)
@@ -52,10 +52,10 @@ def test_an_episode_of_three_steps_keeps_its_four_frames_once(search, shape) -> 
 
 def test_overwriting_frees_what_was_there_and_keeps_what_the_new_row_has_as_well(search) -> None:
     storage = storage_of(frame_rows(EPISODE[:1]), frames=6)  # 5 and 6
-    five = storage._pool.frames[storage._frames_of[0, 0]].data_ptr()
+    five = storage._images[0].pool.frames[storage._frames_of[0, 0]].data_ptr()
     storage.set(slice(0, 1), frame_rows([((5, 5, 9), (5, 9, 9))]))
     assert storage.frames_held == 2
-    assert storage._pool.frames[storage._frames_of[0, 0]].data_ptr() == five
+    assert storage._images[0].pool.frames[storage._frames_of[0, 0]].data_ptr() == five
     assert stacks_in(storage.get(torch.tensor([0]))) == [((5, 5, 9), (5, 9, 9))]
 
 
