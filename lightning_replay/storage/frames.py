@@ -22,7 +22,7 @@ from lightning_replay.storage.columns import GENERATION, NOT_STORED, Column
 from lightning_replay.storage.frame_pool import Found, FramePool
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
 from lightning_replay.storage.packed import PackedStorage, is_key
-from lightning_replay.storage.rows import FRAMES, Key, Leaf, RowLayout, leaves_of, shown
+from lightning_replay.storage.rows import FRAMES, Key, Leaf, RowLayout, frames_by_column, leaves_of, shown
 
 __all__ = ["FrameStorage"]
 
@@ -406,7 +406,10 @@ class FrameStorage(PackedStorage):
             return state | {"frames": None, "frame_shape": None, "live": None}
         pools = [images.pool for images in self._images]
         frames, shapes = [pool.frames[: pool.num_used] for pool in pools], [list(pool.shape) for pool in pools]
-        state |= {"unstacked": [not one.is_stacked for one in self._images]} if self.frame_stack == 1 else {}
+        if self.frame_stack == 1:
+            state["unstacked"] = [not images.is_stacked for images in self._images]
+        if len(pools) > 1:
+            state["image_keys"] = [list(key) for key in self.image_keys]
         return state | {
             "frames": frames if len(pools) > 1 else frames[0],
             "frame_shape": shapes if len(pools) > 1 else shapes[0],
@@ -422,7 +425,7 @@ class FrameStorage(PackedStorage):
                 state = taken.enter_context(super().frozen_state())
                 if self._images is not None:
                     frames = []
-                    for images, used in zip(self._images, listed(state["frames"]), strict=True):
+                    for images, (_, used, _) in zip(self._images, frames_by_column(state), strict=True):
                         frames.append(images.pool.snapshots.take(used))
                         taken.callback(images.pool.snapshots.close, frames[-1])
                     state["frames"] = frames if len(frames) > 1 else frames[0]
@@ -454,7 +457,7 @@ class FrameStorage(PackedStorage):
                 images.pool.clear()
             self._live = None
             return
-        for images, saved in zip(self._images, listed(frames), strict=True):
+        for images, (_, saved, _) in zip(self._images, frames_by_column(state_dict), strict=True):
             images.pool.restore(saved, images.numbers[: self._len].cpu().numpy().ravel())
         live = state_dict["live"]
         self._live = None if live is None else SlotSet.from_state(self.capacity, live)
@@ -463,26 +466,26 @@ class FrameStorage(PackedStorage):
         """Returns the columns of a saved storage, in the order in which rows were given; refuses other stacks."""
         layout = {tuple(leaf["key"]): leaf for leaf in state["layout"]}
         stacked = layout[FRAMES]["shape"][-1] // 2 if FRAMES in layout else 0
-        frames, shapes = listed(state["frames"]), state["frame_shape"]
-        saved = [key for key in map(tuple, state["order"]) if key not in layout and key[0] != "next"]
-        if stacked != self.frame_stack or sorted(saved) != sorted(self.image_keys):
+        saved = frames_by_column(state)
+        if stacked != self.frame_stack or [key for key, _, _ in saved] != self.image_keys:
             raise ValueError(
                 f"the saved storage has stacks of {stacked} frames in rows of {state['order']}, this one stacks of "
                 f"{self.frame_stack} under {', '.join(map(shown, self.image_keys))}; build it with the saved options"
             )
-        most = max(map(len, frames))
+        most = max(len(frames) for _, frames, _ in saved)
         if most > self.frame_capacity + 1:
             raise ValueError(
                 f"the saved storage has {most - 1:,} frames and this one room for "
                 f"{self.frame_capacity:,}; build it with the saved frame_capacity"
             )
-        unstacked = state.get("unstacked", [False] * len(frames))
-        shapes = shapes if len(frames) > 1 else [shapes]
-        stacks = [[*([] if alone else [stacked]), *shape] for alone, shape in zip(unstacked, shapes, strict=True)]
+        unstacked = state.get("unstacked", [False] * len(saved))
+        stacks: dict[Key, torch.Size] = {}
+        for is_alone, (key, _, shape) in zip(unstacked, saved, strict=True):
+            stacks[key] = stacks["next", *key] = torch.Size(shape if is_alone else [stacked, *shape])
         columns: list[Leaf] = []
         for key in map(tuple, state["order"]):
-            if key in self._given_images:
-                columns.append((key, torch.uint8, torch.Size(stacks[self._given_images.index(key) // 2])))
+            if key in stacks:
+                columns.append((key, torch.uint8, stacks[key]))
             elif key != GENERATION:
                 columns.append((key, getattr(torch, layout[key]["dtype"]), torch.Size(layout[key]["shape"])))
         return columns
@@ -500,8 +503,3 @@ class FrameStorage(PackedStorage):
             f"FrameStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes}, "
             f"frames={self.frames_held} of {self.frame_capacity})"
         )
-
-
-def listed(frames: Any) -> list[Any]:
-    """Returns the frames of a state by column, of which a single one is saved without a list."""
-    return frames if isinstance(frames, list) else [frames]

@@ -176,6 +176,21 @@ def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
     return pairs
 
 
+def frames_by_column(state: Mapping[str, Any]) -> list[tuple[Key, Any, Sequence[int]]]:
+    """Returns key, frames ``[F, bytes]`` and the shape of a frame of each column of images in the state of a storage.
+
+    Empty where no frames are stored once.
+    """
+    frames, shapes = state.get("frames"), state.get("frame_shape")
+    if frames is None:
+        return []
+    if not isinstance(frames, list):  # of a single column, whose key is in the order alone
+        frames, shapes = [frames], [shapes]
+    packed = [leaf["key"] for leaf in state["layout"]]
+    keys = state.get("image_keys") or [key for key in state["order"] if key not in packed and key[0] != "next"]
+    return list(zip(map(tuple, keys), frames, shapes or (), strict=True))
+
+
 def shown(key: Key) -> str:
     return repr(key if len(key) > 1 else key[0])
 
