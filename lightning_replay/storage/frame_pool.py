@@ -207,11 +207,15 @@ class FramePool:
         return int(held[-1]) + 1 if len(held) else 1
 
     @property
+    def bytes_of_frames(self) -> int:
+        """Bytes of frames; on the CPU of those written so far."""
+        frames = self._written if self.frames.device.type == "cpu" else len(self.frames)
+        return -(-frames * self.frame_bytes // 8) * 8
+
+    @property
     def nbytes(self) -> int:
         """Bytes of frames, references, free list and index; of frames on the CPU those written so far."""
-        frames = self._written if self.frames.device.type == "cpu" else len(self.frames)
-        kept_beside = sum(array.nbytes for array in (self.references, self._free, *self._index))
-        return -(-frames * self.frame_bytes // 8) * 8 + kept_beside
+        return self.bytes_of_frames + sum(array.nbytes for array in (self.references, self._free, *self._index))
 
     def find(self, first: Tensor, second: Tensor) -> Found:
         """Returns which frames of two stacks, uint8 ``[N, k, *shape]`` each, are held already."""

@@ -164,12 +164,14 @@ class FrameStorage(PackedStorage):
         return max(self.num_held, 1)
 
     def stats(self) -> dict[str, Any]:
-        """Returns frames held, their capacity, bytes of one, and frames held per transition held."""
+        """Returns frames held, their capacity, bytes of one, frames held per transition held, and bytes by column."""
+        columns = zip(self.image_keys, self._images or (), strict=False)
         return {
             "frames_held": self.frames_held,
             "frame_capacity": self.frame_capacity,
             "frame_bytes": self.frame_bytes,
             "frames_per_transition": self.frames_held / max(self.num_held, 1),
+            "image_bytes": {".".join(key): images.pool.bytes_of_frames for key, images in columns},
         }
 
     def _forget_columns(self) -> None:
