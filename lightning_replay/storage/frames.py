@@ -347,13 +347,12 @@ class FrameStorage(PackedStorage):
             frames = []
             for given in (key, ("next", *key)):
                 dtype, shape = leaves.get(given, (None, torch.Size()))
-                is_stack = len(shape) in (3, 4) and shape[0] == self.frame_stack
-                if dtype != torch.uint8 or not (is_stack or self._is_image(shape)) or not shape.numel():
+                if dtype != torch.uint8 or not self.takes_shape(shape):
                     value = data.get(given)
                     is_dense = isinstance(value, Tensor) and not value.is_nested
                     described = f"{value.dtype} {list(value.shape)}" if is_dense else type(value).__name__
                     raise self._wrong_stacks(key, f"{shown(given)} is {described}")
-                frames.append(list(shape[is_stack:]))
+                frames.append(list(shape[not self._is_image(shape) :]))
             if frames[0] != frames[1]:
                 raise ValueError(
                     f"the frames under {shown(key)} have shape {frames[0]} and those under {shown(('next', *key))} "
@@ -361,8 +360,13 @@ class FrameStorage(PackedStorage):
                 )
         self._allocate_all([(key, *leaf) for key, leaf in leaves.items()])
 
-    def _is_image(self, shape: torch.Size) -> bool:
-        # An image [H, W] or [H, W, C] alone; [1, H, W] is a stack of one.
+    def takes_shape(self, shape: Sequence[int]) -> bool:
+        """Returns whether a row of this shape is a stack of frames, or, for stacks of one, an image alone."""
+        is_stack = len(shape) in (3, 4) and shape[0] == self.frame_stack
+        return (is_stack or self._is_image(shape)) and 0 not in shape
+
+    def _is_image(self, shape: Sequence[int]) -> bool:
+        # [H, W] or [H, W, C]; [1, H, W] is a stack of one.
         return self.frame_stack == 1 and len(shape) in (2, 3) and shape[0] != 1
 
     def _wrong_stacks(self, key: Key, given: str) -> ValueError:

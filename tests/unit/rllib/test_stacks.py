@@ -92,6 +92,11 @@ def test_several_entries_of_a_dict_are_stored_once_each() -> None:
         np.testing.assert_array_equal(wrist, front[:, :2] + 7)
     storage = buffer.replay.storage
     assert storage.frames_held == 21 and storage.frame_bytes == 5 * 4 + 2 * 4
+    single = RecipeEpisodeReplayBuffer("uniform", capacity=60, frame_stack=1, image_key=["front"], seed=0)
+    single.add(game("a", 20, wrap=lambda image: {"front": np.moveaxis(image, 0, -1)}))
+    (block,) = single.sample(num_items=30)
+    assert block.get_observations(slice(0, 30))["front"].shape == (30, 5, 4, K)
+    assert single.replay.storage.frames_held == 21
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=60, frame_stack=K, image_key=("front", "arm"))
     with pytest.raises(ValueError, match=r"/front/arm is no stack.*several by a list.*nested one by a tuple"):
         buffer.add(game("a", 4, wrap=cameras))
