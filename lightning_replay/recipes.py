@@ -69,6 +69,7 @@ __all__ = [
 ]
 
 B = TypeVar("B", bound=Replay)
+ImageKey = str | list[str | tuple[str, ...]] | tuple[str, ...]  # in files, where both are lists, a list is several keys
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -106,14 +107,14 @@ class FrameOptions(ReplayOptions, total=False):
         frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
             :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows unchanged.
         image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors;
-            ``"pixels"`` by default.
-        frame_capacity: most frames kept; a full frame store evicts the oldest transitions, with tables the oldest
-            entries of the fullest one. By default an eighth more than ``capacity`` for stacks of 4, enough for episodes
-            (with tables: runs) of 32 steps or more.
+            ``"pixels"`` by default. A tuple is one nested key; a list has the keys of several cameras.
+        frame_capacity: most frames kept of each camera; a full frame store evicts the oldest transitions, with tables
+            the oldest entries of the fullest one. By default an eighth more than ``capacity`` for stacks of 4, enough
+            for episodes (with tables: runs) of 32 steps or more.
     """
 
     frame_stack: int | None
-    image_key: str | tuple[str, ...]
+    image_key: ImageKey
     frame_capacity: int | None
 
 
@@ -145,7 +146,7 @@ def storage_for(
     device: str = "cpu",
     memmap: str | None = None,
     frame_stack: int | None = None,
-    image_key: str | tuple[str, ...] = "pixels",
+    image_key: ImageKey = "pixels",
     frame_capacity: int | None = None,
     default_frame_capacity: Callable[[int], int] | None = None,
     n_steps: int = 1,

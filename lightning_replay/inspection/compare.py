@@ -72,12 +72,12 @@ def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) ->
     """Returns the stored observations ``[P, ...]`` of the rows in ``slots``, int64 ``[P]``, on the CPU.
 
     ``key`` of the column is a tuple if nested, or that of several columns, which are flattened and joined, float32
-    ``[P, F]``; ``None`` uses the ``image_key`` of a frame storage, else
+    ``[P, F]``; ``None`` uses the first ``image_key`` of a frame storage, else
     ``"observation"``, else ``"pixels"``. Raises ``KeyError`` with the stored columns if there is no such one.
     """
     storage = replay.storage
     stored = [_as_tuple(name) for name in storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)]
-    image_keys = [storage.image_key] if isinstance(storage, FrameStorage) else []
+    image_keys = storage.image_keys if isinstance(storage, FrameStorage) else []
     wanted = [*image_keys, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
     found = ([name for name in stored if name[: len(prefix)] == prefix] for prefix in wanted)
     columns = read_columns(storage, slots, next(filter(None, found), []))

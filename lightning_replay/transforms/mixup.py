@@ -418,7 +418,7 @@ class MixStates(ReplayTransform):
                 )
             if not observation.is_floating_point():
                 raise ValueError(
-                    f"{path[-1]!r} has dtype {observation.dtype}; MixStates mixes floating observations. "
+                    f"{listed([path])} has dtype {observation.dtype}; MixStates mixes floating observations. "
                     "Convert it before it is stored, or name other keys with keys=."
                 )
             if following.dtype != observation.dtype or following.shape != observation.shape:

@@ -64,7 +64,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
             flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
             ``progress``: of :mod:`lightning_replay.schedulers`, makes a curriculum's signals from episode returns.
-            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames, if any.
+            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames, if any;
+            a list names several.
 
     Raises:
         ValueError: an unknown recipe, layout or option, or values that are refused.

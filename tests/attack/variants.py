@@ -16,6 +16,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.saving.spec import recorded
 from lightning_replay.writers import OldestLeaves, SmallestReturnLeaves, StochasticSurprise
 from tests.attack.worlds import World
+from tests.frame_steps import WRIST
 from tests.recipe_options import required_options
 
 TASKS = ["target", "near"]
@@ -103,7 +104,7 @@ class Variant:
 
     def world(self, seed: int) -> World:
         tasks = len(TASKS) if self.recipe == "parallel_curriculum" else 0
-        return World(seed, tasks=tasks, has_frames=self.has_frames)
+        return World(seed, tasks=tasks, has_frames=self.has_frames, has_wrist="image_key" in self.chosen)
 
 
 def _variants() -> list[Variant]:
@@ -119,6 +120,7 @@ def _variants() -> list[Variant]:
     for recipe in ("uniform", "prioritized", "reverse_sweep", "event_tables", "parallel_curriculum"):
         add(recipe, frame_stack=2, frame_capacity=30, n_steps=3)
     add("surprise_retention", frame_stack=2, frame_capacity=30, n_steps=3)
+    add("prioritized", frame_stack=2, image_key=["pixels", WRIST], frame_capacity=30, n_steps=3)
     for rule in (OldestLeaves, SmallestReturnLeaves, StochasticSurprise):
         add("surprise_retention", rule=rule, always_admit=rule is StochasticSurprise)
     for n_steps in (1, 3):

@@ -133,8 +133,9 @@ def test_a_minari_dataset_fills_a_replay_in_one_call(minari_dataset: minari.Mina
 def test_nested_observations_and_other_dtypes_of_a_dataset_are_kept_and_bad_ones_refused() -> None:
     steps = 3
     goals = numpy.arange(8, dtype=numpy.float64).reshape(4, 2)
+    images = numpy.arange(4 * 5 * 6 * 3, dtype=numpy.uint8).reshape(4, 5, 6, 3)
     episode = SimpleNamespace(
-        observations={"goal": goals, "seen": numpy.arange(4)},
+        observations={"goal": goals, "seen": numpy.arange(4), "arm": {"wrist": images}},
         actions=numpy.arange(steps),
         rewards=[0.0, 1.0, 2.0],
         terminations=[False, False, True],
@@ -145,6 +146,10 @@ def test_nested_observations_and_other_dtypes_of_a_dataset_are_kept_and_bad_ones
     assert rows["observation", "goal"].dtype == torch.float64
     assert rows["observation", "seen"].dtype == rows["action"].dtype == torch.int64
     assert rows["next", "done"][:, 0].tolist() == [False, False, True]
+    replay = recipes.uniform(10, 2, frame_stack=1, image_key=[("observation", "arm", "wrist")], seed=0)
+    replay.extend(rows)
+    assert replay[:]["next", "observation", "arm", "wrist"].numpy().tolist() == images[1:].tolist()
+    assert replay.storage.frames_held == 4
     with pytest.raises(ValueError, match="no episode"):
         minari_transitions(SimpleNamespace(iterate_episodes=lambda: iter([])))
     episode = SimpleNamespace(observations=(1, 2), actions=0, rewards=[0.0], terminations=[True], truncations=[False])

@@ -76,6 +76,27 @@ def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(
     assert replay.get_metrics()["num_env_steps_added_lifetime"].peek() == 72
 
 
+def test_the_cameras_of_all_shards_are_stored_once_and_saved() -> None:
+    def seen(number: int) -> dict[str, Any]:
+        return {"front": np.full((2, 4, 3), number, np.uint8), "arm": {"wrist": np.full((2, 3, 2), number, np.uint8)}}
+
+    options = {"frame_stack": 2, "image_key": ["front", ("arm", "wrist")]}
+    replay = build("prioritized", **options)
+    fragments = [[seen(20 * number + step) for step in range(7)] for number in range(6)]
+    replay.add([numbered(f"e{place}", 6, observations=one, terminated=True) for place, one in enumerate(fragments)])
+    assert [one.storage.frames_held for one in replays(replay)] == [14, 14, 14]
+    again = build("prioritized", **options)
+    again.set_state(replay.get_state())
+    drawn = []
+    for one in (replay, again):
+        (rows,) = read(one.sample(num_items=40))
+        found = rows.get_observations(slice(0, 40))
+        assert (found["front"][:, :, 0, 0] == found["arm"]["wrist"][:, :, 0, 0]).all()
+        assert len(np.unique(found["front"])) > 20
+        drawn.append(found["front"])
+    np.testing.assert_array_equal(*drawn)
+
+
 @pytest.mark.parametrize(("num_learners", "num_prefetch"), [(0, 0), (2, 0), (3, 0), (2, 2)])
 def test_td_errors_of_several_modules_come_home(num_learners: int, num_prefetch: int) -> None:
     replay = build("prioritized", num_prefetch=num_prefetch)
