@@ -179,7 +179,8 @@ def check_divisible(sampler: Sampler) -> None:
             raise TypeError(
                 f"draws of {type(one).__name__} cannot be divided over several replays; use a sampler of "
                 "rows or pairs of lightning_replay.samplers, or define group_totals(storage) and "
-                "sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your own, or keep all rows in one replay"
+                "sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your own, or keep all rows in "
+                "one replay"
             )
 
 
