@@ -297,7 +297,7 @@ class SequenceSampler(DependentSampler):
         if 0 < longest < self.min_steps:
             return ValueError(
                 f"no sequence of {self.min_steps} steps or more among the {stored} stored rows: the longest episode "
-                f"that ended had {longest}. Build the sampler with min_steps, by default burn_in + 1, of at most {longest}"
+                f"that ended had {longest}. Build the sampler with min_steps, or burn_in + 1, of at most {longest}"
             )
         if starts.uses_priorities and not starts.priority_offset and longest:
             return starts._without_mass(stored)
