@@ -330,6 +330,10 @@ class SequenceSampler(DependentSampler):
         self.followed.links = None
         self._position, self._longest_ended, self._has_drawn = np.zeros(0, dtype=np.int32), 0, False
 
+    def __repr__(self) -> str:
+        steps = f"length={self.sequence_length}, overlap={self.overlap}, burn_in={self.burn_in}"
+        return f"{type(self).__name__}({steps}, first={self.first!r})"
+
 
 def _back(links: EpisodeLinks, slots: np.ndarray, steps: np.ndarray) -> Tensor:
     # The rows so many steps before others, where these are still stored.
