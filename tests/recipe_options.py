@@ -13,6 +13,7 @@ from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
 
 TASKS = ["target", "near"]
+ROW_RECIPES = sorted(set(recipes.known()) - {"sequences"})  # whose batches are rows or pairs, with returns over n steps
 
 
 def required_options(name: str, capacity: int) -> dict[str, Any]:
@@ -27,6 +28,8 @@ def required_options(name: str, capacity: int) -> dict[str, Any]:
     if name == "hindsight":  # of steps without goals: relabelling is tested elsewhere
         keys = {"achieved_key": "observation", "desired_key": "observation"}
         return {"capacity": capacity, "env": "BitFlipping-v0", "share": 0.0, **keys}
+    if name == "sequences":
+        return {"capacity": capacity, "length": 2, "overlap": 1}
     return {"capacity": capacity}
 
 

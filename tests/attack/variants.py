@@ -17,7 +17,7 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.writers import OldestLeaves, SmallestReturnLeaves, StochasticSurprise
 from tests.attack.worlds import World
 from tests.frame_steps import WRIST
-from tests.recipe_options import required_options
+from tests.recipe_options import ROW_RECIPES, required_options
 
 TASKS = ["target", "near"]
 DISCOUNT = 0.5
@@ -113,7 +113,7 @@ def _variants() -> list[Variant]:
     def add(recipe: str, **options: Any) -> None:
         found.append(Variant(recipe, tuple(options.items())))
 
-    for recipe in sorted(recipes.known()):
+    for recipe in ROW_RECIPES:
         add(recipe)
         add(recipe, n_steps=3, prefetch=2)
         add(recipe, in_file=True)
