@@ -914,6 +914,16 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return isinstance(self._sampler, SliceSampler)
 
     @property
+    def draws_sequences(self) -> bool:
+        """Whether a batch is ``[B, T]``, of steps that follow each other in an episode."""
+        return self._sampler_hooks.draws_sequences
+
+    @property
+    def burn_in(self) -> int:
+        """Steps at the start of each sequence that only warm up a recurrent state; 0 of rows."""
+        return self._sampler_hooks.burn_in
+
+    @property
     def needs_initial_surprise(self) -> bool:
         """Whether the writer lacks a function for the surprise of new rows."""
         return isinstance(self._writer, RetentionWriter) and self._writer.needs_initial_surprise

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lightning_replay.agents.interfaces import (
     UpdateBatches,
     UpdatePriorities,
+    check_sequences,
     scales_gradients,
     steps_of,
     training_data,
@@ -60,9 +61,9 @@ _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (partial(checked_schedule, highest=BELOW_ONE), "conflict_aversion"),
     (
         checked_count,
-        "epochs hidden_size minibatches num_actions observation_size policy_delay target_update_every",
+        "epochs hidden_size minibatches num_actions observation_size policy_delay state_size target_update_every",
     ),
-    (partial(checked_count, lowest=0), "exploration_steps"),
+    (partial(checked_count, lowest=0), "burn_in exploration_steps"),
     (partial(checked_count, lowest=2), "atoms"),
     (checked_counts, "categories channels hidden_sizes kernel_sizes observation_shape strides"),
     (partial(checked_counts, lowest=0), "parameter_sizes"),
@@ -105,6 +106,7 @@ class SizedAgent(L.LightningModule):
     trainer attaches a data module that has an environment.
     """
 
+    is_recurrent: bool = False  #: Whether it acts with a state, and learns from sequences.
     size_names: ClassVar[tuple[str, ...]] = ()
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
 
@@ -345,6 +347,8 @@ class OffPolicyAgent(SizedAgent):
         super().on_fit_start()
         data = training_data(self.trainer)
         replay = None if data is None else data.replay
+        if isinstance(replay, TrainingReplay):
+            check_sequences(self, replay)
         for n_steps, discount in replay.returns if isinstance(replay, TrainingReplay) else ():
             if discount != self.hparams["discount"]:
                 raise ValueError(
