@@ -15,7 +15,17 @@ KINDS = {"int", "float", "bool"}
 NOT_TRIED = {"Bound", "Tensor", "torch.Generator", "Mapping[str, Tensor]", "Iterable[Tensor]", "torch.device"}
 ANY_SIGN = {"seed"}
 INFINITE = {"drift_tolerance"}
-FROM_ZERO = {"count", "exploration_steps", "noops", "num_learners", "num_spare", "prefetch", "seed", "warmup_steps"}
+FROM_ZERO = {
+    "burn_in",
+    "count",
+    "exploration_steps",
+    "noops",
+    "num_learners",
+    "num_spare",
+    "prefetch",
+    "seed",
+    "warmup_steps",
+}
 ABOVE_ZERO = {
     *("advance_at", "clip_range", "concentration", "draw_discount", "exploration", "gradient_norm", "offset"),
     *("mixup_concentration", "score_step_size", "score_temperature", "step_size", "value_clip", "weight_sharing"),

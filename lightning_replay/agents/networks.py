@@ -140,16 +140,16 @@ class RecurrentNetwork(nn.Module):
 
     def __init__(self, observation_size: int, num_actions: int, hidden_sizes: Sequence[int], state_size: int) -> None:
         super().__init__()
-        *before, width = hidden_sizes
-        self.encoder: Perceptron = Perceptron(observation_size, before, width)
-        self.memory: nn.LSTM = nn.LSTM(width, state_size, batch_first=True)
+        sizes = [observation_size, *hidden_sizes]
+        layers = [(nn.Linear(fan_in, fan_out), nn.ReLU()) for fan_in, fan_out in itertools.pairwise(sizes)]
+        self.encoder: nn.Sequential = nn.Sequential(*itertools.chain(*layers))
+        self.memory: nn.LSTM = nn.LSTM(sizes[-1], state_size, batch_first=True)
         self.values: nn.Linear = nn.Linear(state_size, 1 + num_actions)
 
     def forward(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the values ``[B, T, A]`` at observations ``[B, T, O]`` from a state on, and the state after them."""
         hidden, cell = state.unsqueeze(0).unbind(2)
-        encoded = torch.relu(self.encoder(observation))
-        outputs, (hidden, cell) = self.memory(encoded, (hidden.contiguous(), cell.contiguous()))
+        outputs, (hidden, cell) = self.memory(self.encoder(observation), (hidden.contiguous(), cell.contiguous()))
         value, advantages = self.values(outputs).tensor_split([1], -1)
         return value + advantages - advantages.mean(-1, keepdim=True), torch.stack([hidden[0], cell[0]], 1)
 

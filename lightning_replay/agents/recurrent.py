@@ -32,7 +32,7 @@ class RecurrentDQN(ExploringAgent):
     Args:
         observation_size: length of a flat observation; read from the environment if absent.
         num_actions: number of actions; read from the environment if absent.
-        hidden_sizes: widths of the layers before the LSTM, at least one.
+        hidden_sizes: widths of the layers before the LSTM.
         state_size: units H of the LSTM; a stored state has ``2 H`` floats, 512 bytes for 64 units.
         burn_in: steps at the start of each sequence, that of the replay.
         learning_rate: Adam's.
@@ -120,17 +120,13 @@ class RecurrentDQN(ExploringAgent):
         padded = torch.cat([following[:, :1], following[:, :-1]], 1)
         observation = torch.where(mask.unsqueeze(-1), batch["observation"], padded)
         is_cut = batch["next", "done"].reshape(mask.shape) & mask.roll(-1, 1)
-        columns, state, burn_in = (
-            (observation, following, is_cut),
-            batch["recurrent_state"][:, 0],
-            self.hparams["burn_in"],
-        )
-        learned, batch = [each[:, burn_in:] for each in columns], batch[:, burn_in:]
+        columns, burn_in = (observation, following, is_cut), self.hparams["burn_in"]
+        warm_up, learned = [each[:, :burn_in] for each in columns], [each[:, burn_in:] for each in columns]
+        networks, states = (self.network, self.target_network), [batch["recurrent_state"][:, 0]] * 2
+        batch = batch[:, burn_in:]
         with torch.no_grad():
-            states = [state, state]
             if burn_in:
-                warm_up = [each[:, :burn_in] for each in columns]
-                states = [one.along(state, *warm_up)[2] for one in (self.network, self.target_network)]
+                states = [network.along(state, *warm_up)[2] for network, state in zip(networks, states, strict=True)]
             target_values = self.target_network.along(states[1], *learned)[1]
         values, following_values, _ = self.network.along(states[0], *learned)
         bootstrap = target_values.gather(-1, following_values.argmax(-1, keepdim=True)).squeeze(-1)
