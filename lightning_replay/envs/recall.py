@@ -15,9 +15,8 @@ from lightning_replay.options import checked_count
 class RecallCue(gymnasium.Env[np.ndarray, int]):
     """A cue is seen in the first step and asked for ``delay`` steps later; reward 1 for naming it then, else 0.
 
-    Every episode takes ``delay + 1`` actions, of which the last counts. Without memory the return is ``1 / num_cues`` at
-    best. The memory length task of bsuite (Osband et al. 2020, section 3, https://arxiv.org/abs/1908.03568), a corridor
-    of the T-maze (Bakker 2001) in which there is nowhere else to go.
+    An episode takes ``delay + 1`` actions, of which the last counts. Without memory the mean return is ``1 / num_cues``
+    at best. As the task "memory length" of bsuite (Osband et al. 2020, https://arxiv.org/abs/1908.03568), with noise.
 
     Args:
         num_cues: cues, drawn with equal probability, and as many actions.

@@ -8,7 +8,6 @@ from functools import partial
 
 import gymnasium
 import lightning as L
-import numpy as np
 import pytest
 import torch
 
@@ -147,7 +146,7 @@ def test_without_memory_the_cue_is_guessed() -> None:
 @pytest.mark.parametrize(
     ("method", "returned", "message"),
     [
-        ("initial_state", None, "initial_state returned as states NoneType None for 1 environments; accepted is one te"),
+        ("initial_state", None, "initial_state returned as states NoneType None for 1 environments; accepted is"),
         ("initial_state", torch.zeros(2, 1), r"initial_state returned as states float32 of shape [2, 1] for 1 env"),
         ("initial_state", torch.zeros(1, 1).long(), "initial_state returned as states int64 of shape [1, 1]"),
         ("act_with_state", torch.zeros(1), "act_with_state returned as states float32 of shape [1] for 1"),
