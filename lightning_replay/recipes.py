@@ -33,10 +33,12 @@ from lightning_replay.samplers import (
     PrioritizedSampler,
     RandomPairSampler,
     ReverseSweepSampler,
+    SequenceSampler,
     UniformSampler,
 )
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.neighborhood_mixup import FEATURE_KEYS
+from lightning_replay.samplers.sequences import MAX_SHARE
 from lightning_replay.samplers.tables import CORRECTIONS, NEEDS_COUNTS, ScheduledSampler, TableShares
 from lightning_replay.schedulers import Scheduler, UniformTasks
 from lightning_replay.schedules import Schedule, checked_schedule
@@ -60,6 +62,7 @@ __all__ = [
     "prioritized",
     "reverse_sweep",
     "s4rl",
+    "sequences",
     "surprise_retention",
     "uniform",
 ]
@@ -479,6 +482,8 @@ def event_tables(
     priority_exponent: float = 0.0,
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
+    sequence_length: int | None = None,
+    burn_in: int = 0,
     max_trajectories: int = 64,
     forget_stale: bool = False,
     **options: Unpack[FrameOptions],
@@ -509,6 +514,9 @@ def event_tables(
         priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
         importance_exponent: β of their correction.
         priority_offset: ε, added to every priority.
+        sequence_length: T, draws with each row the sequence in which it is the first one that is learned from, ``[B,
+            T]``, see :class:`~lightning_replay.samplers.SequenceSampler`; ``None`` draws single rows.
+        burn_in: steps at the beginning of a sequence from which nothing is learned.
         max_trajectories: episodes that may run at once.
         forget_stale: where more run, drop the history of those continued longest ago instead of refusing new ones.
 
@@ -569,6 +577,10 @@ def event_tables(
         sampler = ContinuousCorrectionSampler(
             1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
         )
+    if sequence_length is not None or checked_count("burn_in", burn_in, 0, of="steps"):
+        check_continuity = options.get("check_continuity", True)
+        length = checked_count("sequence_length", sequence_length, of="steps")
+        sampler = SequenceSampler(length, burn_in=burn_in, first=sampler, check_continuity=check_continuity)
     lengths = [max(event.history_length for event in table.events) for table in tables]
     # Rows lie in runs of an event's history; those of the running episodes may enter any table.
     rows = [capacity, *(table.capacity for table in tables), max_trajectories * max(lengths)]
@@ -577,6 +589,58 @@ def event_tables(
         return sum(map(frames_in_order, rows, itertools.repeat(frame_stack), [32, *lengths, max(lengths)]))
 
     return assemble(TableReplay, writer.num_slots, batch_size, options, sampler, frames, writer=writer)
+
+
+@with_named_arguments
+def sequences(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    length: int,
+    overlap: int = 0,
+    burn_in: int = 0,
+    min_steps: int | None = None,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    max_share: float = MAX_SHARE,
+    **options: Unpack[FrameOptions],
+) -> Replay:
+    """Draws sequences of steps ``[B, T]`` for recurrent agents and world models (R2D2, Kapturowski et al. 2019).
+
+    "Recurrent Experience Replay in Distributed Reinforcement Learning", https://openreview.net/forum?id=r1lyTjAqYX; see
+    :class:`~lightning_replay.samplers.SequenceSampler`. ``batch_size`` counts sequences; by default 256, or
+    ``capacity`` where that is less. Return the TD errors of all steps with ``replay.update_priority``.
+
+    Args:
+        length: T, steps of a sequence, the burn-in included.
+        overlap: steps that neighbouring sequences of an episode share; ``length - 1`` lets one begin at every step.
+        burn_in: steps at the beginning of a sequence from which nothing is learned.
+        min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
+        priority_exponent: α; 0 draws uniformly.
+        importance_exponent: β of the correction; a number or a schedule.
+        priority_offset: ε, added to every priority.
+        max_share: η, share of the largest TD error of a sequence in its priority; the rest is that of their mean.
+
+    Sampled keys:
+        mask: bool ``[B, T]``, true where the step exists.
+        priority_weight: float32 ``[B, T]``, with priorities.
+
+    Raises:
+        ValueError: options that contradict each other, ``n_steps`` above 1.
+    """
+    sampler = SequenceSampler(
+        length,
+        overlap,
+        burn_in,
+        min_steps=min_steps,
+        priority_exponent=priority_exponent,
+        importance_exponent=importance_exponent,
+        priority_offset=priority_offset,
+        max_share=max_share,
+        check_continuity=options.get("check_continuity", True),
+    )
+    return assemble(Replay, capacity, batch_size, options, sampler)
 
 
 @with_named_arguments

@@ -18,7 +18,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
-from torchrl.envs import MultiStepTransform, Transform
+from torchrl.envs import Compose, MultiStepTransform, Transform
 
 from lightning_replay.divided_draws import check_divisible
 from lightning_replay.episodes.links import with_real_ends
@@ -118,7 +118,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         seed: of sampler, transform and writer; ``None`` leaves their generators as they are.
 
     Sampled keys:
-        index: int64 ``[B]``, or ``[B, 2]`` for samplers of pairs.
+        index: int64 ``[B]``, ``[B, 2]`` for samplers of pairs, ``[B, T]`` for samplers of sequences, as all columns.
         generation: int64 ``[B]`` (``[B, 2]`` when both of a pair get feedback), how often the slot had been written.
         priority_weight: float32 ``[B]``, with a prioritized sampler.
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
@@ -183,6 +183,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         sampler = UniformSampler() if sampler is None else sampler
         writer = FirstInFirstOutWriter() if writer is None else writer
         check_parts(storage, sampler, writer, n_steps)
+        if declared_sampler(sampler).sequence_length is not None:
+            check_sequences(sampler, writer, transform, n_steps)
         super().__init__(
             storage=storage,
             sampler=sampler,
@@ -416,7 +418,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             include_info: TorchRL's deprecated argument, ignored.
 
         Returns:
-            TensorDict ``[B]``; leaves are copies of the stored rows.
+            TensorDict ``[B]``, of sequences ``[B, T]``; leaves are copies of the stored rows.
 
         Raises:
             RuntimeError: the buffer is empty.
@@ -538,12 +540,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _check_draw(self, index: Any, batch_size: int) -> None:
         if not isinstance(self._sampler, ReplaySampler):
             return
-        is_slots = isinstance(index, Tensor) and index.dtype == torch.int64
-        if not is_slots or index.shape not in ((batch_size,), (batch_size, 2)):
+        is_slots, steps = isinstance(index, Tensor) and index.dtype == torch.int64, self._sampler_hooks.sequence_length
+        shapes = ((batch_size,), (batch_size, 2)) if steps is None else ((batch_size, steps),)
+        if not is_slots or index.shape not in shapes:
             got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
             raise ValueError(
                 f"sample of {type(self._sampler).__name__} returned {got}, and a batch needs slots, int64 "
-                f"[{batch_size}], or pairs of slots, [{batch_size}, 2]"
+                f"[{batch_size}], or pairs of slots, [{batch_size}, 2]{'' if steps is None else f'; here {shapes}'}"
             )
 
     def update_priority(
@@ -558,9 +561,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
         Args:
             index: the batch that was drawn, whose ``index`` and ``generation`` are used; or the ``index`` alone, int64
-                ``[B]`` or ``[B, 2]``.
-            td_error: signed, ``[B]`` or ``[B, 1]``; the magnitude becomes the sampler's priority. May be left out where
-                only the writer takes feedback and ``signals`` hold all of it. TorchRL's name ``priority`` is accepted.
+                ``[B]`` or ``[B, 2]``, of sequences ``[B, T]``.
+            td_error: signed, ``[B]`` or ``[B, 1]``, of sequences ``[B, T]``, see
+                :class:`~lightning_replay.samplers.SequenceSampler`; the magnitude becomes the sampler's priority. May
+                be left out where only the writer takes feedback and ``signals`` hold all of it. TorchRL's name
+                ``priority`` is accepted.
             generation: with an index alone, the batch's ``generation``. Rows whose slot was written or emptied since
                 are dropped and counted; without it they are only dropped if the slot is empty.
             signals: further feedback for a :class:`~lightning_replay.writers.RetentionWriter`: ``action_values``
@@ -615,6 +620,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 if num_late is not None:
                     self._feedback.count(len(index), num_late)
                     return
+            if self.sequence_length is not None and is_prioritized:
+                given = given_feedback(index, td_error, generation)
+                index, td_error, generation = sampler.feedback_of_rows(*given)
             slots, magnitudes, late = judged(index, td_error, generation, self._storage)
             if is_prioritized:
                 sampler.set_priorities(slots, magnitudes, self._storage)
@@ -821,6 +829,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if self._packed is not None:
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
+        self.sequence_length, self.burn_in = self._sampler_hooks.sequence_length, self._sampler_hooks.burn_in
         self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
         self._checks_rows = type(self._sampler_hooks).check_rows is not ReplaySampler.check_rows
@@ -912,16 +921,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def needs_consecutive_rows(self) -> bool:
         """Whether the sampler cuts slices out of rows that lie side by side."""
         return isinstance(self._sampler, SliceSampler)
-
-    @property
-    def draws_sequences(self) -> bool:
-        """Whether a batch is ``[B, T]``, of steps that follow each other in an episode."""
-        return self._sampler_hooks.draws_sequences
-
-    @property
-    def burn_in(self) -> int:
-        """Steps at the start of each sequence that only warm up a recurrent state; 0 of rows."""
-        return self._sampler_hooks.burn_in
 
     @property
     def needs_initial_surprise(self) -> bool:
@@ -1078,3 +1077,26 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         )
     if isinstance(sampler, SliceSampler):
         check_slice_writer(sampler, writer)
+
+
+def check_sequences(sampler: Sampler, writer: Writer, transform: Any, n_steps: int) -> None:
+    # Parts that work with rows and not with sequences of them, or would leave nothing to follow.
+    name, length = type(sampler).__name__, declared_sampler(sampler).sequence_length
+    transforms = [*transform.transforms] if isinstance(transform, Compose) else [transform]
+    unfit = [type(one).__name__ for one in transforms if isinstance(one, ReplayTransform) and not one.takes_sequences]
+    if n_steps > 1 or unfit:
+        what = f"n_steps is {n_steps}" if n_steps > 1 else f"{', '.join(unfit)} changes single transitions"
+        raise ValueError(
+            f"{what}, and {name} draws sequences of {length} steps as they were played. Leave it out (returns over "
+            "several steps are formed from the rewards of a sequence), or use a sampler of rows"
+        )
+    if declared_writer(writer).may_refuse:
+        raise ValueError(
+            f"{type(writer).__name__} keeps single transitions, scattered over the episodes, and {name} draws "
+            f"sequences of {length} steps. Use FirstInFirstOutWriter, as recipes.sequences does"
+        )
+    if isinstance(writer, TableWriter) and not declared_sampler(sampler)._draws_from_tables:
+        raise ValueError(
+            f"{type(writer).__name__} keeps rows in tables, and {name} has no sampler of tables as first. Give it "
+            f"first=TableShares(...), or use recipes.event_tables(..., sequence_length={length})"
+        )

@@ -24,6 +24,8 @@ def required_options(name: str, capacity: int) -> dict[str, Any]:
         return {"capacity": capacity, "tables": [table]}
     if name == "reverse_sweep":
         return {"capacity": capacity, "goal": reward_at_least(20.0)}
+    if name == "sequences":
+        return {"capacity": capacity, "length": 2, "overlap": 1}
     return {"capacity": capacity}
 
 

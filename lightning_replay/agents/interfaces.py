@@ -155,8 +155,9 @@ def check_sequences(agent: L.LightningModule, replay: TrainingReplay) -> None:
 
     A module of a user's own without ``is_recurrent`` may learn from either.
     """
-    is_recurrent = getattr(agent, "is_recurrent", replay.draws_sequences)
-    if bool(is_recurrent) == replay.draws_sequences:
+    draws_sequences = replay.sequence_length is not None
+    is_recurrent = bool(getattr(agent, "is_recurrent", draws_sequences))
+    if is_recurrent == draws_sequences:
         return
     name, sampler = type(agent).__name__, replay.sampler_name
     if is_recurrent:

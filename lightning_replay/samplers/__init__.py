@@ -8,6 +8,7 @@ from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSample
 from lightning_replay.samplers.pairs import ContinuousTransitionSampler, PairSampler, RandomPairSampler
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
+from lightning_replay.samplers.sequences import SequenceSampler, sequence_priorities
 from lightning_replay.samplers.tables import (  # noqa: F401  saves find these here, or are imported for their effect
     ScheduledSampler,
     TableShares,
@@ -26,6 +27,8 @@ __all__ = [
     "RandomPairSampler",
     "ReverseSweepSampler",
     "ScheduledSampler",
+    "SequenceSampler",
     "TableShares",
     "UniformSampler",
+    "sequence_priorities",
 ]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -31,42 +31,23 @@ def _of_first(name: str) -> Any:
     return property(lambda self: read(declared_sampler(self.first)))
 
 
-class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
-    """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
+class DependentSampler(ReplaySampler, TorchRLPrioritizedSampler):
+    """Draws rows by another sampler, ``first``, and further ones that go with each.
 
-    Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
-    :meth:`on_insert` where it keeps something of new rows. TD errors go to ``first`` when that is prioritized and are
-    ignored otherwise; TorchRL's buffers pass them to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the
-    base class. TorchRL's ``update_tensordict_priority`` updates only the first of each pair; with ``update_partners``
-    call ``buffer.update_priority(batch["index"], td_error)``.
-
-    Over tables ``first`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
-
-    Args:
-        first: draws the first of each pair, with its weights; uniform by default.
-        update_partners: give the TD error of a pair to both rows, not to the first alone.
-        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`, and of the default ``first``.
-
-    Sampled keys:
-        index: int64 ``[B, 2]``.
-        priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
+    A subclass defines ``sample``, and :meth:`on_insert` where it keeps something of new rows. TorchRL's buffers pass TD
+    errors to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the base class.
     """
 
     _reads_columns = True
 
-    def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
+    def __init__(self, first: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
         # TorchRL's constructor is not called: it builds priority trees, which ``first`` has.
         if first is not None:
             check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
         self._seed_generator(seed)
-        self.first: UniformSampler | Sampler = UniformSampler(seed=self._derived_seed()) if first is None else first
-        self.update_partners: bool = checked_flag("update_partners", update_partners)
+        self.first: Sampler = default(self._derived_seed()) if first is None else first
         self.reduction = "max"
         self._is_attached = False
-
-    @abstractmethod
-    def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """Returns the partner of each row, int64 ``[B]``; the row itself where there is none: it stays unmixed."""
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
         """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
@@ -85,39 +66,12 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
         self._attach_storage(storage, slots)
         self.on_insert(slots, storage)
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
-        first, info = self.first.sample(storage, batch_size)
-        return self._paired(first, storage), info
-
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the first of each pair at the points by ``first``; partners are found among the rows of this replay."""
-        first, info, reply = declared_sampler(self.first).sample_part(storage, part)
-        return self._paired(first, storage), info, reply
-
-    def _paired(self, first: Tensor, storage: Storage) -> Tensor:
-        if not self._is_attached:
-            self._attach_storage(storage, first.new_empty(0))
-        device = device_of(storage)
-        if device is not None:
-            first = first.to(device)
-        partners = self.partners(first, storage)
-        is_held = occupancy_of(storage).held(partners)
-        if is_held is not None:
-            # A partner may have left without being overwritten: its pair stays unmixed.
-            partners = torch.where(is_held, partners, first)
-        return torch.stack((first, partners), dim=1)
-
     _draws_from_tables: bool = _of_first("_draws_from_tables")
     num_slots: int | None = _of_first("num_slots")
     uses_priorities: bool = _of_first("uses_priorities")
     check_rows: Any = _of_first("check_rows")
     check_priority: Any = _of_first("check_priority")
-    on_evict: Any = _of_first("on_evict")  # as partners these rows are not drawn, see _paired
+    on_evict: Any = _of_first("on_evict")  # rows that go with others are not drawn, see the subclasses
     cut: Any = _of_first("cut")
     priority_of: Any = _of_first("priority_of")
     raise_largest_priority: Any = _of_first("raise_largest_priority")
@@ -132,16 +86,6 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
         return self.first.default_priority
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``.
-
-        For a row in several pairs the priority of a pair in which it is the first counts.
-        """
-        slots, magnitudes = as_tensor(slots), as_tensor(magnitudes)
-        if slots.ndim == 2 and self.update_partners:
-            # The last of duplicates wins: partners before firsts.
-            slots, magnitudes = slots.t().flip(0).reshape(-1), magnitudes.reshape(-1).repeat(2)
-        elif slots.ndim == 2:
-            slots = slots[:, 0].contiguous()
         self.first.update_priority(slots, magnitudes, storage=storage)
 
     def reseed(self, seed: int) -> None:
@@ -195,6 +139,75 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
     def _empty(self) -> None:
         self.first._empty()
         self._is_attached = False
+
+
+class PairSampler(DependentSampler):
+    """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
+
+    Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
+    :meth:`on_insert` where it keeps something of new rows. TD errors go to ``first`` when that is prioritized and are
+    ignored otherwise. TorchRL's ``update_tensordict_priority`` updates only the first of each pair; with
+    ``update_partners`` call ``buffer.update_priority(batch["index"], td_error)``.
+
+    Over tables ``first`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
+
+    Args:
+        first: draws the first of each pair, with its weights; uniform by default.
+        update_partners: give the TD error of a pair to both rows, not to the first alone.
+        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`, and of the default ``first``.
+
+    Sampled keys:
+        index: int64 ``[B, 2]``.
+        priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
+    """
+
+    def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
+        super().__init__(first, UniformSampler, seed)
+        self.update_partners: bool = checked_flag("update_partners", update_partners)
+
+    @abstractmethod
+    def partners(self, index: Tensor, storage: Storage) -> Tensor:
+        """Returns the partner of each row, int64 ``[B]``; the row itself where there is none: it stays unmixed."""
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
+
+        Raises:
+            RuntimeError: the storage is empty.
+        """
+        first, info = self.first.sample(storage, batch_size)
+        return self._paired(first, storage), info
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the first of each pair at the points by ``first``; partners are found among the rows of this replay."""
+        first, info, reply = declared_sampler(self.first).sample_part(storage, part)
+        return self._paired(first, storage), info, reply
+
+    def _paired(self, first: Tensor, storage: Storage) -> Tensor:
+        if not self._is_attached:
+            self._attach_storage(storage, first.new_empty(0))
+        device = device_of(storage)
+        if device is not None:
+            first = first.to(device)
+        partners = self.partners(first, storage)
+        is_held = occupancy_of(storage).held(partners)
+        if is_held is not None:
+            # A partner may have left without being overwritten: its pair stays unmixed.
+            partners = torch.where(is_held, partners, first)
+        return torch.stack((first, partners), dim=1)
+
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``.
+
+        For a row in several pairs the priority of a pair in which it is the first counts.
+        """
+        slots, magnitudes = as_tensor(slots), as_tensor(magnitudes)
+        if slots.ndim == 2 and self.update_partners:
+            # The last of duplicates wins: partners before firsts.
+            slots, magnitudes = slots.t().flip(0).reshape(-1), magnitudes.reshape(-1).repeat(2)
+        elif slots.ndim == 2:
+            slots = slots[:, 0].contiguous()
+        super().set_priorities(slots, magnitudes, storage)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(first={self.first!r}, update_partners={self.update_partners})"

@@ -261,6 +261,7 @@ class MixPairs(ReplayTransform):
         True
     """
 
+    takes_sequences = False
     saved_attributes: tuple[str, ...] = ("_ahead",)
 
     def __init__(
@@ -394,6 +395,8 @@ class MixStates(ReplayTransform):
         >>> bool((batch["observation"][:, 0] == 1 - batch["mixup_coefficient"]).all())
         True
     """
+
+    takes_sequences = False
 
     def __init__(
         self, mixup_concentration: float = 0.75, keys: Sequence[NestedKey] = ("observation",), seed: int | None = None

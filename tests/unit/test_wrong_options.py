@@ -74,6 +74,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "RewardAtLeast": {"threshold": 1.0},
     "RewardBelow": {"threshold": 1.0},
     "ScheduledSampler": {"tasks": ["near"], "scheduler": schedulers.UniformTasks()},
+    "SequenceSampler": {"length": 4},
     "Sustained": {"condition": HIGH, "steps": 2},
     "TableShares": {"table_shares": {"default": 1.0}},
     "TaskTableWriter": {"tasks": ["near"], "capacity_per_task": 10},
