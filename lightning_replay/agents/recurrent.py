@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from tensordict import TensorDictBase
@@ -14,6 +14,7 @@ from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, bootstra
 from lightning_replay.agents.interfaces import training_data
 from lightning_replay.agents.networks import RecurrentNetwork
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes
+from lightning_replay.training_replay import TrainingReplay
 
 
 class RecurrentDQN(ExploringAgent):
@@ -44,7 +45,7 @@ class RecurrentDQN(ExploringAgent):
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
 
     Raises:
-        ValueError: in ``fit`` another burn-in than that of the replay, or returns over several steps.
+        ValueError: in ``fit`` another burn-in than that of the replay.
 
     Example:
         >>> agent = RecurrentDQN(observation_size=4, num_actions=2)
@@ -99,16 +100,12 @@ class RecurrentDQN(ExploringAgent):
         return (self.with_random(greedy) if explore else greedy), state
 
     def on_fit_start(self) -> None:
-        """Refuses a replay with another burn-in, or with returns over several steps."""
+        """Refuses a replay with another burn-in."""
         super().on_fit_start()
-        data = training_data(self.trainer)
-        replay: Any = None if data is None else data.replay
-        if replay is not None and (replay.burn_in != self.hparams["burn_in"] or replay.returns):
-            raise ValueError(
-                f"the replay has burn_in {replay.burn_in} and returns over {[n for n, _ in replay.returns] or 1} "
-                f"steps, {type(self).__name__} burn_in {self.hparams['burn_in']} and targets of one step; give both "
-                "the same burn_in, and the replay n_steps=1."
-            )
+        data, burn_in = training_data(self.trainer), self.hparams["burn_in"]
+        replay = None if data is None else data.replay
+        if isinstance(replay, TrainingReplay) and replay.burn_in != burn_in:
+            raise ValueError(f"the replay has burn_in {replay.burn_in}, the agent {burn_in}; give both the same.")
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
         """Returns loss and magnitude of the TD error of each step after the burn-in, and whether it exists.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
 
 import gymnasium
 import lightning as L
@@ -15,9 +16,10 @@ from lightning_replay import recipes
 from lightning_replay.agents import DQN, RecurrentDQN
 from lightning_replay.collecting import VectorSteps
 from lightning_replay.envs.recall import RecallCue
-from lightning_replay.lit import ReplayDataModule
+from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.playing import episode_returns, make_environments
+from lightning_replay.replay import Replay
 from tests.unit.lit.toys import Counting, Tiny, make_data, make_replay, make_trainer
 
 
@@ -166,6 +168,73 @@ def test_a_recurrent_agent_without_its_methods_is_refused(monkeypatch, missing: 
     monkeypatch.setattr(CountsSteps, missing, None)
     with pytest.raises(TypeError, match=r"CountsSteps is recurrent and lacks initial_state\(num_envs\) or act_with"):
         list(episode_returns(CountsSteps(), Counting(), 1, seed=0))
+
+
+def small_agent(burn_in: int = 1) -> RecurrentDQN:
+    return RecurrentDQN(hidden_sizes=(8,), state_size=4, burn_in=burn_in, exploration_steps=80)
+
+
+def sequences(**options) -> Replay:
+    return recipes.sequences(300, 4, length=4, overlap=2, burn_in=1, **options)
+
+
+def data_of(replay: Replay, env_steps: int, **options) -> ReplayDataModule:
+    make = partial(RecallCue, delay=4)
+    return ReplayDataModule(make, replay, env_steps=env_steps, warmup_steps=40, num_envs=2, seed=0, **options)
+
+
+def draws_of_a_copy(replay: Replay, directory: Path, **options) -> list[list[list[int]]]:
+    replay.save(directory)
+    again = sequences(**options)
+    again.load(directory)
+    return [again.sample()["index"].tolist() for _ in range(5)]
+
+
+class Draws(L.Callback):
+    """The next draws at the start of training, made by a copy."""
+
+    def __init__(self, directory: Path, **options) -> None:
+        self.directory, self.options = directory, options
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self.found = draws_of_a_copy(trainer.datamodule.replay, self.directory, **self.options)
+
+
+@pytest.mark.parametrize("options", [{}, {"priority_exponent": 0.9}], ids=["uniform", "prioritized"])
+def test_a_resumed_fit_goes_on_with_the_same_draws_from_initial_states(tmp_path, options) -> None:
+    data, trainer = data_of(sequences(**options), 100), make_trainer(tmp_path)
+    trainer.fit(small_agent(), datamodule=data)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    expected, weights = draws_of_a_copy(data.replay, tmp_path / "copy", **options), []
+    for name in ("first", "second"):
+        agent, resumed, draws = small_agent(), data_of(sequences(**options), 140), Draws(tmp_path / name, **options)
+        make_trainer(tmp_path, [draws]).fit(agent, datamodule=resumed, ckpt_path=tmp_path / "end.ckpt")
+        assert draws.found == expected and resumed.updates_done == 100
+        weights.append(torch.cat([parameter.flatten() for parameter in agent.parameters()]))
+        rows = resumed.replay[:]
+        has_cue = rows["observation"][:, :2].any(-1)
+        is_initial = (rows["recurrent_state"] == 0.0).flatten(1).all(-1)
+        assert len(rows) == 140 and torch.equal(has_cue, is_initial) and has_cue[[0, 1, 100, 101]].all()
+    assert torch.equal(*weights)
+
+
+def test_it_is_validated_and_evaluated_with_its_state(tmp_path) -> None:
+    data, evaluation = data_of(sequences(), 60, evaluation_episodes=3), Evaluate(10, episodes=3)
+    agent, trainer = small_agent(), make_trainer(tmp_path, [evaluation])
+    trainer.fit(agent, datamodule=data)
+    expected = sum(episode_returns(agent, RecallCue(delay=4), 3, seed=10_000)) / 3
+    assert evaluation.history[-1] == (60, pytest.approx(expected))
+    assert trainer.validate(agent, datamodule=data, verbose=False)[0]["eval/return"] == pytest.approx(expected)
+
+
+def test_an_agent_of_single_rows_is_refused_where_sequences_are_drawn(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"^DQN learns from single rows, .* \[B, T\] with SequenceSampler; use"):
+        make_trainer(tmp_path).fit(DQN(), datamodule=data_of(sequences(), 60))
+
+
+def test_another_burn_in_than_the_agents_is_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"^the replay has burn_in 1, the agent 2; give both the same\.$"):
+        make_trainer(tmp_path).fit(small_agent(burn_in=2), datamodule=data_of(sequences(), 60))
 
 
 def test_a_recurrent_agent_is_refused_where_single_rows_are_drawn(tmp_path) -> None:

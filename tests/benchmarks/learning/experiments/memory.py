@@ -20,7 +20,7 @@ from tests.benchmarks.learning.recorder import Recorder
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Records the greedy return of 100 episodes at equal intervals of environment steps."""
     (seed,) = seeds
-    make, length = partial(RecallCue, delay=settings["delay"]), settings["length"]
+    make, length = partial(RecallCue, settings["num_cues"], settings["delay"]), settings["length"]
     L.seed_everything(seed, verbose=False)
     given = {name: settings[name] for name in ("learning_rate", "exploration_steps", "target_update_rate")}
     agent = (RecurrentDQN if settings["recurrent"] else DQN).for_env(make, **given)
@@ -67,6 +67,7 @@ EXPERIMENTS = (
             "env_steps": 6_000,
             "warmup_steps": 500,
             "updates_per_env_step": 0.25,
+            "num_cues": 2,
             "delay": 10,
             "length": 11,
             "overlap": 0,
