@@ -13,6 +13,7 @@ from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
 
 TASKS = ["target", "near"]
+ROW_RECIPES = sorted(set(recipes.known()) - {"sequences"})  # whose batches are rows or pairs, with returns over n steps
 
 
 def required_options(name: str, capacity: int) -> dict[str, Any]:

@@ -128,7 +128,8 @@ class ReplayDataModule(EnvStepDataModule):
         if checked_count("num_envs", num_envs) > 1 and replay.needs_consecutive_rows:
             raise ValueError(
                 f"num_envs is {num_envs}, and the replay draws with {replay.sampler_name}, which cuts slices "
-                "out of rows that lie side by side; rows of several environments are stored interleaved. Use num_envs=1"
+                "out of rows that lie side by side; rows of several environments are stored interleaved. Use "
+                "num_envs=1, or draw with lightning_replay.samplers.SequenceSampler, as recipes.sequences does"
             )
         self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.replay = replay

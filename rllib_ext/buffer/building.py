@@ -54,7 +54,14 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     for name in options:
         if name in _SET_BY_RLLIB:
             raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
-    return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
+    replay = _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
+    if replay.sequence_length is not None:
+        raise ValueError(
+            f"{replay.sampler_name} draws sequences, and RLlib's modules without state learn from single steps; "
+            "recurrent modules get sequences from replays of single steps, by max_seq_len in their model_config and "
+            'burn_in_len. Use replay_config("uniform", ...) or replay_config("prioritized", ...)'
+        )
+    return replay
 
 
 def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> Replay:

@@ -16,6 +16,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.saving.spec import recorded
 from lightning_replay.writers import OldestLeaves, SmallestReturnLeaves, StochasticSurprise
 from tests.attack.worlds import World
+from tests.recipe_options import ROW_RECIPES
 
 TASKS = ["target", "near"]
 DISCOUNT = 0.5
@@ -109,7 +110,7 @@ def _variants() -> list[Variant]:
     def add(recipe: str, **options: Any) -> None:
         found.append(Variant(recipe, tuple(options.items())))
 
-    for recipe in sorted(recipes.known()):
+    for recipe in ROW_RECIPES:
         add(recipe)
         add(recipe, n_steps=3, prefetch=2)
         add(recipe, in_file=True)

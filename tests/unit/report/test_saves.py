@@ -58,7 +58,7 @@ def test_every_recipe_is_read_from_its_files_as_it_is_in_use(name: str, tmp_path
     for first in (0, 40):
         replay.extend(fitting(replay, numbered_steps(first, 40, done_every=5)))
         batch = replay.sample()
-        replay.update_priority(batch, torch.arange(4.0))
+        replay.update_priority(batch, torch.arange(float(batch.numel())).view(batch.shape))
     replay.save(tmp_path / "save")
     buffer = read(tmp_path / "save")
     assert same(buffer.contents, look_at(replay))

@@ -11,12 +11,11 @@ import pytest
 import torch
 from ray.rllib.core.learner.training_data import TrainingData
 
-from lightning_replay import recipes
 from lightning_replay.schedulers import EasyToHard, MeanReturn
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer, joined_stats
 from rllib_ext.sharded.shard import options_of_shard
-from tests.recipe_options import required_options
+from tests.recipe_options import ROW_RECIPES, required_options
 
 from .episodes import numbered
 from .local_shards import awaited, first_numbers, read, replays
@@ -27,7 +26,7 @@ WHOLE_ACTIONS: dict[str, Any] = {
     **{recipe: {"keys": ["observation"]} for recipe in ("noisy", "mixup", "continuous_transition")},
     "neighborhood_mixup": {"discrete": "same_action"},
 }
-UNMIXED = sorted(set(recipes.known()) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
+UNMIXED = sorted(set(ROW_RECIPES) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
 
 
 pytestmark = pytest.mark.usefixtures("local_shards")
@@ -54,7 +53,7 @@ def build(recipe: str, num_shards: int = 3, capacity: int = 300, **options: Any)
     return replay
 
 
-@pytest.mark.parametrize("recipe", sorted(recipes.known()))
+@pytest.mark.parametrize("recipe", ROW_RECIPES)
 def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(recipe: str) -> None:
     replay = build(recipe)
     replay.add(episodes())
