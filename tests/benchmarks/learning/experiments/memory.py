@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cue that is asked for ten steps after it was seen: a recurrent agent on sequences beside one without memory."""
+"""A cue that is asked for twenty steps after it was seen: a recurrent agent on sequences beside one without memory."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
 EXPERIMENTS = (
     Experiment(
         name="memory",
-        title="RecallCue-v0, a cue that is asked for ten steps later",
+        title="RecallCue-v0, one of four cues is asked for twenty steps later",
         claim="R2D2 (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX) learns tasks from sequences "
         "with stored recurrent states that an agent without memory cannot solve, and prioritizes the sequences.",
-        task="RecallCue-v0 with two cues and a delay of 10: the return is 1 where the cue is named, 0.5 by guessing. "
-        "RecurrentDQN (LSTM of 64 units, stored states) learns from 32 sequences of 11 steps, DQN from as many "
-        "single steps, once for every four steps. The first 500 steps are random.",
+        task="RecallCue-v0 with four cues and a delay of 20: the return is 1 where the cue is named, 0.25 by guessing. "
+        "RecurrentDQN (LSTM of 64 units, stored states) learns from 32 sequences of 21 steps, a whole episode, and DQN "
+        "from as many single steps, once for every four steps. The first 500 steps are random. Pilot seeds chose "
+        "number of cues, delay and length of the run; the options of the agents are their defaults.",
         length="{env_steps:,} steps",
         arms={
             "DQN, single rows": {"recurrent": False},
@@ -64,22 +65,22 @@ EXPERIMENTS = (
             "RecurrentDQN, prioritized sequences": {"recurrent": True, "priority_exponent": 0.9},
         },
         settings={
-            "env_steps": 6_000,
+            "env_steps": 12_000,
             "warmup_steps": 500,
             "updates_per_env_step": 0.25,
-            "num_cues": 2,
-            "delay": 10,
-            "length": 11,
+            "num_cues": 4,
+            "delay": 20,
+            "length": 21,
             "overlap": 0,
             "batch_size": 32,
-            "capacity": 6_000,
+            "capacity": 12_000,
             "priority_exponent": 0.0,
             "learning_rate": 1e-3,
             "target_update_rate": 0.005,
-            "exploration_steps": 3_000,
+            "exploration_steps": 5_000,
             "evaluate_every": 500,
         },
-        fast={"env_steps": 600, "evaluate_every": 300},
+        fast={"env_steps": 600, "evaluate_every": 300, "num_cues": 2, "delay": 10, "length": 11},
         seeds=range(400, 405),
         pilot_seeds=(0, 1),
         measure=mean_of("return", "mean return over the run"),
