@@ -22,7 +22,7 @@ class RecurrentDQN(ExploringAgent):
 
     For environments whose observations do not say all that matters (Hausknecht & Stone 2015,
     https://arxiv.org/abs/1507.06527). The LSTM is unrolled from the state that was stored with each sequence's first
-    step; the first ``burn_in`` steps bring that state up to date and are not learned from (R2D2, Kapturowski et al.
+    step, without one from zeros; the first ``burn_in`` steps bring that state up to date and are not learned from (R2D2, Kapturowski et al.
     2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX). Targets are of one step, and the target network moves
     with every update as that of :class:`DQN`. Where an episode ends within a sequence the state begins anew; sequences
     along the links of episodes have no such step.
@@ -119,7 +119,9 @@ class RecurrentDQN(ExploringAgent):
         is_cut = batch["next", "done"].reshape(mask.shape) & mask.roll(-1, 1)
         columns, burn_in = (observation, following, is_cut), self.hparams["burn_in"]
         warm_up, learned = [each[:, :burn_in] for each in columns], [each[:, burn_in:] for each in columns]
-        networks, states = (self.network, self.target_network), [batch["recurrent_state"][:, 0]] * 2
+        stored = batch.get("recurrent_state", None)
+        state = self.initial_state(len(batch)) if stored is None else stored[:, 0]
+        networks, states = (self.network, self.target_network), [state, state]
         batch = batch[:, burn_in:]
         with torch.no_grad():
             if burn_in:

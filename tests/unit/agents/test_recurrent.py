@@ -117,6 +117,13 @@ def test_an_episode_that_ends_within_a_sequence_starts_the_next_from_the_initial
     torch.testing.assert_close(loss, torch.cat(expected))
 
 
+def test_without_a_stored_state_a_sequence_begins_with_zeros() -> None:
+    agent, batch = agent_of(burn_in=1), sequences([4, 3], steps=4)
+    without = batch.exclude("recurrent_state")
+    batch["recurrent_state"].zero_()
+    assert torch.equal(agent.losses(without)[0], agent.losses(batch)[0])
+
+
 def learn(agent: RecurrentDQN, batch: TensorDict, tmp_path) -> tuple[float, Tensor, list[Tensor]]:
     _, record = fit(
         agent, [batch], tmp_path, look=lambda fitted: [one.grad.clone() for one in fitted.network.parameters()]
