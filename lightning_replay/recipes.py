@@ -514,8 +514,7 @@ def event_tables(
         priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
         importance_exponent: β of their correction.
         priority_offset: ε, added to every priority.
-        sequence_length: T, draws with each row the sequence in which it is the first one that is learned from, ``[B,
-            T]``, see :class:`~lightning_replay.samplers.SequenceSampler`; ``None`` draws single rows.
+        sequence_length: T, draws a sequence with each row, see :class:`~lightning_replay.samplers.SequenceSampler`.
         burn_in: steps at the beginning of a sequence from which nothing is learned.
         max_trajectories: episodes that may run at once.
         forget_stale: where more run, drop the history of those continued longest ago instead of refusing new ones.
@@ -578,9 +577,8 @@ def event_tables(
             1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
         )
     if sequence_length is not None or checked_count("burn_in", burn_in, 0, of="steps"):
-        check_continuity = options.get("check_continuity", True)
-        length = checked_count("sequence_length", sequence_length, of="steps")
-        sampler = SequenceSampler(length, burn_in=burn_in, first=sampler, check_continuity=check_continuity)
+        length, checks = checked_count("sequence_length", sequence_length), options.get("check_continuity", True)
+        sampler = SequenceSampler(length, burn_in=burn_in, first=sampler, check_continuity=checks)
     lengths = [max(event.history_length for event in table.events) for table in tables]
     # Rows lie in runs of an event's history; those of the running episodes may enter any table.
     rows = [capacity, *(table.capacity for table in tables), max_trajectories * max(lengths)]
@@ -608,26 +606,18 @@ def sequences(
 ) -> Replay:
     """Draws sequences of steps ``[B, T]`` for recurrent agents and world models (R2D2, Kapturowski et al. 2019).
 
-    "Recurrent Experience Replay in Distributed Reinforcement Learning", https://openreview.net/forum?id=r1lyTjAqYX; see
-    :class:`~lightning_replay.samplers.SequenceSampler`. ``batch_size`` counts sequences; by default 256, or
-    ``capacity`` where that is less. Return the TD errors of all steps with ``replay.update_priority``.
+    https://openreview.net/forum?id=r1lyTjAqYX; the options are described at
+    :class:`~lightning_replay.samplers.SequenceSampler`. ``batch_size`` counts sequences.
 
     Args:
         length: T, steps of a sequence, the burn-in included.
-        overlap: steps that neighbouring sequences of an episode share; ``length - 1`` lets one begin at every step.
+        overlap: steps that neighbouring sequences of an episode share.
         burn_in: steps at the beginning of a sequence from which nothing is learned.
         min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
         priority_exponent: α; 0 draws uniformly.
-        importance_exponent: β of the correction; a number or a schedule.
+        importance_exponent: β of the correction.
         priority_offset: ε, added to every priority.
-        max_share: η, share of the largest TD error of a sequence in its priority; the rest is that of their mean.
-
-    Sampled keys:
-        mask: bool ``[B, T]``, true where the step exists.
-        priority_weight: float32 ``[B, T]``, with priorities.
-
-    Raises:
-        ValueError: options that contradict each other, ``n_steps`` above 1.
+        max_share: η, share of the largest TD error of a sequence in its priority.
     """
     sampler = SequenceSampler(
         length,

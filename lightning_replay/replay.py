@@ -829,7 +829,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if self._packed is not None:
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
-        self.sequence_length, self.burn_in = self._sampler_hooks.sequence_length, self._sampler_hooks.burn_in
+        self.sequence_length: int | None = self._sampler_hooks.sequence_length
+        self.burn_in: int = self._sampler_hooks.burn_in
         self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
         self._checks_rows = type(self._sampler_hooks).check_rows is not ReplaySampler.check_rows
@@ -1079,24 +1080,20 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         check_slice_writer(sampler, writer)
 
 
-def check_sequences(sampler: Sampler, writer: Writer, transform: Any, n_steps: int) -> None:
-    # Parts that work with rows and not with sequences of them, or would leave nothing to follow.
-    name, length = type(sampler).__name__, declared_sampler(sampler).sequence_length
+def check_sequences(sampler: Any, writer: Writer, transform: Any, n_steps: int) -> None:
+    # Parts that work with rows and not with sequences of them, or leave nothing to follow.
+    name, length = type(sampler).__name__, sampler.sequence_length
     transforms = [*transform.transforms] if isinstance(transform, Compose) else [transform]
     unfit = [type(one).__name__ for one in transforms if isinstance(one, ReplayTransform) and not one.takes_sequences]
     if n_steps > 1 or unfit:
-        what = f"n_steps is {n_steps}" if n_steps > 1 else f"{', '.join(unfit)} changes single transitions"
         raise ValueError(
-            f"{what}, and {name} draws sequences of {length} steps as they were played. Leave it out (returns over "
-            "several steps are formed from the rewards of a sequence), or use a sampler of rows"
+            f"{f'n_steps={n_steps}' if n_steps > 1 else unfit[0]} changes single transitions, and {name} draws "
+            f"sequences of {length} steps as they were played. Leave it out, or use a sampler of rows"
         )
-    if declared_writer(writer).may_refuse:
+    in_tables = isinstance(writer, TableWriter) and not sampler._draws_from_tables
+    if declared_writer(writer).may_refuse or in_tables:
         raise ValueError(
-            f"{type(writer).__name__} keeps single transitions, scattered over the episodes, and {name} draws "
-            f"sequences of {length} steps. Use FirstInFirstOutWriter, as recipes.sequences does"
-        )
-    if isinstance(writer, TableWriter) and not declared_sampler(sampler)._draws_from_tables:
-        raise ValueError(
-            f"{type(writer).__name__} keeps rows in tables, and {name} has no sampler of tables as first. Give it "
-            f"first=TableShares(...), or use recipes.event_tables(..., sequence_length={length})"
+            f"{type(writer).__name__} keeps rows that are scattered over the episodes, and {name} draws sequences of "
+            f"{length} steps. Use FirstInFirstOutWriter, as recipes.sequences does"
+            + (f", or first=TableShares(...), as recipes.event_tables(sequence_length={length})" if in_tables else "")
         )

@@ -172,6 +172,8 @@ def _parts_of(replay: Any) -> dict[str, Any]:
     }
     if isinstance(replay._storage, PackedStorage):
         parts |= replay._storage.build_options()
+    if replay.sequence_length is not None:
+        parts["sequence length"] = replay.sequence_length
     if isinstance(tables, Tables):  # in the order of their numbers
         parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
     return parts

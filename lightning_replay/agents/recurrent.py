@@ -22,10 +22,10 @@ class RecurrentDQN(ExploringAgent):
 
     For environments whose observations do not say all that matters (Hausknecht & Stone 2015,
     https://arxiv.org/abs/1507.06527). The LSTM is unrolled from the state that was stored with each sequence's first
-    step, without one from zeros; the first ``burn_in`` steps bring that state up to date and are not learned from (R2D2, Kapturowski et al.
-    2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX). Targets are of one step, and the target network moves
-    with every update as that of :class:`DQN`. Where an episode ends within a sequence the state begins anew; sequences
-    along the links of episodes have no such step.
+    step, or from zeros without one; the first ``burn_in`` steps bring it up to date and are not learned from (R2D2,
+    Kapturowski et al. 2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX). Targets are of one step, and the
+    target network moves with every update as that of :class:`DQN`. Where an episode ends within a sequence the state
+    begins anew; sequences along the links of episodes have no such step.
 
     The loss is smooth L1 times ``priority_weight``, averaged over the steps that exist (``mask``) and follow the
     burn-in. Training steps return it and ``td_error``, float32 ``[B, T]``, magnitude, 0 at all other steps.

@@ -274,10 +274,10 @@ class EpisodeLinks:
         """Returns the slots of the steps before, of the shape of ``index``; -1 where none is stored."""
         return self._predecessor[index]
 
-    def ended(self, index: Tensor) -> Tensor:
-        """Returns those of the slots ``[n]`` that nothing follows, now or later."""
-        index = index[self.successor[index] < 0]
-        return index[~torch.isin(index, self.running_slots())]
+    def ended(self, index: Tensor) -> list[int]:
+        """Returns those of the slots ``[n]`` that nothing follows, now or later, each once."""
+        last = dict.fromkeys(index[self.successor[index] < 0].tolist())
+        return [slot for slot in last if slot not in self._trajectory_at]
 
     def running_slots(self) -> Tensor:
         return torch.tensor(list(self._trajectory_at), dtype=torch.int64, device=self.successor.device)

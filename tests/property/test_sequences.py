@@ -31,11 +31,10 @@ class Row:
 
 @dataclass
 class Segment:
-    """Steps that follow each other; ``begun`` are the places at which sequences begin that have become drawable."""
+    """Steps that follow each other."""
 
     rows: list[Row] = field(default_factory=list)
     ended: bool = False
-    begun: set[int] = field(default_factory=set)
 
 
 class Oracle:
@@ -78,16 +77,12 @@ class Oracle:
         found = set()
         for segment in self.segments:
             for first in range(0, len(segment.rows), self.length - self.overlap):
-                steps = 0
-                while steps < self.length and first + steps < len(segment.rows):
-                    if not segment.rows[first + steps].is_held:
-                        break
-                    steps += 1
-                is_final = first + steps < len(segment.rows) or segment.ended
-                if steps == self.length or (is_final and steps and (first == 0 or steps > self.overlap)):
-                    segment.begun.add(first)
-                if first in segment.begun and steps and steps >= self.min_steps:
-                    numbers = [row.number for row in segment.rows[first : first + steps]]
+                rows = segment.rows[first : first + self.length]
+                steps, is_last = len(rows), segment.ended and (first == 0 or len(rows) > self.overlap)
+                if not all(row.is_held for row in rows):
+                    continue
+                if steps == self.length or (is_last and steps >= self.min_steps):
+                    numbers = [row.number for row in rows]
                     found.add((tuple(numbers + numbers[-1:] * (self.length - steps)), steps))
         return found
 
