@@ -171,6 +171,7 @@ class ReplaySampler(Seeded, Sampler):
     uses_priorities: bool = False  #: Whether TD errors change what is drawn; :meth:`set_priorities` is called if so.
     update_partners: bool = False  #: Of pairs, whether the TD error belongs to both rows or to the first alone.
     sequence_length: int | None = None  #: Steps of each sequence that it draws; ``None`` where it draws rows or pairs.
+    burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has

@@ -27,6 +27,7 @@ class TrainingReplay:
     name: str = ""  #: Of a shared one, the same in every process that has it.
     needs_consecutive_rows: Any = False  #: Whether rows of several environments may not be stored in turn.
     sequence_length: int | None = None  #: Steps of the sequences that are drawn; ``None`` where rows are.
+    burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     needs_initial_surprise: Any = False  #: Whether it lacks a function for the surprise of new rows.
     # Properties of both: most transitions kept; the class of the sampler; lengths above 1 and discounts of returns;
     # and whether something here takes feedback and has had none since the last draw.

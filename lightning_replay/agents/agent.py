@@ -23,6 +23,7 @@ from lightning_replay.agents.encoders import Encoder, checked_observation_size, 
 from lightning_replay.agents.interfaces import (
     UpdateBatches,
     UpdatePriorities,
+    check_sequences,
     scales_gradients,
     steps_of,
     training_data,
@@ -61,10 +62,10 @@ _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (partial(checked_schedule, highest=BELOW_ONE), "conflict_aversion"),
     (
         checked_count,
-        "epochs hidden_size minibatches num_actions policy_delay target_update_every",
+        "epochs hidden_size minibatches num_actions policy_delay state_size target_update_every",
     ),
     (checked_observation_size, "observation_size"),
-    (partial(checked_count, lowest=0), "exploration_steps"),
+    (partial(checked_count, lowest=0), "burn_in exploration_steps"),
     (partial(checked_count, lowest=2), "atoms"),
     (checked_counts, "categories channels hidden_sizes kernel_sizes observation_shape strides"),
     (partial(checked_counts, lowest=0), "parameter_sizes"),
@@ -107,6 +108,7 @@ class SizedAgent(L.LightningModule):
     trainer attaches a data module that has an environment.
     """
 
+    is_recurrent: bool = False  #: Whether it acts with a state, and learns from sequences.
     size_names: ClassVar[tuple[str, ...]] = ()
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
 
@@ -382,6 +384,8 @@ class OffPolicyAgent(SizedAgent):
         super().on_fit_start()
         data = training_data(self.trainer)
         replay = None if data is None else data.replay
+        if isinstance(replay, TrainingReplay):
+            check_sequences(self, replay)
         for n_steps, discount in replay.returns if isinstance(replay, TrainingReplay) else ():
             if discount != self.hparams["discount"]:
                 raise ValueError(

@@ -20,9 +20,11 @@ from lightning_replay.training_replay import TrainingReplay
 
 __all__ = [
     "acting_agent",
+    "check_sequences",
     "idle_schedulers",
     "is_compiled",
     "observes_batches",
+    "recurrent_agent",
     "rollout_agent",
     "scales_gradients",
     "steps_of",
@@ -42,6 +44,25 @@ class ActingAgent(Protocol):
 
         These are a tensor ``[N, ...]``, or of Dict and Tuple spaces a TensorDict ``[N]`` of the entries.
         """
+
+
+class RecurrentAgent(Protocol):
+    """A LightningModule that acts with a state, as :class:`~lightning_replay.agents.RecurrentDQN` does.
+
+    Collection and evaluation carry a state for each environment, the initial one at the start of every episode. The
+    data module stores the state before each step as the column ``recurrent_state``, float32 ``[N, ...]``. Random steps
+    of the warm-up advance it by ``act_with_state`` too, whose action is not taken: it should be a function of what was
+    observed.
+    """
+
+    device: torch.device
+    is_recurrent: bool  #: True, as an attribute of the class.
+
+    def initial_state(self, num_envs: int) -> Tensor:
+        """Returns the states at the start of episodes, float ``[N, ...]``, in one tensor."""
+
+    def act_with_state(self, observation: Tensor, state: Tensor, explore: bool) -> tuple[Any, Tensor]:
+        """Returns actions as :meth:`ActingAgent.act`, and the states after ``observation``, float ``[N, ...]``."""
 
 
 class RolloutAgent(ActingAgent, Protocol):
@@ -117,6 +138,40 @@ def acting_agent(agent: L.LightningModule) -> ActingAgent:
             "evaluation call with a batch of observations; add it, or use an agent of lightning_replay.agents."
         )
     return cast(ActingAgent, agent)
+
+
+def recurrent_agent(agent: L.LightningModule) -> RecurrentAgent | None:
+    """Returns an agent that declares ``is_recurrent``, and ``None`` for others; ``TypeError`` if it lacks a method."""
+    if not getattr(agent, "is_recurrent", False):
+        return None
+    if not callable(getattr(agent, "act_with_state", None)) or not callable(getattr(agent, "initial_state", None)):
+        raise TypeError(
+            f"{type(agent).__name__} is recurrent and lacks initial_state(num_envs) or act_with_state(observation, "
+            "state, explore), which collection and evaluation call; add both as in lightning_replay.agents."
+            "RecurrentDQN, or set is_recurrent = False."
+        )
+    return cast(RecurrentAgent, agent)
+
+
+def check_sequences(agent: L.LightningModule, replay: TrainingReplay) -> None:
+    """Refuses a recurrent agent with a replay of single rows, and one that declares to have no state with sequences.
+
+    A module of a user's own without ``is_recurrent`` may learn from either.
+    """
+    draws_sequences = replay.sequence_length is not None
+    is_recurrent = bool(getattr(agent, "is_recurrent", draws_sequences))
+    if is_recurrent == draws_sequences:
+        return
+    name, sampler = type(agent).__name__, replay.sampler_name
+    if is_recurrent:
+        raise ValueError(
+            f"{name} is recurrent and learns from sequences, and the replay draws single rows with {sampler}; use "
+            "lightning_replay.recipes.sequences(capacity, length=...), or an agent without a state such as DQN."
+        )
+    raise ValueError(
+        f"{name} learns from single rows, and the replay draws sequences [B, T] with {sampler}; use a recipe such as "
+        "lightning_replay.recipes.prioritized, or a recurrent agent such as lightning_replay.agents.RecurrentDQN."
+    )
 
 
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_replay.agents.interfaces import (
     UpdatePriorities,
+    check_sequences,
     is_compiled,
     observes_batches,
     takes_update_batches,
@@ -84,7 +85,8 @@ class ReplayDataModule(EnvStepDataModule):
         TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
             run a reward that is no number, or steps and actions of another form than Gymnasium's.
         ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
-            without tasks; several environments for a replay that draws slices of consecutive steps; during the run an
+            without tasks; several environments for a replay that draws slices of consecutive steps; in ``fit`` a
+            recurrent agent with a replay of single rows, or another with one of sequences; during the run an
             environment without the replay's tasks, or an info never seen.
 
     Example:
@@ -179,6 +181,8 @@ class ReplayDataModule(EnvStepDataModule):
         """Reads the spaces and makes the trainer save the replay beside its checkpoints."""
         if self.trainer is not None and self.replay.is_shared:
             self._join_processes(self.trainer.strategy, self.trainer.global_rank, self.trainer.world_size)
+        if self.trainer is not None and stage == TrainerFn.FITTING:
+            check_sequences(self._agent, self.replay)
         super().setup(stage)
         if self.trainer is not None and stage == TrainerFn.FITTING and self.replay.needs_initial_surprise:
             surprise = getattr(self._agent, "initial_surprise", None)  # an agent may have it

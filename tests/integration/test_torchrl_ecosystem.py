@@ -244,3 +244,8 @@ def test_a_trainer_saves_and_loads_the_replay_it_was_given(tmp_path: Path, unifi
     slots = torch.arange(200)
     assert again.sampler.priority_of(slots).equal(replay.sampler.priority_of(slots))
     assert again.sample()["index"].equal(replay.sample()["index"])
+
+
+def test_an_lstm_of_torchrl_learns_from_sequences_with_the_states_of_its_collector(run_script: Any) -> None:
+    (last,) = run_script("torchrl_recurrent.py")
+    assert last.startswith("36 episodes, mean return of the last 20: 0.")

@@ -54,6 +54,10 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
         "half-field offense, 1v0: 99.5 % goals after a million updates, a direct buffer fails",
         ("half-field",),
     ),
+    "Recurrent agents on sequences": (
+        "stored recurrent states and prioritized sequences solve tasks of memory that an agent without state cannot",
+        ("memory",),
+    ),
     "Retention by surprise and on-policyness": (
         "Atari, 1M steps, 10,000 transitions: better than FIFO in 39 of 52 games",
         (
