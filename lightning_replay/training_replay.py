@@ -27,9 +27,10 @@ class TrainingReplay:
     name: str = ""  #: Of a shared one, the same in every process that has it.
     needs_consecutive_rows: Any = False  #: Whether rows of several environments may not be stored in turn.
     needs_initial_surprise: Any = False  #: Whether it lacks a function for the surprise of new rows.
-    # Properties of both: most transitions kept; the class of the sampler; lengths above 1 and discounts of returns;
-    # and whether something here takes feedback and has had none since the last draw.
+    # Properties of both: most transitions kept; rows of a batch; the class of the sampler; lengths above 1 and
+    # discounts of returns; and whether something here takes feedback and has had none since the last draw.
     capacity: Any
+    batch_size: Any
     sampler_name: Any
     returns: Any
     awaits_priorities: Any
