@@ -144,11 +144,11 @@ class ReplayDataModule(EnvStepDataModule):
             collecting: dict[str, Any] = {"env_steps": env_steps, "warmup_steps": warmup_steps, "progress": progress}
             collecting |= {"info_keys": info_keys, "asynchronous": asynchronous, "num_envs": num_envs != 1}
             collecting |= {"updates_per_env_step": updates_per_env_step != 1}
-            if any(collecting.values()):
+            refused = [name for name, value in collecting.items() if value]
+            if refused:
                 raise ValueError(
-                    f"updates is {updates}, with which nothing is collected, and of the options of collecting "
-                    f"{', '.join(name for name, given in collecting.items() if given)} are given. Leave these out, or "
-                    "give env, env_steps and warmup_steps without updates"
+                    f"updates is {updates}, with which nothing is collected, beside {', '.join(refused)}. Leave these "
+                    "out, or give env, env_steps and warmup_steps without updates"
                 )
         elif env is None or env_steps is None or warmup_steps is None:
             raise TypeError(

@@ -12,9 +12,10 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from lightning_replay.agents.spaces import ParameterizedActions, is_parameterized
 from lightning_replay.envs.fitting import outside_bounds, parts_of
+from lightning_replay.episodes.running import held_slots
 from lightning_replay.replay import Replay
 from lightning_replay.storage.columns import NOT_STORED
-from lightning_replay.storage.packed import occupancy_of, read_columns
+from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.rows import leaves_of, shown
 
 __all__ = ["row_differences"]
@@ -30,18 +31,11 @@ def row_differences(
     has_tasks: bool = False,
     info_keys: Sequence[str] = (),
 ) -> list[str]:
-    """Returns what differs between stored rows and those of environments, a clause for each column.
+    """Returns what differs between stored rows and those of ``num_envs`` environments, a clause for each column.
 
-    Args:
-        replay: not empty. Nothing is compared where transforms change rows on their way in.
-        observation_space: of one environment.
-        action_space: of one environment.
-        num_envs: environments that add rows, so that all columns must be the same; rows of one may all be without
-            ``trajectory``. With 0 the columns of the spaces are compared alone.
-        has_tasks: whether they store ``task``.
-        info_keys: infos that they store.
+    With none, which add no rows, columns of the spaces alone are compared; rows of one may be without ``trajectory``.
     """
-    if replay._changes_rows:
+    if replay._changes_rows:  # transforms, on their way in
         return []
     if is_parameterized(action_space):  # as the agent gives it, with the parameters of all actions
         actions = ParameterizedActions.of(action_space)
@@ -50,17 +44,15 @@ def row_differences(
     spaces = parts_of(observation_space, ("observation",)) | actions_of
     spaces |= parts_of(observation_space, ("next", "observation"))
     expected: Columns = {key: _column_of(space) for key, space in spaces.items()}
-    slots = occupancy_of(replay.storage).slots()
+    slots = held_slots(replay.storage)
     row = replay.storage.get(slots[:1])[0]
     stored: Columns = {key: (dtype, tuple(shape)) for key, dtype, shape in leaves_of(row) if key not in NOT_STORED}
     if num_envs:
-        numbers, flags = ("reward", *info_keys), ("terminated", "truncated", "done")
-        expected |= {("next", name): (torch.float32, (1,)) for name in numbers}
-        expected |= {("next", name): (torch.bool, (1,)) for name in flags}
-        if num_envs > 1 or ("trajectory",) in stored:
-            expected["trajectory",] = (torch.int64, ())
-        if has_tasks:
-            expected["task",] = (torch.int64, ())
+        is_named = num_envs > 1 or ("trajectory",) in stored
+        names = [("trajectory",)] * is_named + [("task",)] * has_tasks
+        expected |= {("next", name): (torch.float32, (1,)) for name in ("reward", *info_keys)}
+        expected |= {("next", name): (torch.bool, (1,)) for name in ("terminated", "truncated", "done")}
+        expected |= dict.fromkeys(names, (torch.int64, ()))
     absent = "no such column"
     differences = [
         f"{shown(key)}: stored {stored.get(key, absent)}, of the environment {expected.get(key, absent)}"

@@ -113,9 +113,9 @@ def test_evaluations_without_environment_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"updates": 5, "env_steps": 10}, ValueError, "updates is 5.*env_steps are given. Leave these out"),
-        ({"updates": 5, "num_envs": 2, "info_keys": ("a",)}, ValueError, "info_keys, num_envs are given"),
-        ({"updates": 5, "env": Counting, "warmup_steps": 1}, ValueError, "warmup_steps are given"),
+        ({"updates": 5, "env_steps": 10}, ValueError, "updates is 5.*beside env_steps. Leave these out"),
+        ({"updates": 5, "num_envs": 2, "info_keys": ("a",)}, ValueError, "beside info_keys, num_envs. "),
+        ({"updates": 5, "env": Counting, "warmup_steps": 1}, ValueError, "beside warmup_steps. "),
         ({"updates": 0}, ValueError, "updates is 0; it must be a whole number from 1 on"),
         ({}, TypeError, "env is None, env_steps None and warmup_steps None; give all three to collect, or updates"),
         ({"env": Counting, "env_steps": 5}, TypeError, "warmup_steps None"),
