@@ -152,7 +152,7 @@ class SizedAgent(L.LightningModule):
             if data is None or data.observation_space is None or data.action_space is None:
                 raise ValueError(
                     f"{type(self).__name__} was built without {', '.join(missing)}; give them, use "
-                    f"{type(self).__name__}.for_env(env), or fit it with a data module of lightning_replay.lit."
+                    f"{type(self).__name__}.for_env(env), or fit it with a data module that has env."
                 )
             sizes = self.sizes_from(data.observation_space, data.action_space)
             self.hparams.update({name: size for name, size in sizes.items() if self.hparams.get(name) is None})

@@ -122,11 +122,11 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         resumed = trainer.ckpt_path
         last = self.last_model_path
         is_same_file = resumed is not None and os.path.exists(last) and os.path.samefile(resumed, last)
-        if not (source.env_steps_done if resumed is None else is_same_file):
+        if not (source.steps_done if resumed is None else is_same_file):
             # The checkpoints in the folder are of another run: this one writes under other names.
             self.last_model_path = self.kth_best_model_path = ""
             self.best_k_models = {}
-        if resumed is not None or not source.env_steps_done:
+        if resumed is not None or not source.steps_done:
             self._saved = source.clocks
         self._newest = str(resumed or self.last_model_path)
         self._seen = self._metric(trainer)  # of an untrained agent, or of one that was saved with its score

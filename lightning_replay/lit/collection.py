@@ -18,6 +18,7 @@ from gymnasium.vector import VectorEnv
 
 from lightning_replay.collecting import Columns, VectorSteps
 from lightning_replay.envs.building import checked_info_keys
+from lightning_replay.episodes.running import stored_trajectories
 from lightning_replay.lit.playing import Action, ActionReader, States, act_on, acting, random_actions, states_of
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.replay import Replay
@@ -32,6 +33,7 @@ __all__ = [
     "Pace",
     "RolloutPace",
     "TaskAssignment",
+    "UpdatePace",
     "check_tasks",
 ]
 
@@ -193,6 +195,9 @@ class Collection(Collector):
             self._is_interrupted = False
         elif len(self._replay):  # rows of another run, or demonstrations, which these environments do not continue
             self._replay.end_episodes()
+        if isinstance(self._replay, Replay):  # numbers of their own
+            stored = stored_trajectories(self._replay.storage)
+            self._next_trajectory = max([self._next_trajectory, *(name + 1 for name in stored if name is not None)])
         if self._assignment is not None:
             self._assignment.begin(environments)
         vector = VectorSteps(environments, first_trajectory=self._next_trajectory)
@@ -421,8 +426,8 @@ class Pace:
 
     def __init__(self, env_steps: int, warmup_steps: int, updates_per_env_step: float) -> None:
         self.env_steps: int = checked_count("env_steps", env_steps)
-        # At least 1: a row must be stored before the first draw.
-        self.warmup_steps: int = checked_count("warmup_steps", warmup_steps)
+        # 0 for a replay that holds rows, which the data module checks.
+        self.warmup_steps: int = checked_count("warmup_steps", warmup_steps, 0)
         if env_steps <= warmup_steps:
             raise ValueError(
                 f"env_steps is {env_steps} and warmup_steps {warmup_steps}; env_steps counts the warm-up too and must "
@@ -455,7 +460,26 @@ class Pace:
         if updates and state["ratio"] == [self._numerator, self._denominator]:
             self._first_step, self._first_update = state["first_step"], state["first_update"]
         elif updates:
-            self._first_step, self._first_update = env_steps, updates
+            first = self.warmup_steps if state["ratio"] is None else 0  # of a run that collected nothing
+            self._first_step, self._first_update = max(env_steps, first), updates
+
+
+class UpdatePace:
+    """``updates`` on rows that are there, without environment steps."""
+
+    env_steps = warmup_steps = 0
+
+    def __init__(self, updates: int) -> None:
+        self.total_updates: int = checked_count("updates", updates)
+
+    def steps_for(self, update: int) -> int:
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ratio": None}
+
+    def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
+        """Does nothing: ``updates`` counts those of a checkpoint too."""
 
 
 class RolloutPace:

@@ -25,11 +25,14 @@ from lightning_replay.agents.interfaces import (
     observes_batches,
     takes_update_batches,
 )
+from lightning_replay.envs.building import checked_info_keys
 from lightning_replay.lit.checkpoint_files import saved_replay
-from lightning_replay.lit.collection import Collection, Pace, TaskAssignment
+from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import episode_returns, make_environments
+from lightning_replay.lit.stored_rows import row_differences
 from lightning_replay.options import check_kind, checked_count, with_named_arguments
+from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
 
@@ -50,12 +53,15 @@ class ReplayDataModule(EnvStepDataModule):
     Its two clocks are ``env_steps_done`` and ``updates_done``. The replay is saved beside every checkpoint and
     restored by ``fit(ckpt_path=...)``; the environments then start new episodes.
 
+    With ``updates`` in place of ``env_steps`` nothing is collected: it trains on the rows that the replay holds, and
+    ``env`` is for evaluation alone and may be absent. Loggers and evaluations then count updates.
+
     Args:
-        env: Gymnasium id, or a callable that builds one environment.
+        env: Gymnasium id, or a callable that builds one environment; ``None`` only with ``updates``.
         replay: the buffer, usually from :mod:`lightning_replay.recipes`; or a ``ShardedReplay``, for which each process
             of the trainer collects its share of ``env_steps``, and draws its share of every batch.
         env_steps: environment steps of the whole run, warm-up included.
-        warmup_steps: environment steps with random actions before the first update.
+        warmup_steps: environment steps with random actions before the first update; 0 if the replay holds a batch.
         updates_per_env_step: replay ratio; a fraction or several. A resumed run follows another ratio from there on.
         num_envs: environments stepped together.
         asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
@@ -74,6 +80,7 @@ class ReplayDataModule(EnvStepDataModule):
         progress: for a replay with tasks: makes the scheduler's signals from the returns of finished episodes.
         info_keys: of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
             conditions; 0 where an info lacks one.
+        updates: of the whole run, on rows that are there; excludes all options of collecting.
 
     If the replay keeps transitions by their surprise and was built without a function that measures it, the agent's
     method ``initial_surprise``, where it has one, is called for new rows.
@@ -85,9 +92,10 @@ class ReplayDataModule(EnvStepDataModule):
         TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
             run a reward that is no number, or steps and actions of another form than Gymnasium's.
         ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
-            without tasks; several environments for a replay that draws slices of consecutive steps; in ``fit`` a
-            recurrent agent with a replay of single rows, or another with one of sequences; during the run an
-            environment without the replay's tasks, or an info never seen.
+            without tasks; several environments for a replay that draws slices of consecutive steps; ``updates`` beside
+            options of collecting, or neither. In ``fit`` less rows than a batch where the first one is drawn from them,
+            rows that do not fit the environment, a recurrent agent with a replay of single rows, or another with one of
+            sequences. During the run an environment without the replay's tasks, or an info never seen.
 
     Example:
         >>> from lightning_replay import recipes
@@ -96,7 +104,7 @@ class ReplayDataModule(EnvStepDataModule):
         100
     """
 
-    pace: Pace
+    pace: Pace | UpdatePace
     collection: Collection
     replay: TrainingReplay
     updates_done: int
@@ -106,10 +114,10 @@ class ReplayDataModule(EnvStepDataModule):
     @with_named_arguments
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env[Any, Any]],
-        replay: TrainingReplay,
-        env_steps: int,
-        warmup_steps: int,
+        env: str | Callable[..., gymnasium.Env[Any, Any]] | None = None,
+        replay: TrainingReplay | None = None,
+        env_steps: int | None = None,
+        warmup_steps: int | None = None,
         updates_per_env_step: float = 1.0,
         num_envs: int = 1,
         asynchronous: bool = False,
@@ -121,18 +129,37 @@ class ReplayDataModule(EnvStepDataModule):
         progress: ReturnProgress | None = None,
         info_keys: tuple[str, ...] = (),
         evaluation_env_kwargs: dict[str, Any] | None = None,
+        updates: int | None = None,
     ) -> None:
         super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
         accepted = "a Replay, such as lightning_replay.recipes.prioritized(capacity=100_000)"
         check_kind("replay", replay, TrainingReplay, f"{accepted}; levels are replayed with LevelDataModule")
+        assert replay is not None
         if checked_count("num_envs", num_envs) > 1 and replay.needs_consecutive_rows:
             raise ValueError(
                 f"num_envs is {num_envs}, and the replay draws with {replay.sampler_name}, which cuts slices "
                 "out of rows that lie side by side; rows of several environments are stored interleaved. Use "
                 "num_envs=1, or draw with lightning_replay.samplers.SequenceSampler, as recipes.sequences does"
             )
-        self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
-        self.replay = replay
+        if updates is not None:
+            self.pace = UpdatePace(updates)
+            collecting: dict[str, Any] = {"env_steps": env_steps, "warmup_steps": warmup_steps, "progress": progress}
+            collecting |= {"info_keys": info_keys, "asynchronous": asynchronous, "num_envs": num_envs != 1}
+            collecting |= {"updates_per_env_step": updates_per_env_step != 1}
+            refused = [name for name, value in collecting.items() if value]
+            if refused:
+                raise ValueError(
+                    f"updates is {updates}, with which nothing is collected, beside {', '.join(refused)}. Leave these "
+                    "out, or give env, env_steps and warmup_steps without updates"
+                )
+        elif env is None or env_steps is None or warmup_steps is None:
+            raise TypeError(
+                f"env is {env!r}, env_steps {env_steps} and warmup_steps {warmup_steps}; give all three to collect, or "
+                "updates in place of the last two to train on the rows that the replay holds"
+            )
+        else:
+            self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
+        self.replay: TrainingReplay = replay
         for name, given in (
             ("updates_per_training_step", updates_per_training_step),
             ("updates_per_epoch", updates_per_epoch),
@@ -145,6 +172,8 @@ class ReplayDataModule(EnvStepDataModule):
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
         self._saved_replay: Path | None = None  # of the checkpoint that is being restored
         self._tasks = replay.tasks
+        self._num_envs = num_envs
+        self._info_keys = checked_info_keys(info_keys)
         check_kind("progress", progress, ReturnProgress | None, "an object of lightning_replay.schedulers, or None")
         if progress is not None and not self._tasks:
             raise ValueError(
@@ -153,12 +182,13 @@ class ReplayDataModule(EnvStepDataModule):
             )
         self.collection = Collection(
             replay,
-            partial(make_environments, env, self.env_kwargs, num_envs, asynchronous),
-            warmup_steps=warmup_steps,
-            env_steps=env_steps,
+            # Without an environment it is never called.
+            partial(make_environments, env, self.env_kwargs, num_envs, asynchronous),  # type: ignore[arg-type]
+            warmup_steps=warmup_steps or 0,
+            env_steps=env_steps or 0,
             seed=seed,
             assignment=TaskAssignment(replay, progress) if self._tasks else None,
-            info_keys=info_keys,
+            info_keys=self._info_keys,
         )
         if seed is not None:
             replay.seed(seed)
@@ -222,6 +252,8 @@ class ReplayDataModule(EnvStepDataModule):
 
     def train_dataloader(self) -> UpdateStream:
         """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer."""
+        if self._is_fitting and not any(self.clocks):  # a run that goes on has rows of its own
+            self._check_rows()
         several = self.updates_per_training_step
         updates = self._updates_of_epoch("updates_per_epoch", self.updates_per_epoch, 1_000)
         if several is None:
@@ -234,6 +266,27 @@ class ReplayDataModule(EnvStepDataModule):
                 "compiled, which would draw the batches in compiled code. Leave the option out or set it to 1."
             )
         return UpdateStream(self, math.ceil(updates / several), several)
+
+    def _check_rows(self) -> None:
+        """Refuses less rows than a first batch needs, and rows that do not fit the environment."""
+        replay = self.replay
+        if not self.pace.warmup_steps and len(replay) < replay.batch_size:
+            remedy = "collect at least as many by warmup_steps, or fill it" if self.pace.env_steps else "fill it"
+            raise ValueError(
+                f"the replay holds {len(replay)} rows and its batches have {replay.batch_size}, and the first one is "
+                f"drawn from rows that are there; {remedy} before fit, see lightning_replay.datasets"
+            )
+        observation, action = self.observation_space, self.action_space
+        if observation is None or action is None or not isinstance(replay, Replay) or not len(replay):
+            return
+        num_envs = self._num_envs if self.pace.env_steps else 0
+        differences = row_differences(replay, observation, action, num_envs, bool(self._tasks), self._info_keys)
+        if differences:
+            raise ValueError(
+                f"rows of the replay are not those of the environment {self.env!r}. Different: "
+                f"{'; '.join(differences)}. Store rows as lightning_replay.datasets makes them, and leave others out "
+                "(exclude); where environments are several, trajectory is the number of each row's episode"
+            )
 
     def _joins_updates(self) -> bool:
         # Nothing but the speed may change: no limit counts batches, no hook moves them, no callback looks at each.

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 import yaml
 
+from lightning_replay import recipes
 from lightning_replay.agents import DQN
+from lightning_replay.datasets import fill, from_d4rl
 from lightning_replay.lit.cli import main
 from lightning_replay.options import config_directory, config_files
 
@@ -53,6 +57,29 @@ def test_each_file_trains_and_leaves_checkpoint_replay_and_picture(name: str, tm
 @pytest.mark.parametrize("name", LIGHTNING_CONFIGS)
 def test_each_file_begins_with_its_command(name: str) -> None:
     assert (config_directory() / name).read_text().startswith(f"# lightning-replay fit -c configs/{name}\n# ")
+
+
+def test_a_file_names_a_data_set_or_a_saved_replay(tmp_path: Path) -> None:
+    with h5py.File("steps.hdf5", "w") as file:
+        file["observations"], file["actions"] = np.zeros((60, 3)), np.zeros((60, 1))
+        file["rewards"], file["terminals"], file["timeouts"] = np.zeros((3, 60))
+    made = {"class_path": "lightning_replay.recipes.uniform", "init_args": {"capacity": 100, "batch_size": 8}}
+    rows = {"class_path": "lightning_replay.datasets.from_d4rl", "init_args": {"path": "steps.hdf5"}}
+    filled = {"class_path": "lightning_replay.datasets.fill", "init_args": {"replay": made, "rows": rows}}
+    saved = {"class_path": "lightning_replay.load_replay", "init_args": {"path": "saved"}}
+    fill(recipes.uniform(capacity=100, batch_size=8), from_d4rl("steps.hdf5")).save("saved")
+    sizes = {"observation_size": 3, "action_low": [-2.0], "action_high": [2.0], "hidden_sizes": [8]}
+    for folder, replay in (("first", filled), ("second", saved)):
+        data = {"class_path": "ReplayDataModule", "init_args": {"updates": 12, "replay": replay}}
+        callbacks = [{"class_path": "ReplayCheckpoint", "init_args": {"monitor": None, "dirpath": folder}}]
+        trainer = {"logger": False, "accelerator": "cpu", "callbacks": callbacks}
+        model = {"class_path": "SAC", "init_args": sizes}
+        Path("offline.yaml").write_text(
+            yaml.safe_dump({"seed_everything": 0, "model": model, "data": data, "trainer": trainer})
+        )
+        main(["fit", "-c=offline.yaml"])
+        main(["fit", "-c=offline.yaml", "--data.init_args.updates=15", f"--ckpt_path={folder}/last.ckpt"])
+        assert {path.name for path in Path(folder).glob("last*")} == {"last.15.replay", "last.ckpt"}
 
 
 def test_agents_trained_by_the_command_line_load_and_go_on(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ def test_example(run_script: Any, tmp_path: Path) -> None:
     assert "900 transitions in the replay" in output and "the best policy is TD3" in output
 
 
+def test_offline(run_script: Any, tmp_path: Path) -> None:
+    output = run_script("lightning_offline.py", "--directory", str(tmp_path))
+    assert output[-1].endswith("after 300 environment steps, 598 rows") and "after 300 updates" in "\n".join(output)
+
+
 def test_event_tables(run_script: Any, tmp_path: Path) -> None:
     output = run_script("lightning_event_tables.py", "--directory", str(tmp_path))
     assert "table default: 2000 steps" in output[-3] and "table gap" in output[-2] and "table goal" in output[-1]
