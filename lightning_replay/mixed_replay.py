@@ -21,6 +21,7 @@ from lightning_replay.replay import Replay, given_batch_size
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.state import Seeded, uniform
+from lightning_replay.storage.rows import gather_branch, nest
 from lightning_replay.training_replay import TrainingReplay
 
 OFFLINE_INDEX = 1 << 40  #: What the ``index`` of offline rows has added.
@@ -110,10 +111,11 @@ class MixedReplay(Seeded, TrainingReplay):
         if self._fits or not (len(self.online) and len(self.offline)):
             return
         online, offline = _columns_of(self.online), _columns_of(self.offline)
+        not_learned = ("trajectory", "collector", self.priority_key)  # names of episodes, priorities of new rows
         wrong = [
             f"{'/'.join(key)} ({offline.get(key, 'missing')}, online {column})"
             for key, column in online.items()
-            if offline.get(key) != column and key[0] not in ("trajectory", "collector")  # which name episodes alone
+            if offline.get(key) != column and key[0] not in not_learned
         ]
         if wrong:
             raise ValueError(
@@ -161,28 +163,32 @@ class MixedReplay(Seeded, TrainingReplay):
         return self._joined(drawn, count - offline)
 
     def _joined(self, drawn: list[TensorDictBase], online: int) -> TensorDictBase:
-        device, weighs = drawn[0].get("index").device, self.is_prioritized
-        numbers = {name: max(batch.get(name).ndim for batch in drawn) for name in ("index", "generation")}
-        steps = any(batch.get("steps_to_next_obs", None) is not None for batch in drawn)
-        for place, batch in enumerate(drawn):
-            if batch.get("index").device != device:
-                drawn[place] = batch = batch.to(device)
-            is_offline, rows = place == 1 or not online, batch.shape[0]
+        parts = [
+            {key if isinstance(key, tuple) else (key,): rows for key, rows in one.items(True, True)} for one in drawn
+        ]
+        device = parts[0]["index",].device
+        names = [name for name in ("index", "generation") if all((name,) in part for part in parts)]
+        pairs = {name: max(part[name,].ndim for part in parts) for name in names}
+        filled = [("priority_weight", torch.float32, [])] if self.is_prioritized else []
+        if any(("steps_to_next_obs",) in part for part in parts):
+            filled.append(("steps_to_next_obs", torch.int64, [1]))
+        for place, part in enumerate(parts):
+            is_offline, rows = place == 1 or not online, len(part["index",])
             if is_offline:
-                batch.set("index", batch.get("index") + OFFLINE_INDEX)
-            for name, ndim in numbers.items():
-                column = batch.get(name)
-                if column.ndim < ndim:
-                    batch.set(name, torch.stack([column, torch.full_like(column, _NO_PARTNER)], -1))
-            if weighs and batch.get("priority_weight", None) is None:
-                batch.set("priority_weight", torch.ones(rows, device=device))
-            if steps and batch.get("steps_to_next_obs", None) is None:
-                batch.set("steps_to_next_obs", torch.ones(rows, 1, dtype=torch.int64, device=device))
-            batch.set("is_offline", torch.full((rows,), is_offline, device=device))
-        if len(drawn) == 1:
-            return drawn[0]
-        columns = set(drawn[0].keys(True, True)) & set(drawn[1].keys(True, True))
-        return torch.cat([batch.select(*columns) for batch in drawn])
+                part["index",] = part["index",] + OFFLINE_INDEX
+            for name, ndim in pairs.items():
+                if part[name,].ndim < ndim:
+                    part[name,] = torch.stack([part[name,], torch.full_like(part[name,], _NO_PARTNER)], -1)
+            for name, dtype, shape in filled:
+                if (name,) not in part:
+                    part[name,] = torch.ones(rows, *shape, dtype=dtype, device=device)
+            part["is_offline",] = torch.full((rows,), is_offline, device=device)
+        columns = {
+            key: torch.cat([part[key].to(device) for part in parts])
+            for key in parts[0]
+            if all(key in part for part in parts)
+        }
+        return gather_branch(nest(columns), columns, columns["is_offline",].shape, device)
 
     def update_priority(
         self,
