@@ -169,7 +169,9 @@ class MixedReplay(Seeded, TrainingReplay):
         device = parts[0]["index",].device
         names = [name for name in ("index", "generation") if all((name,) in part for part in parts)]
         pairs = {name: max(part[name,].ndim for part in parts) for name in names}
-        filled = [("priority_weight", torch.float32, [])] if self.is_prioritized else []
+        filled: list[tuple[str, torch.dtype, list[int]]] = (
+            [("priority_weight", torch.float32, [])] if self.is_prioritized else []
+        )
         if any(("steps_to_next_obs",) in part for part in parts):
             filled.append(("steps_to_next_obs", torch.int64, [1]))
         for place, part in enumerate(parts):
