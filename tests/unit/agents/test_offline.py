@@ -88,8 +88,8 @@ def test_conservative_critics_fall_where_no_action_is_stored() -> None:
         agent.take_gradients = torch.Tensor.backward
         for _ in range(60):
             outputs = agent.update_critics(optimizer, batch)
-        other = torch.tensor([-1.0, 0.1]).expand(64, 2)
-        values = [agent.critics.values(batch["observation"], action).mean() for action in (batch["action"], other)]
+        stored = (batch["action"], torch.tensor([-1.0, 0.1]).expand(64, 2))
+        values = [agent.critics.values(batch["observation"], action).detach().mean() for action in stored]
         gaps.append(float(values[0] - values[1]))
         assert outputs["td_error"].shape == (64,)
     assert gaps[1] > gaps[0] + 1.0
