@@ -25,7 +25,7 @@ ORDER = (
 )
 RLLIB_ORDER = (
     *("interruption", "rllib_compat", "apex", "episodes", "learner", "tasks", "buffer", "checkpoints"),
-    *("sharded", "checks", "environments", "levels", "hooks", "api", "config_file", "__main__"),
+    *("sharded", "cql", "checks", "environments", "levels", "hooks", "api", "config_file", "__main__"),
 )
 ORDERS = {"lightning_replay": ORDER, "rllib_ext": RLLIB_ORDER}
 
