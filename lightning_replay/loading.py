@@ -13,6 +13,7 @@ from lightning_replay.saves import MANIFEST, read_replay
 from lightning_replay.saving.files import MALFORMED, DamagedFileError
 from lightning_replay.saving.spec import NotRebuildableError, build
 from lightning_replay.storage.columns import MissingDeviceError
+from lightning_replay.training_replay import TrainingReplay
 
 
 def load_replay(
@@ -30,6 +31,9 @@ def load_replay(
         memmap: a directory for the scratch file of a buffer that keeps its rows on disk; in memory if absent, also
             where the saved buffer had them on disk.
         end_episodes: ``False`` continues the episodes that ran, where their environments were restored with the buffer.
+
+    Returns:
+        The buffer; where a :class:`~lightning_replay.MixedReplay` was saved, that.
 
     Raises:
         FileNotFoundError: no saved buffer there.
@@ -49,7 +53,8 @@ def load_replay(
     chosen = {"memmap": None if memmap is None else os.fspath(memmap)}
     try:
         replay = build(saved["built_by"], trust=trust, chosen=chosen)
-        if not isinstance(replay, Replay):
+        is_buffer = isinstance(replay, TrainingReplay)
+        if not is_buffer:
             raise TypeError(f"it describes a {type(replay).__name__}, not a replay buffer")
         replay.load_state_dict(state)
         replay.awaits_new_episodes = end_episodes

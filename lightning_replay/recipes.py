@@ -19,6 +19,7 @@ from torchrl.data.replay_buffers import Sampler
 from torchrl.envs import Compose, Transform
 
 from lightning_replay.events.event_table import ConditionLike, EventTable
+from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import (
     check_kind,
     checked_choice,
@@ -59,6 +60,7 @@ __all__ = [
     "event_tables",
     "hindsight",
     "known",
+    "mixed",
     "mixup",
     "neighborhood_mixup",
     "noisy",
@@ -741,6 +743,29 @@ def parallel_curriculum(
     return assemble(CurriculumReplay, writer.num_slots, batch_size, options, sampler, writer=writer)
 
 
+@with_named_arguments
+def mixed(
+    online: Replay,
+    offline: Replay,
+    *,
+    share: float | Schedule = 0.5,
+    batch_size: int | None = None,
+    seed: int | None = None,
+) -> MixedReplay:
+    """Draws a part of each batch from rows that were there before (RLPD, Ball et al. 2023, arXiv:2302.02948).
+
+    See :class:`~lightning_replay.MixedReplay`: new rows are stored in ``online`` alone, and those of ``offline`` stay.
+
+    Args:
+        online: buffer of the rows that are collected, of any recipe.
+        offline: buffer of rows that stay, such as demonstrations, of any recipe.
+        share: part of each batch that is offline, in [0, 1]; a number or a schedule.
+        batch_size: transitions per batch.
+        seed: of all draws; ``None`` leaves the generators of both sides as they are.
+    """
+    return MixedReplay(online, offline, share=share, batch_size=batch_size, seed=seed)
+
+
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
     left = 1.0 - checked_share("default_share", default_share) - sum(table.share or 0.0 for table in tables)
     without = [table.name for table in tables if table.share is None]
@@ -754,8 +779,8 @@ def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, flo
 
 
 def known() -> dict[str, Callable[..., Replay]]:
-    """Returns every recipe by its name."""
-    return {name: globals()[name] for name in __all__ if name != "known"}
+    """Returns every recipe of one buffer by its name."""
+    return {name: globals()[name] for name in __all__ if name not in ("known", "mixed")}
 
 
 def by_name(name: str) -> Callable[..., Replay]:
@@ -766,6 +791,12 @@ def by_name(name: str) -> Callable[..., Replay]:
 
 def _no_recipe(name: str) -> str:
     recipes = known()
+    if name == "mixed":  # of RLlib and of a ShardedReplay, which build buffers of plain options
+        return (
+            "recipe 'mixed' joins two buffers that are built and filled before, which a name with plain options cannot "
+            "give. Name a recipe of one buffer and fill it with the offline rows; recipes.mixed(online=..., "
+            "offline=...) is for loops of your own, TorchRL and Lightning"
+        )
     return f"there is no recipe {name!r}; known are {', '.join(sorted(recipes))}{did_you_mean(name, recipes)}"
 
 

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ from lightning_replay.parts import (
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.tables import without_tables
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saves import read_replay, read_state, restore_state, save_replay
+from lightning_replay.saves import frozen_state, read_replay, read_state, restore_state, save_replay
 from lightning_replay.saving.spec import recorded
 from lightning_replay.saving.states import refusing_other_states
 from lightning_replay.state import Seeded
@@ -1101,6 +1101,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of all that decides the next draws: rows, priorities, generators, batches drawn ahead."""
         return read_state(self)
+
+    def frozen_state(self) -> AbstractContextManager[dict[str, Any]]:
+        return frozen_state(self)
 
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
         """Saves the buffer into a directory; see :func:`lightning_replay.save_replay`."""

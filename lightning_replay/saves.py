@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay.options import check_kind
-from lightning_replay.parts import BufferHooks, first_of
+from lightning_replay.parts import first_of
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
 from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import DamagedFileError
@@ -32,6 +32,7 @@ from lightning_replay.saving.states import (
 )
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
+from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
 
@@ -226,7 +227,7 @@ def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = 
         >>> replay = recipes.uniform(capacity=100, batch_size=4)
         >>> size = save_replay(replay, tempfile.mkdtemp() + "/buffer")
     """
-    if not isinstance(replay, BufferHooks):
+    if not isinstance(replay, TrainingReplay):
         raise TypeError(
             f"replay is a {type(replay).__name__}; save_replay saves replay buffers. A level buffer saves and loads "
             "itself: levels.save(path), levels.load(path)"
@@ -236,7 +237,7 @@ def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = 
         earlier = _chunks_in(directory) if (directory / MANIFEST).exists() else {}
         if previous is not None:
             earlier |= _chunks_in(Path(previous))
-        with frozen_state(replay) as state:
+        with replay.frozen_state() as state:
             save.manifest |= {"format": "lightning-replay", "version": FORMAT_VERSION}
             save.manifest |= {"built_by": describe(replay), "length": state["length"]}
             size = write_data(save, state, earlier)

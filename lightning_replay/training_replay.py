@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ class TrainingReplay:
     """A replay that a data module fills and draws from.
 
     :class:`~lightning_replay.Replay` is one, in this process;
-    :class:`~lightning_replay.sharded.replay.ShardedReplay` another, whose rows are in Ray actors. Methods are described
-    at ``Replay``.
+    :class:`~lightning_replay.sharded.replay.ShardedReplay` another, whose rows are in Ray actors, and
+    :class:`~lightning_replay.MixedReplay` two of the first. Methods are described at ``Replay``.
     """
 
     is_shared: bool = False  #: Whether several processes may use it, each with what :meth:`for_rank` returns.
@@ -36,6 +37,8 @@ class TrainingReplay:
     sampler_name: Any
     returns: Any
     awaits_priorities: Any
+    #: Whether the episodes that ran in loaded files end before the next rows are stored.
+    awaits_new_episodes: Any = False
 
     @property
     def tasks(self) -> list[str]:
@@ -79,6 +82,10 @@ class TrainingReplay:
     def draw_stamp(self) -> Hashable:
         """Returns a value that is equal while nothing is drawn."""
         raise NotImplementedError
+
+    def frozen_state(self) -> AbstractContextManager[dict[str, Any]]:
+        """Context manager for the state as it is now, however others write and draw while a save reads it."""
+        raise TypeError(f"a {type(self).__name__} saves itself: replay.save(path)")
 
     def stats(self) -> dict[str, Any]:
         raise NotImplementedError

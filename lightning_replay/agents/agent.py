@@ -48,21 +48,22 @@ _limit = partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number ab
 _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (
         partial(checked_number, lowest=0.0),
-        "actor_learning_rate actor_regularization critic_learning_rate entropy_coefficient entropy_learning_rate "
-        "exploration_noise learning_rate noise_deviation parameter_learning_rate target_noise target_noise_clip "
-        "value_coefficient value_learning_rate",
+        "actor_learning_rate actor_regularization conservative_weight critic_learning_rate entropy_coefficient "
+        "entropy_learning_rate exploration_noise inverse_temperature learning_rate noise_deviation "
+        "parameter_learning_rate target_noise target_noise_clip value_coefficient value_learning_rate",
     ),
     (
         partial(checked_number, lowest=ABOVE_ZERO),
         "adam_epsilon clip_range gradient_clip initial_entropy_coefficient observation_high",
     ),
     (_limit, "gradient_norm value_clip"),
+    (partial(checked_number, lowest=ABOVE_ZERO, highest=BELOW_ONE), "expectile"),
     (checked_number, "target_entropy target_high target_low value_high value_low"),
     (checked_share, "discount exploration_end exploration_start gae_lambda target_update_rate"),
     (partial(checked_schedule, highest=BELOW_ONE), "conflict_aversion"),
     (
         checked_count,
-        "epochs hidden_size minibatches num_actions policy_delay state_size target_update_every",
+        "epochs hidden_size minibatches num_actions policy_delay sampled_actions state_size target_update_every",
     ),
     (checked_observation_size, "observation_size"),
     (partial(checked_count, lowest=0), "burn_in exploration_steps"),

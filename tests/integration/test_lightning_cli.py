@@ -8,7 +8,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 import yaml
+from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.agents import DQN
@@ -16,6 +18,7 @@ from lightning_replay.datasets import fill, from_d4rl
 from lightning_replay.lit.cli import main
 from lightning_replay.options import config_directory, config_files
 
+ENDS = ("terminated", "truncated", "done")
 LIGHTNING_CONFIGS = [name for name in config_files() if name.startswith("lightning/")]
 # those of levels have other options, and are tried in test_lightning_levels.py
 WITH_REPLAY = [name for name in LIGHTNING_CONFIGS if "LevelDataModule" not in (config_directory() / name).read_text()]
@@ -44,8 +47,20 @@ SHORTENED = {
 }
 
 
+def demonstrate(folder: Path) -> None:
+    """What the example of the same name writes: one step of the car."""
+    observation, action = torch.tensor([[-0.5, 0.0]]), torch.ones(1, 1)
+    flag = torch.zeros(1, 1, dtype=torch.bool)
+    following = {"observation": observation, "reward": torch.zeros(1, 1)} | dict.fromkeys(ENDS, flag)
+    replay = recipes.uniform(capacity=10, batch_size=4)
+    replay.extend(TensorDict({"observation": observation, "action": action, "next": following}, [1]))
+    replay.save(folder / "runs/lightning_halves/demonstrations")
+
+
 @pytest.mark.parametrize("name", WITH_REPLAY)
 def test_each_file_trains_and_leaves_checkpoint_replay_and_picture(name: str, tmp_path: Path) -> None:
+    if "offline" in (config_directory() / name).read_text():
+        demonstrate(tmp_path)
     run_tiny(name, *SHORTENED.get(name, []))
     (run,) = (tmp_path / "lightning_logs").iterdir()
     assert (run / "checkpoints" / "best.ckpt").exists() and (run / "checkpoints" / "last.ckpt").exists()

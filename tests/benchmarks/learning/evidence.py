@@ -69,6 +69,10 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
             "minatar-200",
         ),
     ),
+    "Demonstrations in half of each batch": (
+        "RLPD: sparse tasks of Adroit and AntMaze that online rows alone do not solve",
+        ("halves",),
+    ),
     "Combinations of these": (
         "of no paper",
         (
