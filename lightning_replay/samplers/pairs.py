@@ -31,14 +31,99 @@ def _of_first(name: str) -> Any:
     return property(lambda self: read(declared_sampler(self.first)))
 
 
-class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
+class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
+    """Draws by another sampler, ``first``, which keeps the priorities; base class of samplers that add to its draws.
+
+    TorchRL's buffers pass TD errors to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the base class; its
+    constructor is not called: it builds priority trees, which ``first`` has.
+    """
+
+    first: UniformSampler | Sampler
+
+    def __init__(self, first: Sampler | None, seed: int | None) -> None:
+        if first is not None:
+            check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
+        self._seed_generator(seed)
+        self.first = UniformSampler(seed=self._derived_seed()) if first is None else first
+        self.reduction = "max"
+
+    def extend(self, index: Any) -> None:
+        self.first.extend(index)
+
+    def add(self, index: Any) -> None:
+        self.first.add(index)
+
+    _draws_from_tables: bool = _of_first("_draws_from_tables")
+    _reads_columns: bool = _of_first("_reads_columns")
+    num_slots: int | None = _of_first("num_slots")
+    uses_priorities: bool = _of_first("uses_priorities")
+    check_rows: Any = _of_first("check_rows")
+    check_priority: Any = _of_first("check_priority")
+    on_evict: Any = _of_first("on_evict")
+    cut: Any = _of_first("cut")
+    priority_of: Any = _of_first("priority_of")
+    raise_largest_priority: Any = _of_first("raise_largest_priority")
+    group_totals: Any = _of_first("group_totals")
+    rows_of_groups: Any = _of_first("rows_of_groups")
+    weigh: Any = _of_first("weigh")
+    advance: Any = _of_first("advance")
+    stats: Any = _of_first("stats")
+
+    @property
+    def default_priority(self) -> float:
+        return self.first.default_priority
+
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Passes priorities ``[B]`` of rows ``[B]`` on to ``first``."""
+        self.first.update_priority(slots, magnitudes, storage=storage)
+
+    def reseed(self, seed: int) -> None:
+        super().reseed(seed)
+        if self.first._rng is not self._rng:
+            declared_sampler(self.first).reseed(self._derived_seed())
+
+    @property
+    def nbytes(self) -> int:
+        return declared_sampler(self.first).nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **self._generator_state(),
+            "shares_generator": self.first._rng is self._rng,
+            "first": self.first.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restore_generator(state_dict)
+        self.first.load_state_dict(state_dict["first"])
+        if state_dict["shares_generator"]:
+            # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
+            self.first._rng = self._rng
+
+    @property
+    def _rng(self) -> torch.Generator:
+        return self._generator
+
+    @_rng.setter
+    def _rng(self, generator: torch.Generator | None) -> None:
+        if generator is not None:
+            self._generator = generator
+            self.first._rng = generator
+
+    def _derived_seed(self) -> int:
+        return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
+
+    def _empty(self) -> None:
+        self.first._empty()
+
+
+class PairSampler(SamplerOver):
     """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
     :meth:`on_insert` where it keeps something of new rows. TD errors go to ``first`` when that is prioritized and are
-    ignored otherwise; TorchRL's buffers pass them to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the
-    base class. TorchRL's ``update_tensordict_priority`` updates only the first of each pair; with ``update_partners``
-    call ``buffer.update_priority(batch["index"], td_error)``.
+    ignored otherwise. TorchRL's ``update_tensordict_priority`` updates only the first of each pair; with
+    ``update_partners`` call ``buffer.update_priority(batch["index"], td_error)``.
 
     Over tables ``first`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
 
@@ -55,13 +140,8 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
     _reads_columns = True
 
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
-        # TorchRL's constructor is not called: it builds priority trees, which ``first`` has.
-        if first is not None:
-            check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
-        self._seed_generator(seed)
-        self.first: UniformSampler | Sampler = UniformSampler(seed=self._derived_seed()) if first is None else first
+        super().__init__(first, seed)
         self.update_partners: bool = checked_flag("update_partners", update_partners)
-        self.reduction = "max"
         self._is_attached = False
 
     @abstractmethod
@@ -70,12 +150,6 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
         """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
-
-    def extend(self, index: Any) -> None:
-        self.first.extend(index)
-
-    def add(self, index: Any) -> None:
-        self.first.add(index)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
@@ -112,25 +186,6 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
             partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1)
 
-    _draws_from_tables: bool = _of_first("_draws_from_tables")
-    num_slots: int | None = _of_first("num_slots")
-    uses_priorities: bool = _of_first("uses_priorities")
-    check_rows: Any = _of_first("check_rows")
-    check_priority: Any = _of_first("check_priority")
-    on_evict: Any = _of_first("on_evict")  # as partners these rows are not drawn, see _paired
-    cut: Any = _of_first("cut")
-    priority_of: Any = _of_first("priority_of")
-    raise_largest_priority: Any = _of_first("raise_largest_priority")
-    group_totals: Any = _of_first("group_totals")
-    rows_of_groups: Any = _of_first("rows_of_groups")
-    weigh: Any = _of_first("weigh")
-    advance: Any = _of_first("advance")
-    stats: Any = _of_first("stats")
-
-    @property
-    def default_priority(self) -> float:
-        return self.first.default_priority
-
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``.
 
@@ -142,46 +197,15 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
             slots, magnitudes = slots.t().flip(0).reshape(-1), magnitudes.reshape(-1).repeat(2)
         elif slots.ndim == 2:
             slots = slots[:, 0].contiguous()
-        self.first.update_priority(slots, magnitudes, storage=storage)
-
-    def reseed(self, seed: int) -> None:
-        super().reseed(seed)
-        if self.first._rng is not self._rng:
-            declared_sampler(self.first).reseed(self._derived_seed())
-
-    @property
-    def nbytes(self) -> int:
-        return declared_sampler(self.first).nbytes
+        super().set_priorities(slots, magnitudes, storage)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **self._generator_state(),
-            "shares_generator": self.first._rng is self._rng,
-            "met_storage": self._is_attached,
-            "first": self.first.state_dict(),
-            "learned": {},  # of what a subclass keeps of rows
-        }
+        # Last what a subclass keeps of rows.
+        return super().state_dict() | {"met_storage": self._is_attached, "learned": {}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restore_generator(state_dict)
-        self.first.load_state_dict(state_dict["first"])
-        if state_dict["shares_generator"]:
-            # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
-            self.first._rng = self._rng
+        super().load_state_dict(state_dict)
         self._is_attached = state_dict["met_storage"]
-
-    @property
-    def _rng(self) -> torch.Generator:
-        return self._generator
-
-    @_rng.setter
-    def _rng(self, generator: torch.Generator | None) -> None:
-        if generator is not None:
-            self._generator = generator
-            self.first._rng = generator
-
-    def _derived_seed(self) -> int:
-        return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
 
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
         # Rows that were stored before this sampler came, in slot order.
@@ -193,7 +217,7 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
             self.on_insert(earlier, storage)
 
     def _empty(self) -> None:
-        self.first._empty()
+        super()._empty()
         self._is_attached = False
 
     def __repr__(self) -> str:
@@ -224,13 +248,14 @@ class RandomPairSampler(PairSampler):
 
 
 class FollowedEpisodes:
-    """The links between stored rows, for a sampler that follows episodes."""
+    """The links between stored rows, for a sampler that follows episodes; on a device, by default that of the rows."""
 
-    def __init__(self, done_key: NestedKey, check_continuity: bool) -> None:
+    def __init__(self, done_key: NestedKey, check_continuity: bool, device: str | None = None) -> None:
         checked_key("done_key", done_key)
         self.done_key: NestedKey = tuple(done_key) if isinstance(done_key, list) else done_key
         self.links: EpisodeLinks | None = None  # until rows are stored
         self._check_continuity = checked_flag("check_continuity", check_continuity)
+        self._device = device
 
     def check_rows(self, rows: TensorDictBase, sampler: str, purpose: str) -> None:
         """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
@@ -246,11 +271,14 @@ class FollowedEpisodes:
     def write(self, index: Tensor, storage: Storage) -> None:
         """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order."""
         (done,) = read_columns(storage, index, [self.done_key])
+        trajectory = read_trajectory(storage, index)
+        if self._device is not None:
+            done, trajectory = done.to(self._device), None if trajectory is None else trajectory.to(self._device)
         if self.links is None:
             self.links = EpisodeLinks(storage.max_size, device=done.device)
         if self._check_continuity and self.links.continuity is None:
             self.links.continuity = Continuity(storage)
-        self.links_on(done.device).write(index.to(done.device), read_trajectory(storage, index), done)
+        self.links_on(done.device).write(index.to(done.device), trajectory, done)
 
     def warn(self) -> None:
         """Warns once where most rows do not continue the row before them, once the sampler has the new rows."""
