@@ -126,7 +126,8 @@ class ReliabilityAdjustedSampler(PrioritizedSampler):
             return
         self.followed.write(index, storage)
         slots = index.cpu().numpy()
-        self._error[slots], self._reliability[slots], self._sum[slots] = float(self.default_priority), 1.0, 0.0
+        self._error[slots], self._reliability[slots] = float(self.default_priority), 1.0
+        self._forget_rows(slots)
         (done,) = read_columns(storage, index, [self.followed.done_key])
         self._enqueue(slots[done.reshape(len(slots), -1).any(1).cpu().numpy()])
 
@@ -141,16 +142,17 @@ class ReliabilityAdjustedSampler(PrioritizedSampler):
         super().on_evict(index)
         if self.followed.links is not None:
             self.followed.links.release(index.cpu())
-            slots = index.cpu().numpy()
-            self._sum[slots] = 0.0
-            # A slot without a row would get a priority.
-            self._waits[slots] = np.minimum(self._waits[slots], 1)
+            self._forget_rows(index.cpu().numpy())
+
+    def _forget_rows(self, slots: np.ndarray) -> None:
+        # None of them waits: a slot without a row would get a priority.
+        self._sum[slots], self._waits[slots] = 0.0, np.minimum(self._waits[slots], 1)
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Sets TD errors as :class:`PrioritizedSampler` does, and renews the reliabilities of their episodes."""
-        super().set_priorities(slots, magnitudes, storage)  # which refuses before anything is changed
         if self.followed.links is None and storage is not None:
             self._link(stored_before(storage, slots[:0]), storage)
+        super().set_priorities(slots, magnitudes, storage)  # which refuses before anything is changed
         index = slots.cpu().numpy()
         written = index[index >= 0]
         self._error[written] = magnitudes.cpu().numpy()[index >= 0]

@@ -68,6 +68,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "PotentialShaping": {"potential": torch.sum, "discount": 0.9},
     "PrioritizedSampler": {"capacity": 10},
     "Reestablished": {"condition": HIGH, "steps": 2},
+    "ReliabilityAdjustedSampler": {"capacity": 10},
     "ReturnChange": {"low": 0.0, "high": 1.0},
     "ReverseCurriculum": {"order": ["near"]},
     "ReverseSweepSampler": {"goal": HIGH},
