@@ -462,7 +462,8 @@ class PrioritizedSampler(PrioritizedBase):
         if self._differs("priority_exponent", state_dict):
             self.priority_exponent = exponent
         if self._differs("smallest_priority", state_dict):
-            leaves, least = self._tree.leaves(), float(self._exponentiated(torch.tensor(self.smallest_priority)))
+            leaves = self._tree.leaves()
+            least = (self.smallest_priority + self.priority_offset) ** self._priority_exponent
             self._tree.load_state_dict({"leaves": torch.where(leaves > 0, leaves.clamp(min=least), leaves)})
         self._load_shared_state(state_dict)
 

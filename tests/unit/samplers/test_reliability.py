@@ -36,10 +36,9 @@ class Lists:
     """The rows of a ring as lists, one for each episode; each row is ``[slot, error, reliability]``."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity, self.next_slot, self.largest = capacity, 0, 1.0
+        self.capacity, self.next_slot, self.largest, self.has_errors = capacity, 0, 1.0, False
         self.running: dict[int, list] = {}
         self.episodes: list[list] = []
-        self.stale: list[list] = []  # in the order in which they wait
         self.sums: dict[int, float] = {}  # by the row that was last when the episode was renewed
 
     def extend(self, done: list[bool], trajectory: list[int]) -> list[int]:
@@ -56,29 +55,21 @@ class Lists:
                 self.episodes.append(self.running[name])
             self.running[name].append([slot, self.largest, 1.0])
             if ends:
-                self.wait(self.running.pop(name))
+                self.running.pop(name)
             slots.append(slot)
         return slots
 
-    def wait(self, rows: list) -> None:
-        if not any(rows is one for one in self.stale):
-            self.stale.append(rows)
-
     def end(self) -> None:
-        for rows in self.running.values():
-            self.wait(rows)
         self.running = {}
 
     def update(self, slots: list[int], errors: list[float]) -> None:
         at = {row[0]: (row, rows) for rows in self.episodes for row in rows}
         for slot, error in zip(slots, errors, strict=True):
             at[slot][0][1] = error
-            self.wait(at[slot][1])
-        if errors:
-            known = [self.largest] if self.has_errors else []
-            self.largest, self.has_errors = max(*known, *errors) if known or len(errors) > 1 else errors[0], True
+        if errors:  # 1 is the largest until one is given
+            self.largest, self.has_errors = max(errors + [self.largest] * self.has_errors), True
         bound = max(self.sums.values(), default=0.0)
-        for rows in (one for one in self.stale if one):
+        for rows in (at[slot][1] for slot in slots):
             total = sum(row[1] + OFFSET for row in rows)
             runs = any(rows is one for one in self.running.values())
             so_far = 0.0
@@ -87,9 +78,6 @@ class Lists:
                 row[2] = so_far / (max(total, bound) if runs else total)
                 self.sums.pop(row[0], None)
             self.sums[rows[-1][0]] = total
-        self.stale = []
-
-    has_errors = False
 
     def leaves(self) -> np.ndarray:
         found = np.zeros(self.capacity)
@@ -144,20 +132,16 @@ def test_worked_numbers() -> None:
     assert replay.sampler.reliability_of(slots[:3]).tolist() == [0.75, 1.0, 1.0]
 
 
-def test_episodes_wait_for_their_turn() -> None:
-    """Of three episodes one is renewed with each update; an update without rows goes on with those that wait."""
-    replay, whole = make_replay(12, rows_per_update=1), make_replay(12)
+def test_no_more_episodes_are_renewed_than_fit() -> None:
+    replay, whole = make_replay(12, rows_per_update=5), make_replay(12)
     for one in (replay, whole):
         slots = one.extend(steps([False, False, False, True] * 3))
         one.update_priority(slots, torch.arange(1.0, 13.0))
-    leaves = whole.sampler._tree.leaves()
-    for ready in (4, 8, 12):
-        found = replay.sampler._tree.leaves()
-        torch.testing.assert_close(found[:ready], leaves[:ready])
-        assert ready == 12 or not torch.allclose(found[ready : ready + 3], leaves[ready : ready + 3])
-        state, replay = replay.state_dict(), make_replay(12, rows_per_update=1)
-        replay.load_state_dict(state)
-        replay.update_priority(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    found, exact = (one.sampler._tree.leaves() for one in (replay, whole))
+    torch.testing.assert_close(found[:8], exact[:8])  # two episodes: after the first there was room
+    torch.testing.assert_close(found[8:], (torch.arange(9.0, 13.0) + OFFSET) ** ALPHA)  # their errors count at once
+    replay.update_priority(slots[8:9], torch.tensor([9.0]))
+    torch.testing.assert_close(replay.sampler._tree.leaves(), exact)
 
 
 def test_rows_that_leave_have_no_priority() -> None:
@@ -168,7 +152,7 @@ def test_rows_that_leave_have_no_priority() -> None:
     assert replay.sampler._tree.leaves()[[1, 4, 5]].tolist() == [0.0, 0.0, 0.0]
     expected = torch.tensor([1.125, 4.25]) / 4.25  # from the first row after the gap on
     torch.testing.assert_close(replay.sampler.reliability_of(slots[2:]), expected)
-    replay.sampler.on_evict(slots[2:])  # while they wait
+    replay.sampler.on_evict(slots[2:])
     replay.update_priority(slots[:1], torch.ones(1))
     assert replay.sampler._tree.leaves().count_nonzero() == 1
 
@@ -215,7 +199,7 @@ def test_bad_input() -> None:
         ReliabilityAdjustedSampler(4, rows_per_update=0)
     replay = make_replay(4)
     slots = replay.extend(steps([False, True]))
-    before = replay.sampler.state_dict()["episodes"]["error"]
+    before = replay.sampler.state_dict()["episodes"]["of_rows"]
     with pytest.raises(ValueError):
         replay.update_priority(slots, torch.tensor([1.0, float("nan")]))
-    assert torch.equal(replay.sampler.state_dict()["episodes"]["error"], before)
+    assert torch.equal(replay.sampler.state_dict()["episodes"]["of_rows"], before)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of checkpoints on any file system of pyarrow, written and read through local ones."""
+"""Folders of saves on any file system of pyarrow or fsspec, written and read through local ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import fsspec
 from pyarrow import fs
 
 from lightning_replay.options import check_kind
@@ -44,6 +45,12 @@ class Folder:
         check_kind("filesystem", filesystem, fs.FileSystem | None, "a file system of pyarrow, or None")
         is_local = filesystem is None and "://" not in str(path)
         return cls.at(os.path.abspath(path) if is_local else str(path), filesystem)
+
+    @classmethod
+    def at_url(cls, url: str) -> Folder:
+        """Returns the folder at a URL that fsspec knows, such as ``s3://bucket/folder``, as Lightning's paths are."""
+        filesystem, path = fsspec.core.url_to_fs(url)
+        return cls(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path)
 
     @property
     def local(self) -> Path | None:  # None on another file system
