@@ -18,10 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_replay.options import missing_extra
 from lightning_replay.saving.files import MALFORMED, DamagedFileError, check_regular, replace_file, sync
+
+if TYPE_CHECKING:
+    from lightning_replay.saving.folders import Folder
 
 try:
     import fcntl
@@ -52,13 +55,18 @@ def local_folder(path: str | Path, *, writes: bool = False) -> Iterator[Path]:
     if "://" not in str(path):
         yield Path(path)
         return
+    folder = remote_folder(str(path))
+    with folder.to_write() if writes else folder.to_read() as local:
+        yield local
+
+
+def remote_folder(url: str) -> Folder:
+    """Returns the folder at a URL of fsspec."""
     try:
         from lightning_replay.saving.folders import Folder
     except ModuleNotFoundError as error:  # pyarrow
-        raise missing_extra(f"{path}, on another file system,", "pyarrow", "remote") from error
-    folder = Folder.at_url(str(path))
-    with folder.to_write() if writes else folder.to_read() as local:
-        yield local
+        raise missing_extra(f"{url}, on another file system,", "pyarrow", "remote") from error
+    return Folder.at_url(url)
 
 
 @contextmanager

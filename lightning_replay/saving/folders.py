@@ -65,6 +65,10 @@ class Folder:
     def exists(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
 
+    def folders(self) -> list[str]:
+        """Returns the names of the folders in this one; none where it does not exist."""
+        return [info.base_name for info in self._entries() if info.type == fs.FileType.Directory]
+
     def remove(self) -> None:
         with suppress(OSError):
             self.filesystem.delete_dir(self.path)
@@ -133,4 +137,4 @@ class Folder:
                 fs.copy_files(info.path, str(target / info.base_name), source_filesystem=self.filesystem)
 
     def _entries(self) -> list[Any]:
-        return list(self.filesystem.get_file_info(fs.FileSelector(self.path)))
+        return list(self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True)))
