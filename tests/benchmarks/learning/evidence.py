@@ -65,6 +65,11 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
             "minatar-200",
         ),
     ),
+    "Prioritization variants": (
+        "LAP, PAL, reliability, the newest row in every batch and reshuffling: each better than uniform or prioritized "
+        "draws on its paper's tasks",
+        ("variants",),
+    ),
     "Combinations of these": (
         "of no paper",
         (
