@@ -37,12 +37,6 @@ def forge_values(file: Path, change: Callable[[Any], Any]) -> None:
 STRANGE = (None, -1, 10**15, 10**30, 1.5, True, "x", [], {})
 # That count as they are built.
 OPTIONS = {"smallest_priority", "rule", "priority_exponent", "importance_exponent", "priority_offset"}
-    "smallest_priority",
-    "rule",
-    "priority_exponent",
-    "importance_exponent",
-    "priority_offset",
-}  # that count as they are built
 KINDS = ["uniform", "prioritized", "event_tables", "surprise_retention", "levels"]
 
 
