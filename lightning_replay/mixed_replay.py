@@ -332,6 +332,10 @@ class MixedReplay(Seeded, TrainingReplay):
     needs_consecutive_rows: Any = property(attrgetter("online.needs_consecutive_rows"))
     needs_initial_surprise: Any = property(attrgetter("online.needs_initial_surprise"))
 
+    @property
+    def has_snapshots(self) -> bool:
+        return self.online.has_snapshots and self.offline.has_snapshots
+
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of all that decides the next draws, of both sides at one moment."""
         with self.online.unchanged(), self.offline.unchanged():

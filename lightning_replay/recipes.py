@@ -350,6 +350,7 @@ def prioritized(
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
     normalize_over_batch: bool = False,
+    smallest_priority: float = 0.0,
     **options: Unpack[FrameOptions],
 ) -> Replay:
     """Draws rows of large TD errors more often (Schaul et al. 2016, https://arxiv.org/abs/1511.05952).
@@ -361,10 +362,17 @@ def prioritized(
         importance_exponent: β of the correction; a number or a schedule.
         priority_offset: ε, added to every priority.
         normalize_over_batch: divide weights by the batch's largest instead of the memory's.
+        smallest_priority: smaller priorities are raised to it; 1, with ``priority_exponent=0.4`` and
+            ``importance_exponent=0``, for loss-adjusted prioritization (LAP, https://arxiv.org/abs/2007.06049).
     """
     # Also where priority_exponent is 0: it may be set later, and TD errors are kept until then.
     sampler = PrioritizedSampler(
-        capacity, priority_exponent, importance_exponent, priority_offset, normalize_over_batch
+        capacity,
+        priority_exponent,
+        importance_exponent,
+        priority_offset,
+        normalize_over_batch,
+        smallest_priority=smallest_priority,
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
 

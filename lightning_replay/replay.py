@@ -759,14 +759,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         Episodes that ran when it was saved end before the next rows are stored, as by :meth:`end_episodes`.
 
         Args:
-            path: a directory that :meth:`save` wrote.
+            path: a directory or URL that :meth:`save` wrote to.
             end_episodes: ``False`` continues them, where the environments were restored with the buffer.
 
         Raises:
             FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
         """
         ends = checked_flag("end_episodes", end_episodes)
-        _, state = read_replay(Path(path))
+        _, state = read_replay(path)
         with refusing_other_states(path):
             self.load_state_dict(state)
         self.awaits_new_episodes = ends
@@ -1101,6 +1101,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of all that decides the next draws: rows, priorities, generators, batches drawn ahead."""
         return read_state(self)
+
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether rows are written while a save reads them as they were, as in a ``PackedStorage``."""
+        return self._packed is not None
 
     def frozen_state(self) -> AbstractContextManager[dict[str, Any]]:
         return frozen_state(self)

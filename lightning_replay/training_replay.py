@@ -39,6 +39,7 @@ class TrainingReplay:
     awaits_priorities: Any
     #: Whether the episodes that ran in loaded files end before the next rows are stored.
     awaits_new_episodes: Any = False
+    has_snapshots: Any = False  #: Whether rows are written while a save reads them as they were.
 
     @property
     def tasks(self) -> list[str]:

@@ -31,26 +31,21 @@ def _of_first(name: str) -> Any:
     return property(lambda self: read(declared_sampler(self.first)))
 
 
-class DependentSampler(ReplaySampler, TorchRLPrioritizedSampler):
-    """Draws rows by another sampler, ``first``, and further ones that go with each.
+class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
+    """Draws by another sampler, ``first``, which keeps the priorities; base class of samplers that add to its draws.
 
-    A subclass defines ``sample``, and :meth:`on_insert` where it keeps something of new rows. TorchRL's buffers pass TD
-    errors to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the base class.
+    TorchRL's buffers pass TD errors to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the base class; its
+    constructor is not called: it builds priority trees, which ``first`` has.
     """
 
-    _reads_columns = True
+    first: Sampler
 
     def __init__(self, first: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
-        # TorchRL's constructor is not called: it builds priority trees, which ``first`` has.
         if first is not None:
             check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
         self._seed_generator(seed)
-        self.first: Sampler = default(self._derived_seed()) if first is None else first
+        self.first = default(self._derived_seed()) if first is None else first
         self.reduction = "max"
-        self._is_attached = False
-
-    def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
 
     def extend(self, index: Any) -> None:
         self.first.extend(index)
@@ -58,20 +53,13 @@ class DependentSampler(ReplaySampler, TorchRLPrioritizedSampler):
     def add(self, index: Any) -> None:
         self.first.add(index)
 
-    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
-        slots = written_slots(index, storage, type(self).__name__)
-        assert storage is not None
-        self.first.mark_update(index, storage=storage)
-        self._attach_storage(storage, slots)
-        self.on_insert(slots, storage)
-
     _draws_from_tables: bool = _of_first("_draws_from_tables")
+    _reads_columns: bool = _of_first("_reads_columns")
     num_slots: int | None = _of_first("num_slots")
     uses_priorities: bool = _of_first("uses_priorities")
     check_rows: Any = _of_first("check_rows")
     check_priority: Any = _of_first("check_priority")
-    on_evict: Any = _of_first("on_evict")  # rows that go with others are not drawn, see the subclasses
+    on_evict: Any = _of_first("on_evict")
     cut: Any = _of_first("cut")
     priority_of: Any = _of_first("priority_of")
     raise_largest_priority: Any = _of_first("raise_largest_priority")
@@ -86,6 +74,7 @@ class DependentSampler(ReplaySampler, TorchRLPrioritizedSampler):
         return self.first.default_priority
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Passes priorities ``[B]`` of rows ``[B]`` on to ``first``."""
         self.first.update_priority(slots, magnitudes, storage=storage)
 
     def reseed(self, seed: int) -> None:
@@ -101,9 +90,7 @@ class DependentSampler(ReplaySampler, TorchRLPrioritizedSampler):
         return {
             **self._generator_state(),
             "shares_generator": self.first._rng is self._rng,
-            "met_storage": self._is_attached,
             "first": self.first.state_dict(),
-            "learned": {},  # of what a subclass keeps of rows
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -112,7 +99,6 @@ class DependentSampler(ReplaySampler, TorchRLPrioritizedSampler):
         if state_dict["shares_generator"]:
             # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
             self.first._rng = self._rng
-        self._is_attached = state_dict["met_storage"]
 
     @property
     def _rng(self) -> torch.Generator:
@@ -127,6 +113,41 @@ class DependentSampler(ReplaySampler, TorchRLPrioritizedSampler):
     def _derived_seed(self) -> int:
         return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
 
+    def _empty(self) -> None:
+        self.first._empty()
+
+
+class DependentSampler(SamplerOver):
+    """Draws rows by ``first``, and further ones that go with each.
+
+    A subclass defines ``sample``, and :meth:`on_insert` where it keeps something of new rows.
+    """
+
+    _reads_columns = True
+
+    def __init__(self, first: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
+        super().__init__(first, default, seed)
+        self._is_attached = False
+
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
+        """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
+        slots = written_slots(index, storage, type(self).__name__)
+        assert storage is not None
+        self.first.mark_update(index, storage=storage)
+        self._attach_storage(storage, slots)
+        self.on_insert(slots, storage)
+
+    def state_dict(self) -> dict[str, Any]:
+        # Last what a subclass keeps of rows.
+        return super().state_dict() | {"met_storage": self._is_attached, "learned": {}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._is_attached = state_dict["met_storage"]
+
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
         # Rows that were stored before this sampler came, in slot order.
         if self._is_attached:
@@ -137,7 +158,7 @@ class DependentSampler(ReplaySampler, TorchRLPrioritizedSampler):
             self.on_insert(earlier, storage)
 
     def _empty(self) -> None:
-        self.first._empty()
+        super()._empty()
         self._is_attached = False
 
 

@@ -18,7 +18,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 ORDER = (
     *("options", "envs", "memory", "saving", "state", "compiled", "parts", "storage", "levels"),
     *("divided_draws", "tables", "episodes", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
-    *("schedules", "samplers", "training_replay", "saves", "retention", "writers", "replay", "agents"),
+    *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "agents"),
     *("collecting", "loading", "inspection", "table_replay", "mixed_replay", "transforms", "recipes", "lit"),
     *("__main__",),
     *("datasets", "sharded", "start_method"),

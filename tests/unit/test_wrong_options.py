@@ -70,6 +70,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "PrioritizedSampler": {"capacity": 10},
     "RelabelGoals": {"env": "BitFlipping-v0"},
     "Reestablished": {"condition": HIGH, "steps": 2},
+    "ReliabilityAdjustedSampler": {"capacity": 10},
     "ReturnChange": {"low": 0.0, "high": 1.0},
     "ReverseCurriculum": {"order": ["near"]},
     "ReverseSweepSampler": {"goal": HIGH},

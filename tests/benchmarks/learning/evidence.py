@@ -73,6 +73,11 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
         "RLPD: sparse tasks of Adroit and AntMaze that online rows alone do not solve",
         ("halves",),
     ),
+    "Prioritization variants": (
+        "LAP, PAL, reliability, the newest row in every batch and reshuffling: each better than uniform or prioritized "
+        "draws on its paper's tasks",
+        ("variants",),
+    ),
     "Combinations of these": (
         "of no paper",
         (

@@ -21,9 +21,9 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 import rllib_ext
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.saving import DamagedFileError
+from lightning_replay.saving.folders import LOCK_FILE, Folder
 from lightning_replay.sharded import saves as served_folders
 from lightning_replay.sharded.actors import ShardActors
-from lightning_replay.sharded.folders import LOCK_FILE, Folder
 from lightning_replay.sharded.options import ShardOptions
 from lightning_replay.sharded.saves import FolderServer, ServedFolder
 from rllib_ext.checkpoints import WarmUp, write_buffer
