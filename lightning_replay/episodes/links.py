@@ -184,7 +184,7 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
 
 
 class EpisodeLinks:
-    """Slots of the next step of every slot's episode: ``successor[slot]``, -1 when there is none.
+    """Slots of the next and the previous step of every slot: ``successor[slot]``, ``predecessor[slot]``, -1 for none.
 
     Call :meth:`write` with every batch of rows that enters the storage, in insertion order. A row is linked to the
     previous row of its trajectory, unless that one ended its episode (terminated or truncated) or was overwritten, or
@@ -260,19 +260,15 @@ class EpisodeLinks:
         Returns:
             int64 ``[B]`` each: the slots, and how many steps back they are; fewer where no more are stored.
         """
-        if self._predecessor.device.type == "cpu":
-            arrays = kernels.back(self._predecessor.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
+        if self.predecessor.device.type == "cpu":
+            arrays = kernels.back(self.predecessor.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
             return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
         slots, gone = index, torch.zeros_like(index)
         for _ in range(int(steps.max()) if len(steps) else 0):
-            before = self._predecessor[slots]
+            before = self.predecessor[slots]
             moves = (before >= 0) & (gone < steps)
             slots, gone = torch.where(moves, before, slots), gone + moves
         return slots, gone
-
-    def predecessors(self, index: Tensor) -> Tensor:
-        """Returns the slots of the steps before, of the shape of ``index``; -1 where none is stored."""
-        return self.predecessor[index]
 
     def ended(self, index: Tensor) -> list[int]:
         """Returns those of the slots ``[n]`` that nothing follows, now or later, each once."""

@@ -258,13 +258,14 @@ class RandomPairSampler(PairSampler):
 
 
 class FollowedEpisodes:
-    """The links between stored rows, for a sampler that follows episodes."""
+    """The links between stored rows, for a sampler that follows episodes; on a device, by default that of the rows."""
 
-    def __init__(self, done_key: NestedKey, check_continuity: bool) -> None:
+    def __init__(self, done_key: NestedKey, check_continuity: bool, device: str | None = None) -> None:
         checked_key("done_key", done_key)
         self.done_key: NestedKey = tuple(done_key) if isinstance(done_key, list) else done_key
         self.links: EpisodeLinks | None = None  # until rows are stored
         self._check_continuity = checked_flag("check_continuity", check_continuity)
+        self._device = device
 
     def check_rows(self, rows: TensorDictBase, sampler: str, purpose: str) -> None:
         """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
@@ -279,12 +280,14 @@ class FollowedEpisodes:
 
     def write(self, index: Tensor, storage: Storage) -> None:
         """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order."""
-        (done,) = read_columns(storage, index, [self.done_key])
+        (done,), trajectory = read_columns(storage, index, [self.done_key]), read_trajectory(storage, index)
+        if self._device is not None:
+            done, trajectory = done.to(self._device), None if trajectory is None else trajectory.to(self._device)
         if self.links is None:
             self.links = EpisodeLinks(storage.max_size, device=done.device)
         if self._check_continuity and self.links.continuity is None:
             self.links.continuity = Continuity(storage)
-        self.links_on(done.device).write(index.to(done.device), read_trajectory(storage, index), done)
+        self.links_on(done.device).write(index.to(done.device), trajectory, done)
 
     def warn(self) -> None:
         """Warns once where most rows do not continue the row before them, once the sampler has the new rows."""

@@ -247,7 +247,7 @@ class SequenceSampler(DependentSampler):
                 self._position = np.zeros(storage.max_size, dtype=np.int32)
                 starts._attach_storage(storage)
             links, slots = self.followed.links_on(index.device), index.cpu().numpy()
-            kernels.number(links.predecessors(index).cpu().numpy(), slots, self._position)
+            kernels.number(links.predecessor[index].cpu().numpy(), slots, self._position)
             first = self._position[slots].astype(np.int64) - (self.sequence_length - 1)
             complete = slots[(first >= 0) & (first % (self.sequence_length - self.overlap) == 0)]
             if len(complete):
@@ -274,7 +274,7 @@ class SequenceSampler(DependentSampler):
         links = self.followed.links_on(index.device)
         if self._starts is not None:
             self._starts.on_evict(index)
-            before = links.predecessors(index)
+            before = links.predecessor[index]
             before = before[before >= 0]
             if len(before):  # in a ring, where older rows left earlier, none stays
                 stays, steps = before[~torch.isin(before, index)].cpu().numpy(), np.arange(self.sequence_length - 1)

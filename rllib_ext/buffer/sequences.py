@@ -87,7 +87,7 @@ def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest:
 def _draw_round(replay: Replay, links: EpisodeLinks, count: int, longest: int, shortest: int) -> Sequences:
     drawn = replay.sample(count)
     index = drawn.get("index").to(links.successor.device)
-    before = links.predecessors(index)
+    before = links.predecessor[index]
     unknown = (drawn.get("step").flatten() > 0) & (before < 0)
     start = torch.where(unknown, links.successor[index], index)
     before = torch.where(unknown, index, before)
