@@ -109,6 +109,7 @@ class SAC(ContinuousAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
     outputs_per_action = 2
     backs_up_entropy: ClassVar[bool] = True  #: Whether the critics' targets count the entropy of the next action.
 
@@ -224,6 +225,7 @@ class TD3(ContinuousAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
 
     def __init__(
         self,

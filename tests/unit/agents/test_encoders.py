@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from lightning_replay.agents import DQN, MPDQN, SAC, TD3
+from lightning_replay.agents.continuous import ContinuousAgent
 from lightning_replay.agents.encoders import Encoder, described_image
 from lightning_replay.agents.spaces import observation_size
 from lightning_replay.lit.playing import as_input
@@ -184,6 +185,27 @@ def test_the_loss_of_the_critics_alone_trains_the_encoder(name: str) -> None:
     assert all(id(one) in owned[0] and id(one) not in owned[1] for one in parameters)
 
 
+def test_the_loss_of_the_values_alone_trains_the_encoder_of_mpdqn() -> None:
+    agent = AGENTS["mpdqn"](SEEN)
+    values, parameters, _ = agent.losses(make_batch(agent))
+    parameters.backward(retain_graph=True)
+    assert all(one.grad is None for one in agent.observation_encoder.parameters())
+    values.backward()
+    assert all(one.grad is not None for one in agent.observation_encoder.parameters())
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_targets_are_those_of_the_target_encoder(name: str, tmp_path: Path) -> None:
+    agent, other = AGENTS[name](SEEN), AGENTS[name](SEEN)
+    other.load_state_dict(agent.state_dict())
+    with torch.no_grad():
+        for parameter in other.target_observation_encoder.parameters():
+            parameter.mul_(2.0)
+    batch = make_batch(agent)
+    outputs, others = (fit(one, [batch], tmp_path, seed=1)[1][0]["td_error"] for one in (agent, other))
+    assert not torch.equal(outputs, others)
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_checkpoint_of_plain_values_holds_the_description(name: str, tmp_path: Path) -> None:
     agent = AGENTS[name](SEEN)
@@ -208,6 +230,21 @@ def test_encoders_of_ones_own_fit_an_environment_of_the_same_shapes(camera: dict
     agent = DQN(STATE | {"camera": camera}, 2)
     agent._refuse_other_sizes(SIZES, DQN)
     assert agent.network.layers()[0][0].shape[1] == features + 4
+
+
+class Flat(ContinuousAgent):
+    """Does not use features."""
+
+    def __init__(self, observation_size: Any = None, action_low: Any = None, action_high: Any = None) -> None:
+        super().__init__()
+        self.set_up(locals() | {"hidden_sizes": (8,)})
+
+
+def test_an_agent_without_encoders_refuses_what_is_not_flat() -> None:
+    with pytest.raises(
+        ValueError, match="Flat takes flat observations, .* is {'encoder': 'one_hot'.* Use DQN, MPDQN, S"
+    ):
+        Flat(**Flat.sizes_from(Discrete(4), Box(-1, 1, (2,))))
 
 
 @pytest.mark.parametrize(
