@@ -203,6 +203,13 @@ def test_two_cameras_are_kept_or_refused_together() -> None:
     assert [images.pool.num_held for images in storage._images] == [3, 3] and len(storage) == 1
     storage.set(slice(1, 2), fits)
     assert stacks_in(storage.get(torch.arange(2)), IMAGE_KEYS[1]) == [((1, 2), (2, 3)), ((1, 2), (1, 3))]
+    #   the first camera has room for any row, the second, which shows 4 6 12 14, 20 22 28, 16, is full
+    storage = FrameStorage(10, 2, IMAGE_KEYS[1], frame_capacity=8)
+    shown = [((1, 3), (3, 5)), ((5, 7), (7, 1)), ((3, 7), (3, 7))]
+    storage.set(slice(0, 3), frame_rows(shown, key=IMAGE_KEYS[1]))
+    assert [images.pool.num_held for images in storage._images] == [4, 8]
+    full = frame_rows([((5, 1), (7, 5))], key=IMAGE_KEYS[1])  # second 20 16 -> 28 26
+    assert storage.frames_missing(storage.checked_values(full)) == 1
 
 
 @pytest.mark.parametrize(
