@@ -31,9 +31,11 @@ def stacks_of(frames: Sequence[int], depth: int, n_steps: int = 1) -> list[Stack
 
 def of_wrist(stacks: Iterable[Stacks]) -> list[Stacks]:
     """What the second camera shows where the first shows these: sometimes more different frames, sometimes fewer."""
-    first, second = zip(*stacks, strict=True) if stacks else ((), ())
-    shown = ([tuple((stack[0] + number) % 13 for number in stack) for stack in side] for side in (first, second))
-    return list(zip(*shown, strict=True))
+    return [(_of_wrist(first), _of_wrist(second)) for first, second in stacks]
+
+
+def _of_wrist(stack: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple((3 * stack[0] + number) % 251 if stack[0] % 2 else 0 for number in stack)
 
 
 def image_of(numbers: Iterable[int], shape: tuple[int, ...]) -> Tensor:

@@ -188,7 +188,7 @@ def test_rows_of_retention_are_followed(tmp_path) -> None:
 @pytest.mark.parametrize("key", IMAGE_KEYS, ids=str)
 def test_frames_are_followed(tmp_path, monkeypatch, read, key) -> None:
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 512)
-    monkeypatch.setattr(saved_state, "LARGE_BYTES", 128)  # the second camera shows 13 frames of 15 bytes
+    monkeypatch.setattr(saved_state, "LARGE_BYTES", 128)
     replay = recipes.uniform(capacity=100, batch_size=8, frame_stack=2, image_key=key, frame_capacity=300, seed=0)
     for first in range(0, 240, 20):
         replay.extend(frame_rows(stacks_of(range(first, first + 15), 2), (4, 4), key=key))

@@ -99,9 +99,9 @@ def test_every_camera_is_drawn_and_its_bytes_are_named(tmp_path: Path) -> None:
         found = contents.images[name].of_rows(slots)
         assert [image[..., 0].tolist() for image in found] == steps[key][slots, -1].tolist()
     assert [image[0, 0, 0] for image in contents.images["arm.map"].of_rows(slots)] == [3, 17, 3]
-    #   21 frames of the first camera; the second shows 13 at most, of 3 x 5 bytes
+    #   the second camera shows one image for all even numbers, and two for each odd one from 11 to 29
     assert contents.layout["pixels"] == "stacks of uint8 [8, 8], 21 frames of 64 bytes, each stored once"
-    assert contents.layout["arm.wrist"] == "stacks of uint8 [3, 5], 13 frames of 15 bytes, each stored once"
+    assert contents.layout["arm.wrist"] == "stacks of uint8 [3, 5], 21 frames of 15 bytes, each stored once"
     page = page_of("frames", "", [Subject("", contents)])
     assert page.count("data:image/png;base64,") == 30 and "images (pixels, arm.wrist, arm.map)" in page
     #   a strip for each camera of the only episode, the narrow ones filled up

@@ -158,8 +158,8 @@ def test_bytes_of_two_cameras_are_exact() -> None:
     beside = 2 * (121 * (4 + 8 + 4) + 120 * 4 + 128 * 4)
     one, other = distinct(EPISODE) + 1, distinct(of_wrist(EPISODE)) + 1
     assert storage.nbytes == 12_800 + beside + one * 84 * 84 + -(-other * 15 // 8) * 8
-    assert (one, other) == (5, 6) and storage.frames_held == 5
-    assert replay.stats()["image_bytes"] == {"pixels": 5 * 84 * 84, "arm.wrist": 96}
+    assert (one, other) == (5, 5) and storage.frames_held == 4
+    assert replay.stats()["image_bytes"] == {"pixels": 5 * 84 * 84, "arm.wrist": 80}
 
 
 def test_single_images_need_no_axis_of_frames(tmp_path, search) -> None:
@@ -178,8 +178,8 @@ def test_single_images_need_no_axis_of_frames(tmp_path, search) -> None:
     assert replay.storage.frames_held == 5 and replay.storage.frame_bytes == 6 * 5 * 3 + 3 * 4
     assert (replay.storage[:].exclude("generation") == rows).all()
     assert replay.storage.get(torch.tensor([[0, 2]]))["observation", "camera"].shape == (1, 2, 6, 5, 3)
-    (camera,) = read_columns(replay.storage, torch.tensor([3]), [("next", *keys[0])])
-    assert torch.equal(camera, colour[4:])
+    camera, seen_depth = read_columns(replay.storage, torch.tensor([3]), [("next", *keys[0]), keys[1]])
+    assert torch.equal(camera, colour[4:]) and torch.equal(seen_depth, depth[3:4])
     assert replay.successors(torch.arange(4)).tolist() == [1, 2, 3, -1]
     replay.save(tmp_path)
     again = load_replay(tmp_path, end_episodes=False)
@@ -192,19 +192,40 @@ def test_single_images_need_no_axis_of_frames(tmp_path, search) -> None:
 
 def test_two_cameras_are_kept_or_refused_together() -> None:
     storage = FrameStorage(10, 2, IMAGE_KEYS[1], frame_capacity=4)
-    #   camera 1 2 3 -> wrist 2 3, 4 5: the second camera shows one frame more
-    rows = frame_rows([((1, 2), (2, 3))], key=IMAGE_KEYS[1])
-    storage.set(slice(0, 1), rows)
-    assert storage.frames_held == 4
-    values = storage.checked_values(frame_rows([((1, 2), (1, 4))], key=IMAGE_KEYS[1]))  # wrist 5 is there: 2 3, 2 5
-    assert storage.frames_missing(values) == 0
-    values = storage.checked_values(frame_rows([((2, 3), (3, 1))], key=IMAGE_KEYS[1]))  # wrist 4 5, 6 4
-    assert storage.frames_missing(values) == 1
-    before = {name: tensor.clone() for name, tensor in zip("ab", storage.state_dict()["frames"], strict=True)}
-    with pytest.raises(RuntimeError, match="1 more frames are needed"):
-        storage.set(slice(1, 2), frame_rows([((2, 3), (3, 1))], key=IMAGE_KEYS[1]))
-    assert all(map(torch.equal, before.values(), storage.state_dict()["frames"]))
-    assert stacks_in(storage.get(torch.tensor([0])), IMAGE_KEYS[1]) == [((1, 2), (2, 3))] and len(storage) == 1
+    #   first camera 1 2 -> 2 3, second 4 5 -> 0 0: each has room for one frame more
+    storage.set(slice(0, 1), frame_rows([((1, 2), (2, 3))], key=IMAGE_KEYS[1]))
+    fits = frame_rows([((1, 2), (1, 3))], key=IMAGE_KEYS[1])  # second 4 5 -> 4 6
+    assert storage.frames_missing(storage.checked_values(fits)) == 0
+    wide = frame_rows([((3, 1), (1, 4))], key=IMAGE_KEYS[1])  # first 3 1 -> 1 4, which fit; second 12 10 -> 4 7
+    assert storage.frames_missing(storage.checked_values(wide)) == 2
+    with pytest.raises(RuntimeError, match="2 more frames are needed"):
+        storage.set(slice(1, 2), wide)
+    assert [images.pool.num_held for images in storage._images] == [3, 3] and len(storage) == 1
+    storage.set(slice(1, 2), fits)
+    assert stacks_in(storage.get(torch.arange(2)), IMAGE_KEYS[1]) == [((1, 2), (2, 3)), ((1, 2), (1, 3))]
+    #   the first camera has room for any row, the second, which shows 4 6 12 14, 20 22 28, 16, is full
+    storage = FrameStorage(10, 2, IMAGE_KEYS[1], frame_capacity=8)
+    shown = [((1, 3), (3, 5)), ((5, 7), (7, 1)), ((3, 7), (3, 7))]
+    storage.set(slice(0, 3), frame_rows(shown, key=IMAGE_KEYS[1]))
+    assert [images.pool.num_held for images in storage._images] == [4, 8]
+    full = frame_rows([((5, 1), (7, 5))], key=IMAGE_KEYS[1])  # second 20 16 -> 28 26
+    assert storage.frames_missing(storage.checked_values(full)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("pixels", [("pixels",)]),
+        ("[pixels, wrist]", [("pixels",), ("wrist",)]),
+        ("[[observation, front]]", [("observation", "front")]),
+        ("[pixels, [arm, wrist]]", [("pixels",), ("arm", "wrist")]),
+    ],
+)
+def test_a_list_in_a_file_has_several_keys(text: str, keys: list[tuple[str, ...]]) -> None:
+    parser = pytest.importorskip("jsonargparse").ArgumentParser()
+    parser.add_function_arguments(recipes.uniform, "replay")
+    image_key = parser.parse_args(["--replay.capacity=10", f"--replay.image_key={text}"]).replay.image_key
+    assert recipes.uniform(10, 2, frame_stack=2, image_key=image_key).storage.image_keys == keys
 
 
 @pytest.mark.parametrize("given", [[], ["pixels", "pixels"], ["pixels", ("pixels",)]])
