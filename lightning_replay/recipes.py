@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
 
-import gymnasium
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler
@@ -382,7 +381,7 @@ def hindsight(
     capacity: int,
     batch_size: int | None = None,
     *,
-    env: str | gymnasium.Env[Any, Any] | None = None,
+    env: Any = None,
     reward: GoalFunction | None = None,
     terminated: GoalFunction | None = None,
     strategy: str = "future",

@@ -528,9 +528,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def __getitem__(self, index: Any) -> Any:
         """Returns stored rows as they are, transforms not applied, or a column of all by its key."""
-        if isinstance(
-            index, tuple | str
-        ):  # a key, which TorchRL reads from all rows, or an index of several dimensions
+        if isinstance(index, tuple | str):  # a key, or an index of several dimensions
             return self[:][index]
         with self._replay_lock:
             rows = self._storage[index]

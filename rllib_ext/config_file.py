@@ -25,7 +25,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from lightning_replay.options import check_kind, checked_number, did_you_mean
 from rllib_ext.apex import ApexDQNConfig
 from rllib_ext.api import LEVEL_OPTIONS, REPLAY_OPTIONS, configure, replay_config
-from rllib_ext.buffer.building import built
+from rllib_ext.buffer.building import imported
 from rllib_ext.environments import set_class_path
 
 REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {
@@ -168,15 +168,16 @@ def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) ->
         _check_names(f"{method}.model_config", model, [field.name for field in dataclasses.fields(DefaultModelConfig)])
     connector = arguments.get("env_to_module_connector")
     if isinstance(connector, Mapping):
-        arguments = {**arguments, "env_to_module_connector": functools.partial(_connector, connector)}
+        _check_names("env_to_module_connector", connector, ["class_path", "init_args"])
+        example = "ray.rllib.connectors.env_to_module.FlattenObservations"
+        kind = imported(connector.get("class_path"), "env_to_module_connector", example)
+        build = functools.partial(_connector, kind, connector.get("init_args", {}))
+        arguments = {**arguments, "env_to_module_connector": build}
     getattr(config, method)(**arguments)
 
 
-def _connector(class_path: Mapping[str, Any], *given: Any, **named: Any) -> Any:
-    # In place of a function of environment, spaces and device, which RLlib's own connectors do not need.
-    return built(
-        class_path, "env_to_module_connector", example="ray.rllib.connectors.env_to_module.FlattenObservations"
-    )
+def _connector(kind: Callable[..., Any], arguments: Mapping[str, Any], *given: Any) -> Any:
+    return kind(**arguments)  # RLlib gives environment, spaces and device, which its own connectors do not need
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:

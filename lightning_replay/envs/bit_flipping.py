@@ -34,10 +34,9 @@ class BitFlipping(gymnasium.Env[Seen, Any]):
     def __init__(self, bits: int = 20, max_steps: int | None = None) -> None:
         self.bits: int = checked_count("bits", bits)
         self.max_steps: int = self.bits if max_steps is None else checked_count("max_steps", max_steps)
+        entries = ("observation", "achieved_goal", "desired_goal")
         each = spaces.Box(0.0, 1.0, (self.bits,), np.float32)
-        self.observation_space: spaces.Dict = spaces.Dict(
-            {"observation": each, "achieved_goal": each, "desired_goal": each}
-        )
+        self.observation_space: spaces.Dict = spaces.Dict(dict.fromkeys(entries, each))
         self.action_space: spaces.Discrete = spaces.Discrete(self.bits)
         self._state = self._goal = np.zeros(self.bits, dtype=np.float32)
         self._steps = 0

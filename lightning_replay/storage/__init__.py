@@ -12,12 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["PackedStorage", "occupancy_of", "read_columns"]
 
 # imported at first use: the layout of rows, which `lightning-replay inspect` reads, needs no TorchRL
-_MODULES = {
-    "FrameStorage": "frames",
-    "PackedStorage": "packed",
-    "occupancy_of": "packed",
-    "read_columns": "packed",
-}
+_MODULES = {"FrameStorage": "frames"} | dict.fromkeys(__all__, "packed")
 
 
 def __getattr__(name: str) -> Any:

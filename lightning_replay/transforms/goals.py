@@ -6,9 +6,8 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from tensordict import TensorDictBase
@@ -17,7 +16,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.compiled import compiled
-from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
 from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.episodes.returns import FORMED_KEYS, EpisodeTracker, bootstrap_discounts, n_step_returns
 from lightning_replay.options import BELOW_ONE, check_kind, checked_choice, checked_key, checked_share, missing_extra
@@ -26,7 +24,6 @@ from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import read_columns
 
-_METHODS = ("compute_reward", "compute_terminated")
 GOAL_STRATEGIES = ("future", "final", "episode")
 ACHIEVED_GOAL = ("observation", "achieved_goal")
 DESIRED_GOAL = ("observation", "desired_goal")
@@ -75,21 +72,12 @@ def walk_together(successor: Tensor, predecessor: Tensor, index: Tensor, place: 
 
 
 def steps_of_episodes(links: EpisodeLinks, index: Tensor, place: Tensor, from_first: bool) -> Tensor:
-    """Returns a stored step of the episode of each row, int64 ``[n]``; see :func:`walk`.
-
-    The time grows with the length of episodes, not with the capacity.
-    """
     successor, predecessor = links.successor, links.predecessor
     if successor.device.type != "cpu":
         return walk_together(successor, predecessor, index, place.to(index.device), from_first)
     found = torch.empty_like(index, device="cpu")
     walk(successor.numpy(), predecessor.numpy(), index.cpu().numpy(), place.numpy(), from_first, found.numpy())
     return found.to(index.device)
-
-
-class _Part(NamedTuple):  # where a goal lies
-    column: tuple[str, ...]
-    place: Any  # of the last dimension of the column
 
 
 @functools.partial(recorded, env_ids=("env",))
@@ -128,23 +116,21 @@ class RelabelGoals(ReplayTransform):
             returns over several steps; a buffer that draws pairs; rewards or flags of another shape.
 
     Example:
-        >>> from lightning_replay import recipes
-        >>> done = torch.tensor([[False], [True]])
-        >>> seen = {"achieved_goal": torch.tensor([[0.0], [1.0]]), "desired_goal": torch.full((2, 1), 9.0)}
-        >>> after = {"achieved_goal": torch.tensor([[1.0], [2.0]]), "desired_goal": torch.full((2, 1), 9.0)}
-        >>> flags = {"terminated": done, "truncated": torch.zeros_like(done), "done": done}
-        >>> steps = {"observation": seen, "next": {"observation": after, "reward": torch.zeros(2, 1), **flags}}
-        >>> replay = recipes.uniform(capacity=10, batch_size=2, seed=0)
-        >>> def reached(achieved, desired, info):
-        ...     return (achieved == desired).all(-1)
-        >>> _ = replay.append_transform(RelabelGoals("final", share=1.0, reward=reached))
         >>> from tensordict import TensorDict
-        >>> _ = replay.extend(TensorDict(steps, [2]))
-        >>> batch = replay.sample(100)
-        >>> bool((batch["observation", "desired_goal"] == 2).all())
-        True
-        >>> bool((batch["next", "reward"] == batch["index"].view(-1, 1)).all())  # the second step reaches it
-        True
+        >>> from lightning_replay import recipes
+        >>> goals, done = {"desired_goal": torch.full((2, 1), 9.0)}, torch.tensor([[False], [True]])
+        >>> after = {"observation": goals | {"achieved_goal": torch.tensor([[1.0], [2.0]])}}
+        >>> after |= {"reward": torch.zeros(2, 1), "terminated": done, "done": done}
+        >>> rows = {"observation": goals, "next": after}
+        >>> relabel = RelabelGoals("final", 1.0, lambda achieved, desired, info: (achieved == desired).all(-1))
+        >>> replay = recipes.uniform(capacity=10, batch_size=4, transform=relabel, check_continuity=False, seed=0)
+        >>> slots = replay.extend(TensorDict(rows, [2]))
+        >>> batch = replay.sample()
+        >>> torch.cat((batch["index"].view(-1, 1), batch["observation", "desired_goal"], batch["next", "reward"]), 1)
+        tensor([[0., 2., 0.],
+                [1., 2., 1.],
+                [1., 2., 1.],
+                [0., 2., 0.]])
     """
 
     follows_episodes = True
@@ -154,7 +140,7 @@ class RelabelGoals(ReplayTransform):
         strategy: str = "future",
         share: float = 0.8,
         reward: GoalFunction | None = None,
-        env: str | gymnasium.Env[Any, Any] | None = None,
+        env: Any = None,
         terminated: GoalFunction | None = None,
         achieved_key: NestedKey = ACHIEVED_GOAL,
         desired_key: NestedKey = DESIRED_GOAL,
@@ -205,7 +191,7 @@ class RelabelGoals(ReplayTransform):
         keys = ("next", *self.achieved_key), self.desired_key
         found = [self._part(rows, key) for key in keys]
         lacking = [repr(key) for key, part in zip(keys, found, strict=True) if part is None]
-        shapes = [list(rows.get(part.column)[..., part.place].shape) for part in found if part is not None]
+        shapes = [list(rows.get(part[0])[..., part[1]].shape) for part in found if part is not None]
         if lacking or shapes[0] != shapes[1]:
             what = f"no {' and no '.join(lacking)}" if lacking else f"goals of two shapes, {shapes[0]} and {shapes[1]}"
             raise ValueError(
@@ -214,13 +200,14 @@ class RelabelGoals(ReplayTransform):
                 "achieved_key= and desired_key="
             )
 
-    def _part(self, rows: TensorDictBase, key: tuple[str, ...]) -> _Part | None:
+    def _part(self, rows: TensorDictBase, key: tuple[str, ...]) -> tuple[tuple[str, ...], Any] | None:
+        # The column that holds a goal, and the place of the goal in its last dimension.
         branch, name = key[:-1], key[-1]
         above = rows.get(branch, None) if branch else rows
         if isinstance(above, Tensor):
             is_flat = name in self._flat and above.shape[1:] == (max(place.stop for place in self._flat.values()),)
-            return _Part(branch, self._flat[name]) if is_flat else None
-        return _Part(key, ...) if above is not None and isinstance(above.get(name, None), Tensor) else None
+            return (branch, self._flat[name]) if is_flat else None
+        return (key, ...) if above is not None and isinstance(above.get(name, None), Tensor) else None
 
     def forward_drawn(
         self, batch: TensorDictBase, index: Tensor, storage: Storage, episodes: EpisodeTracker
@@ -246,15 +233,13 @@ class RelabelGoals(ReplayTransform):
         for key in (self.desired_key, ("next", *self.desired_key)):
             part = self._part(batch, key)
             if part is not None:
-                desired = batch.get(part.column)[..., part.place]
+                desired = batch.get(part[0])[..., part[1]]
                 desired[chosen] = goal.to(desired.dtype)
         return batch
 
     def _achieved(self, batch: TensorDictBase, storage: Storage, slots: Tensor) -> Tensor:
-        part = self._part(batch, ("next", *self.achieved_key))
-        assert part is not None  # as check_rows found
-        (column,) = read_columns(storage, slots, [part.column])
-        return column[..., part.place]
+        key, place = self._part(batch, ("next", *self.achieved_key)) or ((), ...)  # there is one, as check_rows found
+        return read_columns(storage, slots, [key])[0][..., place]
 
     def _set_returns(
         self,
@@ -297,7 +282,7 @@ class RelabelGoals(ReplayTransform):
 
 
 def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tensor) -> Tensor:
-    values = torch.as_tensor(np.asarray(function(achieved.cpu().numpy(), desired.cpu().numpy(), {})))
+    values = torch.as_tensor(np.asarray(function(achieved.cpu().numpy(), desired.cpu().numpy(), {})), device="cpu")
     if values.shape != (len(achieved),) or not bool(torch.isfinite(values).all()):
         given = f"the shape {list(values.shape)}" if values.shape != (len(achieved),) else "NaN or infinity"
         raise ValueError(
@@ -313,12 +298,14 @@ def goal_functions(reward: Any, terminated: Any, env: Any) -> tuple[tuple[Any, A
 
     And the places of the entries of its observations where these are flattened.
     """
-    if env is not None and not isinstance(env, str):
-        check_kind("env", env, gymnasium.Env, "the id of an environment, or an environment")
-    built = _built(env) if isinstance(env, str) else env
-    own, ends, flat = (None, None, {}) if built is None else (*map(_method, [built] * 2, _METHODS), _places(built))
-    if isinstance(env, str):
-        built.close()
+    own = ends = None
+    flat: dict[str, slice] = {}
+    if env is not None:
+        built, names = _built(env), ("compute_reward", "compute_terminated")
+        own, ends = (built.get_wrapper_attr(name) if built.has_wrapper_attr(name) else None for name in names)
+        flat = _places(built)
+        if built is not env:
+            built.close()
     if reward is None and own is None:
         which = "no env is given" if env is None else f"{env} has no compute_reward"
         raise ValueError(
@@ -330,25 +317,30 @@ def goal_functions(reward: Any, terminated: Any, env: Any) -> tuple[tuple[Any, A
     return (own if reward is None else reward, terminated), flat
 
 
-def _places(env: gymnasium.Env[Any, Any]) -> dict[str, slice]:
+def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+    return np.array([bool(function(one, other, info)) for one, other in zip(achieved, desired, strict=True)])
+
+
+def _places(env: Any) -> dict[str, slice]:
     # In the order of their names, as RLlib and Gymnasium flatten a dictionary; goals of one dimension alone.
+    from gymnasium.spaces import Box, Dict
+
     space, places, start = env.observation_space, {}, 0
-    for name, each in sorted(space.spaces.items()) if isinstance(space, gymnasium.spaces.Dict) else ():
-        if not isinstance(each, gymnasium.spaces.Box) or len(each.shape) != 1:
+    for name, each in sorted(space.spaces.items()) if isinstance(space, Dict) else ():
+        if not isinstance(each, Box) or len(each.shape) != 1:
             return {}
         places[name] = slice(start, start := start + each.shape[0])
     return places
 
 
-def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
-    return np.array([bool(function(one, other, info)) for one, other in zip(achieved, desired, strict=True)])
+def _built(env: Any) -> Any:
+    import gymnasium  # which rows and a function of rewards do not need
 
+    from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
 
-def _method(env: gymnasium.Env[Any, Any], name: str) -> Any:
-    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
-
-
-def _built(env: str) -> gymnasium.Env[Any, Any]:
+    if not isinstance(env, str):
+        check_kind("env", env, gymnasium.Env, "the id of an environment, or an environment")
+        return env
     try:
         return build_environment(env, {})
     except UnknownEnvironmentError as error:

@@ -37,7 +37,13 @@ def run_tiny(name: str, *more: str) -> None:
 
 DATA, REPLAY, MODEL = "--data.init_args.evaluation_env_kwargs", "--data.init_args.replay.init_args", "--model.init_args"
 SMALL_MUJOCO = [f"{DATA}.max_episode_steps=30", f"{REPLAY}.batch_size=16", f"{MODEL}.hidden_sizes=[16, 16]"]
-MUJOCO = ("nmer_sac_ant", "nmer_td3_halfcheetah", "ct_td3_halfcheetah", "uniform_td3_halfcheetah")
+MUJOCO = (
+    "nmer_sac_ant",
+    "nmer_td3_halfcheetah",
+    "ct_td3_halfcheetah",
+    "uniform_td3_halfcheetah",
+    "hindsight_sac_point_maze",
+)
 SMALL_ATARI = [f"{DATA}.max_frames=60", f"{REPLAY}.capacity=300", f"{REPLAY}.batch_size=4", f"{MODEL}.hidden_size=16"]
 # large networks and images, long episodes, and whole games of an untrained agent that may never fire
 SHORTENED = {
