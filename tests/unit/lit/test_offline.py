@@ -196,6 +196,14 @@ def test_all_that_differs_from_the_rows_of_the_environments_is_named(tmp_path: P
     assert "('next', 'reward'): stored" not in message and len(replay) == 40
 
 
+def test_columns_of_infos_are_compared_too(tmp_path: Path) -> None:
+    for rows, data in ((demonstrations(), {"info_keys": ("win",)}), (demonstrations(extra=torch.zeros(40)), {})):
+        name = r"\('next', 'win'\)" if data else "'extra'"
+        with pytest.raises(ValueError, match=rf"Different: {name}: stored [^;]*\. Store"):
+            data = ReplayDataModule(Counting, filled(rows=rows), env_steps=10, warmup_steps=5, **data)
+            make_trainer(tmp_path).fit(Tiny(), datamodule=data)
+
+
 def test_actions_out_of_bounds_are_refused_before_the_first_step(tmp_path: Path) -> None:
     rows = demonstrations()
     rows["action"][:3] = 1.5
