@@ -213,14 +213,14 @@ def from_lerobot(
         return values.to_numpy(zero_copy_only=False).reshape(table.num_rows, *features[name]["shape"])
 
     rewards = column("next.reward") if reward is None else np.full(table.num_rows, checked_number("reward", reward))
-    never = np.zeros((table.num_rows, 1), dtype=np.bool_)
+    never = np.zeros(table.num_rows, dtype=np.bool_)
     rows = _episodes(
         column(names[0]) if len(names) == 1 else {name.removeprefix("observation."): column(name) for name in names},
         column("action"),
         rewards,
-        np.logical_and.reduce([column(name) for name in ends] or [never])[:, 0],
-        never[:, 0],
-        column("episode_index")[:, 0],
+        np.logical_and.reduce([column(name).reshape(-1) for name in ends] or [never]),
+        never,
+        column("episode_index").reshape(-1),
     )
     return DatasetRows(len(rows), lambda: iter([rows]))
 

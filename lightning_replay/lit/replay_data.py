@@ -31,7 +31,7 @@ from lightning_replay.lit.checkpoint_files import downloaded_replay, saved_repla
 from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import episode_returns, make_environments
-from lightning_replay.lit.stored_rows import row_differences
+from lightning_replay.lit.stored_rows import Columns, row_differences
 from lightning_replay.options import check_kind, checked_count, with_named_arguments
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
@@ -281,8 +281,10 @@ class ReplayDataModule(EnvStepDataModule):
         observation, action = self.observation_space, self.action_space
         if observation is None or action is None or not isinstance(replay, Replay) or not len(replay):
             return
+        further: Columns = {("next", key): (torch.float32, (1,)) for key in self._info_keys}
+        further |= {("task",): (torch.int64, ())} if self._tasks else {}
         num_envs = self._num_envs if self.pace.env_steps else 0
-        differences = row_differences(replay, observation, action, num_envs, bool(self._tasks), self._info_keys)
+        differences = row_differences(replay, observation, action, num_envs, further)
         if differences:
             raise ValueError(
                 f"rows of the replay are not those of the environment {self.env!r}. Different: "

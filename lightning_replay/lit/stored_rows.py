@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from lightning_replay.storage.columns import NOT_STORED
 from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.rows import leaves_of, shown
 
-__all__ = ["row_differences"]
+__all__ = ["Columns", "row_differences"]
 
+#: dtype and shape of one row, by key
 Columns = dict[tuple[str, ...], tuple[torch.dtype, tuple[int, ...]]]
 
 
@@ -28,12 +28,12 @@ def row_differences(
     observation_space: Space[Any],
     action_space: Space[Any],
     num_envs: int,
-    has_tasks: bool = False,
-    info_keys: Sequence[str] = (),
+    further: Columns,
 ) -> list[str]:
     """Returns what differs between stored rows and those of ``num_envs`` environments, a clause for each column.
 
     With none, which add no rows, columns of the spaces alone are compared; rows of one may be without ``trajectory``.
+    ``further`` are columns of the environments by key, beside those that all store.
     """
     if replay._changes_rows:  # transforms, on their way in
         return []
@@ -48,11 +48,10 @@ def row_differences(
     row = replay.storage.get(slots[:1])[0]
     stored: Columns = {key: (dtype, tuple(shape)) for key, dtype, shape in leaves_of(row) if key not in NOT_STORED}
     if num_envs:
-        is_named = num_envs > 1 or ("trajectory",) in stored
-        names = [("trajectory",)] * is_named + [("task",)] * has_tasks
-        expected |= {("next", name): (torch.float32, (1,)) for name in ("reward", *info_keys)}
-        expected |= {("next", name): (torch.bool, (1,)) for name in ("terminated", "truncated", "done")}
-        expected |= dict.fromkeys(names, (torch.int64, ()))
+        ends = {("next", name): (torch.bool, (1,)) for name in ("terminated", "truncated", "done")}
+        expected |= {("next", "reward"): (torch.float32, (1,))} | ends | further
+        if num_envs > 1 or ("trajectory",) in stored:
+            expected["trajectory",] = (torch.int64, ())
     absent = "no such column"
     differences = [
         f"{shown(key)}: stored {stored.get(key, absent)}, of the environment {expected.get(key, absent)}"

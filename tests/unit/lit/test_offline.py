@@ -85,6 +85,13 @@ def test_a_resumed_run_is_that_of_an_unbroken_one(tmp_path: Path, prioritized: b
     assert torch.equal(second.weight, whole.weight) and not torch.equal(first.weight, whole.weight)
 
 
+def test_a_run_that_goes_on_with_its_callback_replaces_its_checkpoint(tmp_path: Path) -> None:
+    data, checkpoint = offline(), ReplayCheckpoint(tmp_path, monitor=None)
+    for _ in range(2):
+        make_trainer(tmp_path, [checkpoint], max_steps=10).fit(Tiny(), datamodule=data)
+    assert [path.name for path in tmp_path.glob("last*.ckpt")] == ["last.ckpt"] and data.updates_done == 20
+
+
 def test_an_environment_beside_updates_is_for_evaluation_alone(tmp_path: Path) -> None:
     evaluate, agent = Evaluate(every_n_env_steps=10, episodes=1), Tiny()
     data = offline(env=Counting, updates=25, evaluation_episodes=2)
@@ -187,6 +194,14 @@ def test_all_that_differs_from_the_rows_of_the_environments_is_named(tmp_path: P
         assert f"{name}: stored " in message, message
     assert "torch.float64, (1,)), of the environment (torch.float32, (1,))" in message
     assert "('next', 'reward'): stored" not in message and len(replay) == 40
+
+
+def test_columns_of_infos_are_compared_too(tmp_path: Path) -> None:
+    for rows, data in ((demonstrations(), {"info_keys": ("win",)}), (demonstrations(extra=torch.zeros(40)), {})):
+        name = r"\('next', 'win'\)" if data else "'extra'"
+        with pytest.raises(ValueError, match=rf"Different: {name}: stored [^;]*\. Store"):
+            data = ReplayDataModule(Counting, filled(rows=rows), env_steps=10, warmup_steps=5, **data)
+            make_trainer(tmp_path).fit(Tiny(), datamodule=data)
 
 
 def test_actions_out_of_bounds_are_refused_before_the_first_step(tmp_path: Path) -> None:
