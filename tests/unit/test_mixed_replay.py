@@ -244,8 +244,10 @@ def test_rows_that_do_not_fit_are_named_all_at_once() -> None:
         recipes.mixed(online=full, offline=replay.offline)
     later = recipes.mixed(online=full, offline=recipes.uniform(capacity=10), batch_size=2)
     later.offline.extend(numbered_steps(0, 5))
-    with pytest.raises(ValueError, match="camera"):
-        later.sample()
+    for refused in (later.sample, lambda: later.extend(rows)):
+        with pytest.raises(ValueError, match="camera"):
+            refused()
+    assert len(full) == 5, "rows that were there before stay"
 
 
 @pytest.mark.parametrize(
