@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import Any
@@ -126,19 +126,22 @@ class MixedReplay(Seeded, TrainingReplay):
 
     def extend(self, tensordicts: TensorDictBase, **options: Any) -> Tensor:
         """Stores transitions in ``online``, as :meth:`~lightning_replay.Replay.extend`."""
-        return self._checked(self.online.extend(tensordicts, **options))
+        return self._stored(self.online.extend, tensordicts, **options)
 
     def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
         """Stores transitions in ``online``, as :meth:`~lightning_replay.Replay.extend_columns`."""
-        return self._checked(self.online.extend_columns(columns))
+        return self._stored(self.online.extend_columns, columns)
 
-    def _checked(self, slots: Tensor) -> Tensor:
-        if not self._fits:  # the first rows, which are not kept where they are refused
-            try:
-                self._check_columns()
-            except ValueError:
-                self.online.empty()
-                raise
+    def _stored(self, store: Callable[..., Tensor], rows: Any, **options: Any) -> Tensor:
+        if self._fits:
+            return store(rows, **options)
+        self._check_columns()
+        slots = store(rows, **options)
+        try:
+            self._check_columns()
+        except ValueError:
+            self.online.empty()  # of these rows, the first
+            raise
         return slots
 
     def sample(self, batch_size: int | None = None) -> TensorDictBase:
@@ -237,10 +240,6 @@ class MixedReplay(Seeded, TrainingReplay):
     save: Any = Replay.save  # without a file for rows that an earlier save has, such as those of offline
     load: Any = Replay.load
 
-    def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
-        """Ends running episodes of ``online``, as :meth:`~lightning_replay.Replay.end_episodes`."""
-        return self.online.end_episodes(trajectories)
-
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules, of ``share`` and of both sides."""
         given = {"env_steps": env_steps, "updates": updates}
@@ -248,15 +247,6 @@ class MixedReplay(Seeded, TrainingReplay):
         for side in (self.online, self.offline):
             side.advance(**readings)
         self._clocks |= readings
-
-    def progress(self, task: str, value: float) -> None:
-        self.online.progress(task, value)
-
-    def actor_tasks(self, num_actors: int) -> list[int]:
-        return self.online.actor_tasks(num_actors)
-
-    def set_initial_surprise(self, measure: Any) -> None:
-        self.online.set_initial_surprise(measure)
 
     def seed(self, seed: int) -> None:
         """Restarts all draws from ``seed``, the two sides from numbers of their own."""
@@ -287,10 +277,6 @@ class MixedReplay(Seeded, TrainingReplay):
     def nbytes(self) -> int:
         """Bytes of both sides."""
         return self.online.nbytes + self.offline.nbytes
-
-    @property
-    def tasks(self) -> list[str]:
-        return self.online.tasks
 
     @property
     def sampler_name(self) -> str:
@@ -326,11 +312,16 @@ class MixedReplay(Seeded, TrainingReplay):
     def awaits_new_episodes(self, ends: bool) -> None:
         self.online.awaits_new_episodes = ends
 
-    # As of ``online``, which alone is written to.
+    # Those of ``online``, which alone is written to.
     write_count: Any = property(attrgetter("online.write_count"))
     priority_key: Any = property(attrgetter("online.priority_key"))
+    end_episodes: Any = property(attrgetter("online.end_episodes"))
+    tasks: Any = property(attrgetter("online.tasks"))
+    progress: Any = property(attrgetter("online.progress"))
+    actor_tasks: Any = property(attrgetter("online.actor_tasks"))
     needs_consecutive_rows: Any = property(attrgetter("online.needs_consecutive_rows"))
     needs_initial_surprise: Any = property(attrgetter("online.needs_initial_surprise"))
+    set_initial_surprise: Any = property(attrgetter("online.set_initial_surprise"))
 
     @property
     def has_snapshots(self) -> bool:
@@ -362,7 +353,7 @@ class MixedReplay(Seeded, TrainingReplay):
 
 def _columns_of(side: Replay) -> dict[tuple[str, ...], str]:
     # Of the storage, not of a draw, whose transforms may refuse single rows.
-    row = side.storage.get(slice(0, 1))
+    row = side.storage.get(torch.zeros(1, dtype=torch.int64, device="cpu"))
     columns = {key if isinstance(key, tuple) else (key,): row.get(key) for key in row.keys(True, True)}
     return {
         key: f"{column.dtype} {list(column.shape[1:])}"

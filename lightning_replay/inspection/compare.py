@@ -186,7 +186,8 @@ def inspect_buffers(
         raise ValueError("there are no buffers; give at least one by name, such as {'retention': replay}")
     found, observed = {}, {}
     for name, each in buffers.items():
-        replay = each if isinstance(each, Replay) else load_replay(each, trust=trust)
+        replay = load_replay(each, trust=trust) if isinstance(each, str | Path) else each
+        check_kind(f"buffers[{name!r}]", replay, Replay, "a Replay or its save, of a MixedReplay its online or offline")
         if len(replay) == 0:
             raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
         with replay._replay_lock:  # all of one moment

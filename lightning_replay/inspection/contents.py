@@ -244,7 +244,10 @@ def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
     if isinstance(buffer, LevelSelector):
         return levels_of(buffer.state_dict())
     if not isinstance(buffer, Replay):
-        raise TypeError(f"buffer is a {type(buffer).__name__}; it must be a Replay or a level source")
+        raise TypeError(
+            f"buffer is a {type(buffer).__name__}; it must be a Replay or a level source, of a MixedReplay "
+            "its online or offline"
+        )
     with present_state(buffer) as state:
         return contents_of(state, describe(buffer))
 

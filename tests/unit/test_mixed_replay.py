@@ -15,6 +15,9 @@ from torchrl.data.replay_buffers import RandomSampler
 from torchrl.trainers import ReplayBufferTrainer
 
 from lightning_replay import MixedReplay, Replay, load_replay, recipes, save_replay, verify_replay
+from lightning_replay.inspection.compare import inspect_buffers
+from lightning_replay.inspection.contents import look_at
+from lightning_replay.inspection.saves import read_buffers
 from lightning_replay.mixed_replay import OFFLINE_INDEX
 from lightning_replay.schedules import Linear
 from tests.recipe_options import TASKS, built, fitting
@@ -170,6 +173,17 @@ def test_a_save_shares_the_offline_rows_and_a_loaded_one_draws_on(tmp_path: Path
     assert loaded.draw_stamp() == replay.draw_stamp()
 
 
+def test_inspection_shows_both_sides_of_a_save(tmp_path: Path) -> None:
+    replay = mixed()
+    replay.extend(numbered_steps(0, 20))
+    replay.save(tmp_path)
+    found = {one.name: one.contents.given for one in read_buffers(tmp_path)}
+    assert found == {"online": 20, "offline": 50}
+    for look in (lambda: look_at(replay), lambda: inspect_buffers({"both": replay})):
+        with pytest.raises(TypeError, match="its online or offline"):
+            look()
+
+
 def test_the_state_of_other_buffers_is_refused_and_changes_nothing() -> None:
     replay, other = mixed(), mixed(offline="mixup")
     replay.extend(numbered_steps(0, 20))
@@ -230,8 +244,10 @@ def test_rows_that_do_not_fit_are_named_all_at_once() -> None:
         recipes.mixed(online=full, offline=replay.offline)
     later = recipes.mixed(online=full, offline=recipes.uniform(capacity=10), batch_size=2)
     later.offline.extend(numbered_steps(0, 5))
-    with pytest.raises(ValueError, match="camera"):
-        later.sample()
+    for refused in (later.sample, lambda: later.extend(rows)):
+        with pytest.raises(ValueError, match="camera"):
+            refused()
+    assert len(full) == 5, "rows that were there before stay"
 
 
 @pytest.mark.parametrize(
