@@ -116,7 +116,7 @@ class RecurrentDQN(ExploringAgent):
         # At the first step that does not exist stands the observation that followed the last one.
         padded = torch.cat([following[:, :1], following[:, :-1]], 1)
         observation = torch.where(mask.unsqueeze(-1), batch["observation"], padded)
-        is_cut = batch["next", "done"].reshape(mask.shape) & mask.roll(-1, 1)
+        is_cut = batch["next", "done"].reshape(mask.shape) & mask.roll(-1, 1)  # before a step that exists
         columns, burn_in = (observation, following, is_cut), self.hparams["burn_in"]
         warm_up, learned = [each[:, :burn_in] for each in columns], [each[:, burn_in:] for each in columns]
         stored = batch.get("recurrent_state", None)

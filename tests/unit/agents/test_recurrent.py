@@ -28,20 +28,24 @@ def agent_of(burn_in: int = 0, **options) -> RecurrentDQN:
 
 
 def sequences(lengths: list[int], steps: int, seed: int = 1) -> TensorDict:
-    """Sequences ``[B, T]`` of which the first steps exist; the others hold numbers that must not matter."""
+    """Sequences ``[B, T]`` of which the first steps exist; the others hold numbers that must not matter.
+
+    Short ones of an odd length terminated, those of an even length are truncated.
+    """
     generator = torch.Generator().manual_seed(seed)
     count = len(lengths)
     walk = torch.randn(count, steps + 1, 3, generator=generator)
     mask = torch.arange(steps).expand(count, steps) < torch.tensor(lengths).unsqueeze(1)
     observation = torch.where(mask.unsqueeze(-1), walk[:, :-1], 100.0)
-    terminated = torch.zeros(count, steps, 1, dtype=torch.bool)
+    done, terminated = (torch.zeros(count, steps, 1, dtype=torch.bool) for _ in range(2))
     for row, length in enumerate(lengths):
-        terminated[row, length - 1 :] = length < steps
+        done[row, length - 1 :] = length < steps
+        terminated[row, length - 1 :] = length < steps and length % 2 == 1
     following = {
         "observation": walk[:, 1:],
         "reward": torch.randn(count, steps, 1, generator=generator),
         "terminated": terminated,
-        "done": terminated.clone(),
+        "done": done,
     }
     return TensorDict(
         {
