@@ -297,7 +297,7 @@ class SequenceSampler(DependentSampler):
         if 0 < longest < self.min_steps:
             return ValueError(
                 f"no sequence of {self.min_steps} steps or more among the {stored} stored rows: the longest episode "
-                f"that ended had {longest}. Build the sampler with min_steps, by default burn_in + 1, of at most {longest}"
+                f"that ended had {longest}. Build the sampler with min_steps, or burn_in + 1, of at most {longest}"
             )
         if starts.uses_priorities and not starts.priority_offset and longest:
             return starts._without_mass(stored)
@@ -329,6 +329,10 @@ class SequenceSampler(DependentSampler):
     def _forget_rows(self) -> None:
         self.followed.links = None
         self._position, self._longest_ended, self._has_drawn = np.zeros(0, dtype=np.int32), 0, False
+
+    def __repr__(self) -> str:
+        steps = f"length={self.sequence_length}, overlap={self.overlap}, burn_in={self.burn_in}"
+        return f"{type(self).__name__}({steps}, first={self.first!r})"
 
 
 def _back(links: EpisodeLinks, slots: np.ndarray, steps: np.ndarray) -> Tensor:

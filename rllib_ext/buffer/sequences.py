@@ -111,7 +111,9 @@ class Sequences(NamedTuple):
     weight: Tensor  # float32, their importance weights
 
 
-def read_episodes(drawn: Sequences, storage: Storage, columns: Mapping[str, Columns]) -> list[SingleAgentEpisode]:
+def read_episodes(
+    drawn: Sequences, storage: Storage, columns: Mapping[str, Columns], module_id: str | None = None
+) -> list[SingleAgentEpisode]:
     """Returns the drawn sequences as episodes of NumPy arrays, in their order.
 
     Each begins at the step it was drawn from, with the step before as its lookback where there is one: that step's
@@ -150,6 +152,10 @@ def read_episodes(drawn: Sequences, storage: Storage, columns: Mapping[str, Colu
             SingleAgentEpisode(
                 # No underscore: RLlib then gives ids of their own to the parts that it cuts for several Learners.
                 id_=f"sequence{number}",
+                # RLlib files steps under (episode, agent, module) where there are several agents.
+                agent_id=None if module_id is None else f"sequence{number}",
+                module_id=module_id,
+                multi_agent_episode_id=None if module_id is None else f"sequence{number}",
                 observations=buffer(observation.unflatten(seen)),
                 infos=buffer([{} for _ in range(end - begin + 1)]),
                 actions=buffer(action.unflatten([array[rows] for array in actions])),

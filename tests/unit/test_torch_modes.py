@@ -82,9 +82,10 @@ def life(name: str, where: str, mode: Callable[[], Any]) -> list[TensorDict]:
     for _ in range(3):
         with here("draw"):
             batches.append(replay.sample())
+        errors = torch.arange(float(batches[-1].numel())).view(batches[-1].shape)
         with here("update"):
             if replay.takes_feedback:
-                replay.update_priority(batches[-1], torch.arange(float(batches[-1].numel())).view(batches[-1].shape))
+                replay.update_priority(batches[-1], errors)
     with here("end"):
         replay.end_episodes()
     with here("save"):
