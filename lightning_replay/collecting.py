@@ -181,12 +181,13 @@ class VectorSteps(VectorWrapper):
                 "AutoresetMode.SAME_STEP gives one; use another mode, or put VectorSteps inside the wrapper that "
                 "removes it"
             )
-        whole = [] if is_each else _arrays(final)
+        whole = {} if is_each else dict(_leaves(final))
         last = [column.copy() for column in following]
         for i in ended:  # faster than stacking them
-            parts = _arrays(final[i]) if is_each else [part[i] for part in whole]
-            for column, part in zip(last, parts, strict=True):
-                column[i] = part
+            parts = dict(_leaves(final[i])) if is_each else {path: part[i] for path, part in whole.items()}
+            # by name: an environment may give the entries in another order than the vector
+            for column, (_, next_key) in zip(last, self._keys, strict=True):
+                column[i] = parts[tuple(next_key[2:])]
         self._count_repeated(last, following, ended)
         return last
 

@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from lightning_replay.agents.encoders import Encoder, checked_observation_size, shapes_of
 from lightning_replay.agents.interfaces import (
     UpdateBatches,
     UpdatePriorities,
@@ -61,8 +62,9 @@ _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (partial(checked_schedule, highest=BELOW_ONE), "conflict_aversion"),
     (
         checked_count,
-        "epochs hidden_size minibatches num_actions observation_size policy_delay state_size target_update_every",
+        "epochs hidden_size minibatches num_actions policy_delay state_size target_update_every",
     ),
+    (checked_observation_size, "observation_size"),
     (partial(checked_count, lowest=0), "burn_in exploration_steps"),
     (partial(checked_count, lowest=2), "atoms"),
     (checked_counts, "categories channels hidden_sizes kernel_sizes observation_shape strides"),
@@ -133,7 +135,7 @@ class SizedAgent(L.LightningModule):
         """Creates the networks from ``self.hparams``."""
         raise NotImplementedError
 
-    def act(self, observation: Tensor, explore: bool) -> Any:
+    def act(self, observation: Any, explore: bool) -> Any:
         """Returns actions for a batch of observations."""
         raise NotImplementedError
 
@@ -159,6 +161,8 @@ class SizedAgent(L.LightningModule):
 
     def _refuse_other_sizes(self, sizes: dict[str, Any], module: type) -> None:
         def size(name: str, value: Any) -> Any:
+            if name == "observation_size" and isinstance(value, int | Mapping):  # the encoders may be one's own
+                return shapes_of(value)
             if name.endswith(("_low", "_high")):  # of bounds the number: those that were given may be narrower
                 return len(value) if isinstance(value, list | tuple) else None
             return list(value) if isinstance(value, list | tuple) else value
@@ -321,6 +325,39 @@ class OffPolicyAgent(SizedAgent):
     def __init__(self) -> None:
         super().__init__()
         self._steps_directly = False  # until a trainer is known
+        self.observation_encoder: Encoder | None = None
+        self.target_observation_encoder: Encoder | None = None
+
+    def build_encoder(self) -> int:
+        """Creates the encoder of ``observation_size`` and its target; returns the number of features."""
+        size = self.hparams["observation_size"]
+        if isinstance(size, int):
+            return size
+        encoder = Encoder(size)
+        self.observation_encoder = encoder
+        self.target_observation_encoder = target_of(encoder) if encoder.is_learned else encoder
+        return encoder.size
+
+    @property
+    def learned_encoders(self) -> list[tuple[Encoder, Encoder]]:
+        """Pair of the encoder and its target, where it has parameters."""
+        encoder, target = self.observation_encoder, self.target_observation_encoder
+        return [(encoder, target)] if encoder is not None and target is not None and encoder.is_learned else []
+
+    def features(self, observation: Any) -> Tensor:
+        """Returns features ``[..., F]`` of observations, flat ones as they are."""
+        return observation if self.observation_encoder is None else self.observation_encoder(observation)
+
+    def target_features(self, observation: Any) -> Tensor:
+        """Returns features by the target encoder."""
+        return observation if self.target_observation_encoder is None else self.target_observation_encoder(observation)
+
+    def detached_features(self, observation: Any) -> Tensor:
+        """Returns features without gradients, for a policy: the loss of the values alone trains the encoder."""
+        if self.observation_encoder is None:
+            return observation
+        with torch.no_grad():
+            return self.observation_encoder(observation)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Takes one gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +26,13 @@ def _deviation(raw: Tensor) -> Tensor:
 
 
 class ContinuousAgent(OffPolicyAgent):
-    """Base of TD3 and SAC: continuous actions between bounds, ``actor``, two ``critics`` and their targets."""
+    """Base of TD3 and SAC: continuous actions between bounds, ``actor``, two ``critics`` and their targets.
+
+    Where observations have images, policy and critics share their encoder. The critics' loss alone trains it: the
+    policy gets its features without gradients, and the targets those of a target encoder, which moves as the target
+    critics do (Yarats et al. 2021, https://arxiv.org/abs/1910.01741, section 5; also DrQ,
+    https://arxiv.org/abs/2004.13649).
+    """
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
@@ -41,7 +48,7 @@ class ContinuousAgent(OffPolicyAgent):
         bounds = {"low": low, "high": high, "center": (high + low) / 2, "half_range": (high - low) / 2}
         for name, bound in bounds.items():
             self.register_buffer(f"action_{name}", bound, persistent=False)
-        size, hidden, actions = options["observation_size"], options["hidden_sizes"], len(low)
+        size, hidden, actions = self.build_encoder(), options["hidden_sizes"], len(low)
         self.actor: Perceptron = Perceptron(size, hidden, self.outputs_per_action * actions)
         self.critics: TwoCritics = TwoCritics(size, actions, hidden)
         self.target_critics: TwoCritics = target_of(self.critics)
@@ -62,8 +69,9 @@ class ContinuousAgent(OffPolicyAgent):
         return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        critics = [self.critics, *(encoder for encoder, _ in self.learned_encoders)]
         return [
-            self.adam(self.critics.parameters(), "critic_learning_rate"),
+            self.adam(chain(*(one.parameters() for one in critics)), "critic_learning_rate"),
             self.adam(self.actor.parameters(), "actor_learning_rate"),
         ]
 
@@ -74,10 +82,12 @@ class SAC(ContinuousAgent):
     ``priority_weight`` multiplies each row of the critics' loss. Training steps return that loss and ``td_error``,
     float32 ``[B]``, the larger magnitude of the two critics'. Every update steps critics, policy, α and target
     critics, and π is the density of actions scaled to [-1, 1], as in Haarnoja et al. 2018,
-    https://arxiv.org/abs/1812.05905, Algorithm 1 and appendix D.
+    https://arxiv.org/abs/1812.05905, Algorithm 1 and appendix D. An encoder of images learns from the critics' loss
+    alone, see :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
 
     Args:
-        observation_size: length of a flat observation; like the two bounds it is read from the environment if absent.
+        observation_size: length of a flat observation, or a description of its entries as of
+            :class:`~lightning_replay.agents.DQN`; like the two bounds it is read from the environment if absent.
         action_low: smallest value of each action dimension.
         action_high: largest value of each action dimension.
         hidden_sizes: widths of the hidden layers of policy and critics.
@@ -103,7 +113,7 @@ class SAC(ContinuousAgent):
 
     def __init__(
         self,
-        observation_size: int | None = None,
+        observation_size: int | dict[str, Any] | None = None,
         action_low: list[float] | None = None,
         action_high: list[float] | None = None,
         hidden_sizes: tuple[int, ...] = (256, 256),
@@ -125,17 +135,20 @@ class SAC(ContinuousAgent):
         self.log_alpha: nn.Parameter = nn.Parameter(torch.tensor(options["initial_entropy_coefficient"]).log())
         given = options["target_entropy"]
         self.target_entropy: float = -float(len(self.action_low)) if given is None else given
-        pairs = [(self.critics, self.target_critics)]
+        pairs = [(self.critics, self.target_critics), *self.learned_encoders]
         self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
 
-    def act(self, observation: Tensor, explore: bool) -> Tensor:
+    def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
-        mean, raw = self.actor(observation).chunk(2, dim=-1)
+        mean, raw = self.actor(self.features(observation)).chunk(2, dim=-1)
         return self.bounded(mean + _deviation(raw) * torch.randn_like(mean) if explore else mean)
 
-    def draw(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns actions ``[B, A]`` of the policy and the logarithm of their density among scaled ones, ``[B]``."""
-        mean, raw = self.actor(observation).chunk(2, dim=-1)
+    def draw(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns actions ``[B, A]`` of the policy and the logarithm of their density among scaled ones, ``[B]``.
+
+        Flat observations are features as they are, see :meth:`features`.
+        """
+        mean, raw = self.actor(features).chunk(2, dim=-1)
         deviation, noise = _deviation(raw), torch.randn_like(mean)
         unbounded = mean + deviation * noise
         # the logarithm of the normal density less that of tanh's slope, 4 / (exp(x) + exp(-x))²
@@ -145,17 +158,18 @@ class SAC(ContinuousAgent):
     def distances(self, batch: TensorDictBase) -> Tensor:
         with torch.no_grad():
             following = batch.get("next").get("observation")
-            action, log_density = self.draw(following)
+            action, log_density = self.draw(self.features(following))
             # the smaller of two estimates, as one alone is too large where it has erred
-            values = self.target_critics.values(following, action).amin(0) - self.log_alpha.exp() * log_density
+            estimates = self.target_critics.values(self.target_features(following), action)
+            values = estimates.amin(0) - self.log_alpha.exp() * log_density
             target = bootstrapped(batch, values, self.hparams["discount"])
-        return self.critics.values(batch.get("observation"), batch.get("action")) - target
+        return self.critics.values(self.features(batch.get("observation")), batch.get("action")) - target
 
     def actor_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the policy's loss, and the logarithms of the densities of the actions drawn for it, ``[B]``."""
-        observation = batch.get("observation")
-        action, log_density = self.draw(observation)
-        values = self.critics.values(observation, action, frozen=True).min(0).values
+        features = self.detached_features(batch.get("observation"))
+        action, log_density = self.draw(features)
+        values = self.critics.values(features, action, frozen=True).min(0).values
         loss = (self.log_alpha.detach().exp() * log_density - values).mean()
         if self.hparams["actor_regularization"] > 0:
             squares = torch.stack([weight.square().sum() for weight in self.actor.parameters() if weight.ndim == 2])
@@ -179,14 +193,16 @@ class TD3(ContinuousAgent):
     """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.
 
     Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss. Training
-    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'.
+    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'. An encoder of
+    images learns from the critics' loss alone (:class:`~lightning_replay.agents.continuous.ContinuousAgent`).
     Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: every update steps the critics, every
     ``policy_delay``-th also the policy and then all targets. RLlib's former TD3, with which Neighborhood Mixup
     Experience Replay was published, updates the targets every time; ``target_update_rate=0.01`` with
     ``policy_delay=2`` moves them as far over two updates.
 
     Args:
-        observation_size: length of a flat observation; like the two bounds it is read from the environment if absent.
+        observation_size: length of a flat observation, or a description of its entries as of
+            :class:`~lightning_replay.agents.DQN`; like the two bounds it is read from the environment if absent.
         action_low: smallest value of each action dimension.
         action_high: largest value of each action dimension.
         hidden_sizes: widths of the hidden layers of policy and critics.
@@ -209,7 +225,7 @@ class TD3(ContinuousAgent):
 
     def __init__(
         self,
-        observation_size: int | None = None,
+        observation_size: int | dict[str, Any] | None = None,
         action_low: list[float] | None = None,
         action_high: list[float] | None = None,
         hidden_sizes: tuple[int, ...] = (256, 256),
@@ -229,12 +245,12 @@ class TD3(ContinuousAgent):
     def build(self) -> None:
         super().build()
         self.target_actor: Perceptron = target_of(self.actor)
-        pairs = [(self.actor, self.target_actor), (self.critics, self.target_critics)]
+        pairs = [(self.actor, self.target_actor), (self.critics, self.target_critics), *self.learned_encoders]
         self.target_update: TargetUpdate = TargetUpdate(pairs, self.hparams["target_update_rate"])
 
-    def act(self, observation: Tensor, explore: bool) -> Tensor:
+    def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``, with noise if ``explore``."""
-        action = torch.tanh(self.actor(observation))
+        action = torch.tanh(self.actor(self.features(observation)))
         if explore:
             noise = self.hparams["exploration_noise"] * torch.randn_like(action)
             action = torch.clamp(action + noise, -1.0, 1.0)
@@ -243,19 +259,19 @@ class TD3(ContinuousAgent):
     def distances(self, batch: TensorDictBase) -> Tensor:
         options, action = self.hparams, batch.get("action")
         with torch.no_grad():
-            following = batch.get("next").get("observation")
+            following = self.target_features(batch.get("next").get("observation"))
             clip = options["target_noise_clip"] * self.action_half_range
             noise = torch.randn_like(action) * (options["target_noise"] * self.action_half_range)
             chosen = self.bounded(self.target_actor(following)) + torch.clamp(noise, -clip, clip)
             chosen = torch.clamp(chosen, self.action_low, self.action_high)
             values = self.target_critics.values(following, chosen).amin(0)
             target = bootstrapped(batch, values, options["discount"])
-        return self.critics.values(batch.get("observation"), action) - target
+        return self.critics.values(self.features(batch.get("observation")), action) - target
 
     def actor_loss(self, batch: TensorDictBase) -> Tensor:
         """Returns minus the first critic's mean value of the policy's actions."""
-        observation = batch.get("observation")
-        return -self.critics.first(observation, self.bounded(self.actor(observation))).mean()
+        features = self.detached_features(batch.get("observation"))
+        return -self.critics.first(features, self.bounded(self.actor(features))).mean()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         critic_optimizer, (actor_optimizer,) = self.critic_and_other_optimizers()

@@ -40,7 +40,12 @@ class DQN(ExploringAgent):
     https://arxiv.org/abs/1509.02971.
 
     Args:
-        observation_size: length of a flat observation; read from the environment if absent.
+        observation_size: length of a flat observation, or what describes others; read from the environment if absent.
+            A mapping has the description of each entry of a Dict or, by its place ("0"), of a Tuple; a mapping with the
+            name of an ``encoder`` is an entry that is no flat vector of floats: ``flat`` (``shape``, and ``high`` by
+            which it is divided), ``one_hot`` of integers (``low``, ``high``) or ``convolutions`` of images (``shape``,
+            ``high``, ``channels_first``; ``channels``, ``kernel_sizes``, ``strides`` and ``features`` are chosen by the
+            size of the image where they are absent). :class:`~lightning_replay.agents.encoders.Encoder` joins them.
         num_actions: number of actions; read from the environment if absent.
         hidden_sizes: widths of the hidden layers.
         learning_rate: Adam's.
@@ -56,6 +61,8 @@ class DQN(ExploringAgent):
         >>> agent = DQN(observation_size=4, num_actions=2)
         >>> agent.act(torch.zeros(5, 4), explore=False).shape
         torch.Size([5])
+        >>> DQN.for_env("FrozenLake-v1").hparams["observation_size"]
+        {'encoder': 'one_hot', 'low': 0, 'high': 15}
     """
 
     takes_update_batches = True
@@ -65,7 +72,7 @@ class DQN(ExploringAgent):
 
     def __init__(
         self,
-        observation_size: int | None = None,
+        observation_size: int | dict[str, Any] | None = None,
         num_actions: int | None = None,
         hidden_sizes: tuple[int, ...] = (128, 128),
         learning_rate: float = 5e-4,
@@ -83,24 +90,28 @@ class DQN(ExploringAgent):
 
     def build(self) -> None:
         options = self.hparams
-        sizes = options["observation_size"], options["hidden_sizes"], options["num_actions"]
+        sizes = self.build_encoder(), options["hidden_sizes"], options["num_actions"]
         self.network: Perceptron = Perceptron(*sizes)
         self.target_network: Perceptron = target_of(self.network)
-        pairs = [(self.network, self.target_network)]
+        pairs = [(self.network, self.target_network), *self.learned_encoders]
         self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
         if self._conflict_aversion != 0:
-            self._averse_step = ConflictAverseStep(self.network.parameters(), self._conflict_aversion)
+            self._averse_step = ConflictAverseStep(self._learned_parameters(), self._conflict_aversion)
 
-    def act(self, observation: Tensor, explore: bool) -> Tensor:
+    def _learned_parameters(self) -> list[Tensor]:
+        learned = [self.network, *(encoder for encoder, _ in self.learned_encoders)]
+        return [parameter for one in learned for parameter in one.parameters()]
+
+    def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: the most valuable, or random with probability ``exploration_rate``."""
-        greedy = self.network(observation).argmax(dim=-1)
+        greedy = self.network(self.features(observation)).argmax(dim=-1)
         return self.with_random(greedy) if explore else greedy
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the loss and the magnitude of the TD error of each row, ``[B]``."""
         columns = _plain_columns(batch)
         taken, target = self._taken_and_target(columns, self.network, self.target_network)
-        current = self.network(columns["observation"]).gather(-1, taken).squeeze(-1)
+        current = self.network(self.features(columns["observation"])).gather(-1, taken).squeeze(-1)
         return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs()
 
     @torch.no_grad()
@@ -108,8 +119,8 @@ class DQN(ExploringAgent):
         self, batch: Columns, network: Callable[[Tensor], Tensor], target_network: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
         following = batch["next"]["observation"]
-        best = network(following).argmax(dim=-1, keepdim=True)
-        values = target_network(following).gather(-1, best).squeeze(-1)
+        best = network(self.features(following)).argmax(dim=-1, keepdim=True)
+        values = target_network(self.target_features(following)).gather(-1, best).squeeze(-1)
         target = bootstrapped(batch, values, self.hparams["discount"])
         return batch["action"].reshape(best.shape), target
 
@@ -122,7 +133,7 @@ class DQN(ExploringAgent):
         layers = self.network.layers()  # read once, and past the hooks of modules, of which there are none
         networks = (partial(perceive, layers), partial(perceive, self.target_network.layers()))
         taken, target = self._taken_and_target(batch, *networks)
-        *inputs, values = _activations_of(layers, batch["observation"])
+        *inputs, values = _activations_of(layers, self.features(batch["observation"]))
         current = values.gather(-1, taken).squeeze(-1)
         loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), batch)
         difference, weight = current - target, batch.get("priority_weight", None)
@@ -152,6 +163,7 @@ class DQN(ExploringAgent):
         kind = type(self)
         return (
             self._averse_step is None
+            and not self.learned_encoders
             and batch.ndim == 1
             and kind.losses is DQN.losses
             and kind.descend is DQN.descend
@@ -176,7 +188,7 @@ class DQN(ExploringAgent):
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.adam(self.network.parameters())
+        return self.adam(self._learned_parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

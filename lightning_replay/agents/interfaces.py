@@ -39,8 +39,11 @@ class ActingAgent(Protocol):
 
     device: torch.device
 
-    def act(self, observation: Tensor, explore: bool) -> Any:
-        """Returns actions for observations ``[N, ...]``, see :class:`~lightning_replay.lit.playing.ActionReader`."""
+    def act(self, observation: Any, explore: bool) -> Any:
+        """Returns actions for observations, see :class:`~lightning_replay.lit.playing.ActionReader`.
+
+        These are a tensor ``[N, ...]``, or of Dict and Tuple spaces a TensorDict ``[N]`` of the entries.
+        """
 
 
 class RecurrentAgent(Protocol):
@@ -58,17 +61,17 @@ class RecurrentAgent(Protocol):
     def initial_state(self, num_envs: int) -> Tensor:
         """Returns the states at the start of episodes, float ``[N, ...]``, in one tensor."""
 
-    def act_with_state(self, observation: Tensor, state: Tensor, explore: bool) -> tuple[Any, Tensor]:
+    def act_with_state(self, observation: Any, state: Tensor, explore: bool) -> tuple[Any, Tensor]:
         """Returns actions as :meth:`ActingAgent.act`, and the states after ``observation``, float ``[N, ...]``."""
 
 
 class RolloutAgent(ActingAgent, Protocol):
     """A LightningModule that learns from rollouts of its own policy, such as :class:`~lightning_replay.agents.PPO`."""
 
-    def act_with_value(self, observation: Tensor) -> TensorDictBase | dict[str, Any]:
+    def act_with_value(self, observation: Any) -> TensorDictBase | dict[str, Any]:
         """Returns columns ``[N, ...]`` to record: ``action``, ``state_value`` and others that the loss needs."""
 
-    def value(self, observation: Tensor) -> Tensor:
+    def value(self, observation: Any) -> Tensor:
         """Returns values of observations, float ``[N, 1]``."""
 
 

@@ -52,7 +52,8 @@ class MPDQN(ExploringAgent):
     falls over environment steps instead of episodes; the mixing with Monte-Carlo returns is left out.
 
     Args:
-        observation_size: length of a flat observation; like the next three it is read from the environment if absent.
+        observation_size: length of a flat observation, or a description of its entries as of
+            :class:`~lightning_replay.agents.DQN`; like the next three it is read from the environment if absent.
         parameter_sizes: number of parameters of each discrete action, 0 or more.
         parameter_low: smallest value of each parameter, those of all actions one after the other.
         parameter_high: largest value of each.
@@ -92,7 +93,7 @@ class MPDQN(ExploringAgent):
 
     def __init__(
         self,
-        observation_size: int | None = None,
+        observation_size: int | dict[str, Any] | None = None,
         parameter_sizes: list[int] | None = None,
         parameter_low: list[float] | None = None,
         parameter_high: list[float] | None = None,
@@ -133,13 +134,15 @@ class MPDQN(ExploringAgent):
         }
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer, persistent=False)
-        self.value_network: nn.Sequential = _network(options["observation_size"] + total, hidden_sizes, len(sizes))
-        self.parameter_network: nn.Sequential = _network(options["observation_size"], hidden_sizes, total)
+        features = self.build_encoder()
+        self.value_network: nn.Sequential = _network(features + total, hidden_sizes, len(sizes))
+        self.parameter_network: nn.Sequential = _network(features, hidden_sizes, total)
         self.target_value_network: nn.Sequential = target_of(self.value_network)
         self.target_parameter_network: nn.Sequential = target_of(self.parameter_network)
         pairs = [
             (self.value_network, self.target_value_network),
             (self.parameter_network, self.target_parameter_network),
+            *self.learned_encoders,
         ]
         self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
 
@@ -158,14 +161,15 @@ class MPDQN(ExploringAgent):
         stacked = torch.cat([observation.unsqueeze(1).expand(-1, passes, -1), one_at_a_time], dim=-1)
         return network(stacked.flatten(0, 1)).reshape(size, passes, passes).diagonal(dim1=1, dim2=2)
 
-    def act(self, observation: Tensor, explore: bool) -> tuple[Tensor, Tensor]:
+    def act(self, observation: Tensor | TensorDictBase, explore: bool) -> tuple[Tensor, Tensor]:
         """Returns discrete actions int64 ``[N]`` and all actions' parameters ``[N, P]`` in the environment's units.
 
         The most valuable, or with probability ``exploration_rate`` a random action with random parameters.
         """
         with torch.no_grad():
-            parameters = self.parameter_network(observation).clamp(-1.0, 1.0)
-            discrete = self.action_values(self.value_network, observation, parameters).argmax(dim=-1)
+            features = self.features(observation)
+            parameters = self.parameter_network(features).clamp(-1.0, 1.0)
+            discrete = self.action_values(self.value_network, features, parameters).argmax(dim=-1)
             if explore:
                 is_random = self.draw_random(len(discrete))
                 any_action = torch.randint_like(discrete, len(self.hparams["parameter_sizes"]))
@@ -177,10 +181,10 @@ class MPDQN(ExploringAgent):
     def targets(self, batch: TensorDictBase) -> Tensor:
         """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
         options, following = self.hparams, batch.get("next")
-        observation = following.get("observation")
+        features = self.target_features(following.get("observation"))
         # inverted gradients lead back to the bounds, but do not keep outputs within them
-        parameters = self.target_parameter_network(observation).clamp(-1.0, 1.0)
-        bootstrap = self.action_values(self.target_value_network, observation, parameters).amax(dim=-1)
+        parameters = self.target_parameter_network(features).clamp(-1.0, 1.0)
+        bootstrap = self.action_values(self.target_value_network, features, parameters).amax(dim=-1)
         given, steps = batch.get("discount", None), batch.get("steps_to_next_obs", None)
         if given is not None:
             discount = given.flatten()
@@ -198,16 +202,17 @@ class MPDQN(ExploringAgent):
         These are ``(y - Q_a(s, p))² / 2`` and ``-Σ_k Q_k(s, x(s))``. Compute the gradients of both losses, in either
         order or of their sum, before any optimizer steps.
         """
-        observation, action = batch.get("observation"), batch.get(("action", "discrete"))
+        features, action = self.features(batch.get("observation")), batch.get(("action", "discrete"))
         taken = self.scaled(batch.get(("action", "parameters"))) * self.masks[action]
         target = self.targets(batch)
-        values = self.value_network(torch.cat([observation, taken], dim=-1))
+        values = self.value_network(torch.cat([features, taken], dim=-1))
         difference = target - values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        parameters = InvertedGradients.apply(self.parameter_network(observation))
-        # the parameters' loss moves the parameters alone, not the values that judge them
+        features = features.detach()
+        parameters = InvertedGradients.apply(self.parameter_network(features))
+        # the parameters' loss moves the parameters alone, not the values that judge them, nor an encoder
         weights = {name: weight.detach() for name, weight in self.value_network.named_parameters()}
         frozen = partial(functional_call, self.value_network, weights)
-        parameter_rows = -self.action_values(frozen, observation, parameters).sum(dim=-1)
+        parameter_rows = -self.action_values(frozen, features, parameters).sum(dim=-1)
         return weighted_mean(0.5 * difference.square(), batch), parameter_rows.mean(), difference.detach().abs()
 
     def clip_gradients_of_networks(self) -> None:
@@ -232,8 +237,9 @@ class MPDQN(ExploringAgent):
         return {"loss": value_loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        values = [self.value_network, *(encoder for encoder, _ in self.learned_encoders)]
         return [
-            self.adam(self.value_network.parameters(), "value_learning_rate"),
+            self.adam(itertools.chain(*(one.parameters() for one in values)), "value_learning_rate"),
             self.adam(self.parameter_network.parameters(), "parameter_learning_rate"),
         ]
 

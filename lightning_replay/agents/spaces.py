@@ -9,9 +9,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
-from lightning_replay.envs.building import build_environment, check_env, flat_advice
+from lightning_replay.agents.encoders import described_image
+from lightning_replay.envs.building import build_environment, check_env, parts_of, refused_entries
+
+_LEAST_SIDE = 4  # of an image; smaller boxes are flattened
 
 #: Id of an environment, the environment, a vector of them, or a callable that builds one.
 EnvironmentSource = (
@@ -131,7 +134,7 @@ def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], ag
             "Use DQN for Discrete actions, or wrap the environment."
         )
     return {
-        "observation_size": _flat_size(observation_space, agent),
+        "observation_size": observation_size(observation_space, agent),
         "action_low": [float(value) for value in action_space.low],
         "action_high": [float(value) for value in action_space.high],
     }
@@ -139,7 +142,7 @@ def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], ag
 
 def discrete_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     num_actions = _num_actions(action_space, agent)
-    return {"observation_size": _flat_size(observation_space, agent), "num_actions": num_actions}
+    return {"observation_size": observation_size(observation_space, agent), "num_actions": num_actions}
 
 
 def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
@@ -150,8 +153,9 @@ def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any],
     if not isinstance(observation_space, Box) or not (is_flat or is_image):
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs flat observations, a one-dimensional "
-            "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). "
-            + flat_advice(observation_space)
+            "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). DQN, SAC and TD3 "
+            "encode dictionaries, integers and images of either layout; use one of these, or convert observations by "
+            "gymnasium.wrappers.TransformObservation. FlattenObservation is for numbers, not for cameras."
         )
     high = float(observation_space.high.max()) if is_image else None
     return {"observation_shape": [int(size) for size in shape], "observation_high": high, "num_actions": num_actions}
@@ -163,7 +167,7 @@ def image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: 
     if not isinstance(observation_space, Box) or not is_image:
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs images, a Box of uint8 whose shape is "
-            "(channels, height, width), such as those of Atari-v0 and MinAtar-v0. Use DQN for flat observations."
+            "(channels, height, width), such as those of Atari-v0 and MinAtar-v0. Use DQN for other observations."
         )
     shape, high = [int(size) for size in observation_space.shape], float(observation_space.high.max())
     return {"observation_shape": shape, "observation_high": high, "num_actions": num_actions}
@@ -177,7 +181,7 @@ def parameterized_sizes(observation_space: Space[Any], action_space: Space[Any],
         )
     actions = ParameterizedActions.of(action_space)
     return {
-        "observation_size": _flat_size(observation_space, agent),
+        "observation_size": observation_size(observation_space, agent),
         "parameter_sizes": list(actions.sizes),
         "parameter_low": [float(value) for value in actions.low],
         "parameter_high": [float(value) for value in actions.high],
@@ -193,9 +197,41 @@ def _num_actions(space: Space[Any], agent: str) -> int:
     return int(space.n)
 
 
-def _flat_size(space: Space[Any], agent: str) -> int:
-    if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+def observation_size(space: Space[Any], agent: str = "the agent") -> int | dict[str, Any]:
+    """Returns the description of an observation that chooses its encoder, see ``observation_size`` of the agents.
+
+    Raises:
+        ValueError: entries without an encoder, all of them by name.
+    """
+    refused = refused_entries(space, lambda part: _described(part) is not None)
+    if refused:
         raise ValueError(
-            f"{agent} got the observation space {space}; it needs a one-dimensional Box of floats. {flat_advice(space)}"
+            f"{agent} has no encoder for {refused}. Entries may be Discrete, MultiDiscrete, MultiBinary, and Box of "
+            "numbers or of images with at most three dimensions. Leave others out by "
+            "gymnasium.wrappers.FilterObservation, or convert them by gymnasium.wrappers.TransformObservation."
         )
-    return int(space.shape[0])
+    return _nested(space)
+
+
+def _nested(space: Space[Any]) -> Any:
+    parts = parts_of(space)
+    return _described(space) if parts is None else {name: _nested(part) for name, part in parts.items()}
+
+
+def _described(space: Space[Any]) -> int | dict[str, Any] | None:
+    if isinstance(space, Discrete):
+        return {"encoder": "one_hot", "low": int(space.start), "high": int(space.start) + int(space.n) - 1}
+    if isinstance(space, MultiDiscrete):
+        high = space.start + space.nvec - 1
+        return {"encoder": "one_hot", "low": space.start.tolist(), "high": high.tolist()}
+    shape, dtype = [int(size) for size in space.shape or ()], np.dtype(space.dtype)
+    if 0 in shape:
+        return None
+    high = float(space.high.max()) if isinstance(space, Box) and space.is_bounded("above") else 1.0
+    channels_first = len(shape) == 3 and shape[0] <= shape[2]
+    sides = shape[1:] if channels_first else shape[:2]
+    if (len(shape) == 3 or (len(shape) == 2 and dtype == np.uint8)) and min(sides) >= _LEAST_SIDE:
+        return described_image(shape, high if high > 0 else 1.0, channels_first)
+    if dtype == np.uint8:
+        return {"encoder": "flat", "shape": shape, "high": high} if len(shape) <= 3 else None
+    return shape[0] if len(shape) == 1 and dtype.kind == "f" else {"encoder": "flat", "shape": shape}

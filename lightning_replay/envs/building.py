@@ -11,8 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Space
-from gymnasium.spaces.utils import flatten_space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
@@ -78,15 +77,34 @@ def _unknown(env: object, error: BaseException) -> UnknownEnvironmentError:
     )
 
 
-def flat_advice(space: Space[Any]) -> str:
-    if not space.is_np_flattenable:
-        return "Convert the observations to arrays by gymnasium.wrappers.TransformObservation."
-    wrapped = "env"  # to be a one-dimensional Box of floats
-    if not isinstance(space, Box) or len(space.shape) != 1:
-        wrapped = "gymnasium.wrappers.FlattenObservation(env)"
-    if not np.issubdtype(flatten_space(space).dtype, np.floating):  # one-hot numbers of Discrete are integers
-        wrapped = f"gymnasium.wrappers.DtypeObservation({wrapped}, numpy.float32)"
-    return f"Wrap the environment: {wrapped}."
+def parts_of(space: Space[Any]) -> dict[str, Space[Any]] | None:
+    """Returns the spaces in a Dict or Tuple by the names of their columns; ``None`` for others."""
+    if isinstance(space, Dict):
+        return {str(name): part for name, part in space.spaces.items()}
+    return {str(place): part for place, part in enumerate(space.spaces)} if isinstance(space, Tuple) else None
+
+
+def is_array_space(space: Space[Any]) -> bool:
+    return isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary)
+
+
+def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool] = is_array_space) -> str:
+    """Returns the entries of an observation space that are not accepted, for a message; empty if all are."""
+
+    def found(space: Space[Any], name: str) -> list[str]:
+        parts = parts_of(space)
+        if parts:
+            return [one for entry, part in parts.items() for one in found(part, f"{name}[{entry!r}]")]
+        return [] if is_array_space(space) and is_accepted(space) else [f"{name}, {space}"]
+
+    return "; ".join(found(space, "observation"))
+
+
+def _shapes_of(space: Space[Any]) -> Any:
+    parts = parts_of(space)
+    if parts is None:
+        return space.shape if is_array_space(space) else None
+    return {name: _shapes_of(part) for name, part in parts.items()}
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
@@ -99,16 +117,16 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self._shape = env.observation_space.shape if isinstance(env.observation_space, Box) else None
+        self._shape = _shapes_of(env.observation_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
-        self._check_shape(returned[0], "reset")
+        self._check(self._shape, returned[0], "reset")
         return returned
 
     def step(self, action: Any) -> Step:
         returned = checked_step(self.env.step(action), self.env)
-        self._check_shape(returned[0], "step")
+        self._check(self._shape, returned[0], "step")
         if returned[2] or returned[3]:
             observation, reward, terminated, truncated, info = returned
             # The vector resets the environment in this step, which may write into the same array and dictionary.
@@ -116,12 +134,23 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
             return kept, reward, terminated, truncated, copied_info(info)
         return returned
 
-    def _check_shape(self, observation: Any, method: str) -> None:
+    def _check(self, expected: Any, observation: Any, method: str, entry: str = "") -> None:
+        if type(expected) is dict:
+            named = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
+            entries = {str(name): part for name, part in named}
+            if entries.keys() != expected.keys():
+                raise ValueError(
+                    f"{method} of {self.env} returned an observation{entry} with the entries {sorted(entries)}, and "
+                    f"its observation_space has {sorted(expected)}. Return observations of the space, or correct it"
+                )
+            for name, part in expected.items():
+                self._check(part, entries[name], method, f"{entry}[{name!r}]")
+            return
         shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
-        if self._shape is not None and shape != self._shape:
+        if expected is not None and shape != expected:
             raise ValueError(
-                f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
-                f"observation_space has the shape {list(self._shape)}. Return observations of the space, or correct it"
+                f"{method} of {self.env} returned an observation{entry} of shape {list(shape)}, and its "
+                f"observation_space has the shape {list(expected)}. Return observations of the space, or correct it"
             )
 
 

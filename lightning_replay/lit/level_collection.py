@@ -17,7 +17,7 @@ from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments import LevelVectorWrapper
 from lightning_replay.levels.scores import Discounting
 from lightning_replay.lit.collection import Collector, Episode
-from lightning_replay.lit.playing import act_with_value_on, acting, values_of
+from lightning_replay.lit.playing import act_with_value_on, acting, batch_of_one, values_of
 from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
 from lightning_replay.state import DeclaredState
 
@@ -119,7 +119,7 @@ class LevelCollection(Collector):
         policy = rollout_agent(agent)
         recorded: list[dict[str, Tensor]] = []
         played: list[tuple[np.ndarray, ...]] = []
-        cut: list[tuple[int, int, np.ndarray]] = []  # environment, step and last observation where time ran out
+        cut: list[tuple[int, int, Any]] = []  # environment, step and last observation where time ran out
         with acting(policy):
             if self._vector is None:
                 self._begin()
@@ -143,8 +143,7 @@ class LevelCollection(Collector):
                 self._start_episodes([i for i, _, _ in ended])
             rollout = _joined(recorded, played)
             # Values of the observations that followed: those of the next row, or of the last one where time ran out.
-            followed = [self._observation, *(last[None] for _, _, last in cut)]
-            found = values_of(policy, np.concatenate(followed))
+            found = values_of(policy, [self._observation, *(batch_of_one(last) for _, _, last in cut)])
         values = torch.cat([rollout["state_value"][:, 1:], found[: self._num_envs].unsqueeze(1)], dim=1)
         for (i, step, _), value in zip(cut, found[self._num_envs :], strict=True):
             values[i, step] = value

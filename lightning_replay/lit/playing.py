@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -32,12 +32,13 @@ from lightning_replay.envs.building import (
     build_environment,
     check_env,
     checked_reset,
-    flat_advice,
+    refused_entries,
     with_checked_steps,
 )
 from lightning_replay.levels import SequentialLevels
 from lightning_replay.levels.environments import make_level_vector
 from lightning_replay.options import checked_count
+from lightning_replay.storage.rows import assemble_unchecked
 
 __all__ = [
     "Action",
@@ -48,6 +49,7 @@ __all__ = [
     "acting",
     "as_array",
     "as_input",
+    "batch_of_one",
     "episode_returns",
     "level_returns",
     "make_environment",
@@ -84,9 +86,23 @@ def _set_mode(modules: Iterable[nn.Module], training: bool) -> None:
             module.train(training)
 
 
-def as_input(observation: np.ndarray) -> Tensor:
+def as_input(observation: Any) -> Any:
+    """Returns observations as a tensor ``[N, ...]``, or of Dict and Tuple spaces a TensorDict ``[N]``."""
+    if type(observation) is not np.ndarray and isinstance(observation, Mapping | tuple):
+        named = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
+        entries = {str(name): as_input(part) for name, part in named}
+        count = len(next(iter(entries.values())))
+        return assemble_unchecked(entries, torch.Size([count]), torch.device("cpu"))
     tensor = torch.as_tensor(observation)
     return tensor.float() if tensor.is_floating_point() else tensor  # images stay uint8
+
+
+def batch_of_one(observation: Any) -> Any:
+    if isinstance(observation, Mapping):
+        return {name: batch_of_one(part) for name, part in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(batch_of_one(part) for part in observation)
+    return np.asarray(observation)[None]
 
 
 class ActionReader:
@@ -146,15 +162,15 @@ class States:
 
     def __init__(self, agent: RecurrentAgent, count: int) -> None:
         self._agent, self._count = agent, count
-        self._initial = self._checked(agent.initial_state(count), "initial_state", count)
+        self._initial = self._checked(agent.initial_state(count), "initial_state", (count,))
         self.current: Tensor = self._initial.clone()
         self._following = self.current
 
-    def act(self, observation: Tensor, explore: bool) -> Any:
+    def act(self, observation: Any, explore: bool) -> Any:
         """Returns what the agent's ``act_with_state`` returns as actions; its states count from :meth:`advance` on."""
         returned = self._agent.act_with_state(observation, self.current, explore=explore)
         following = returned[1] if isinstance(returned, tuple | list) and len(returned) == 2 else returned
-        self._following = self._checked(following, "act_with_state", *self.current.shape)
+        self._following = self._checked(following, "act_with_state", self.current.shape)
         return returned[0]
 
     def advance(self, done: np.ndarray) -> None:
@@ -162,13 +178,9 @@ class States:
         ended = torch.from_numpy(done).to(self.current.device).view(-1, *[1] * (self.current.ndim - 1))
         self.current = torch.where(ended, self._initial, self._following)  # a copy: an agent may reuse its tensors
 
-    def _checked(self, state: Any, method: str, *shape: int) -> Tensor:
+    def _checked(self, state: Any, method: str, shape: Sequence[int]) -> Tensor:
         is_float = isinstance(state, Tensor) and state.is_floating_point()
-        if (
-            not is_float
-            or state.shape[: len(shape)] != shape
-            or (method == "act_with_state" and state.ndim != len(shape))
-        ):
+        if not is_float or (state.shape[:1] if method == "initial_state" else state.shape) != shape:
             raise ValueError(
                 f"{type(self._agent).__name__}.{method} returned as states {_shown(state)} for {self._count} "
                 f"environments; accepted is one tensor of floats {[*shape]} (h and c of an LSTM stacked)"
@@ -186,20 +198,21 @@ def states_of(agent: L.LightningModule, count: int) -> States | None:
 
 
 def act_on(
-    agent: ActingAgent, observation: np.ndarray, explore: bool, read: ActionReader, states: States | None = None
+    agent: ActingAgent, observation: Any, explore: bool, read: ActionReader, states: States | None = None
 ) -> Action:
     """Returns the actions for observations ``[N, ...]``, floats as float32; errors as :class:`ActionReader`."""
     act, method = (agent.act, "act") if states is None else (states.act, "act_with_state")
-    returned = act(as_input(observation).to(agent.device), explore=explore)
-    return read(returned, len(observation), f"{type(agent).__name__}.{method}")
+    given = as_input(observation)
+    returned = act(given if agent.device.type == "cpu" else given.to(agent.device), explore=explore)
+    return read(returned, len(given), f"{type(agent).__name__}.{method}")
 
 
 def act_with_value_on(
-    agent: RolloutAgent, observation: np.ndarray, read: ActionReader
+    agent: RolloutAgent, observation: Any, read: ActionReader
 ) -> tuple[dict[str, Tensor], np.ndarray]:
     """Returns the columns to record for observations ``[N, ...]``, on the CPU, and the actions for the environments."""
-    source, count = f"{type(agent).__name__}.act_with_value", len(observation)
     given = as_input(observation)
+    source, count = f"{type(agent).__name__}.act_with_value", len(given)
     recorded: Any = agent.act_with_value(given.to(agent.device))
     row = dict(recorded.items()) if isinstance(recorded, dict | TensorDictBase) else {}
     is_whole = row.get("action") is not None and row.get("state_value") is not None
@@ -224,10 +237,10 @@ def act_with_value_on(
     return row, action
 
 
-def values_of(agent: RolloutAgent, observation: np.ndarray) -> Tensor:
-    """Returns the values of observations ``[N, ...]``, ``[N, 1]`` on the CPU."""
-    found = agent.value(as_input(observation).to(agent.device))
-    return _one_each(found, len(observation), f"{type(agent).__name__}.value")
+def values_of(agent: RolloutAgent, observations: Sequence[Any]) -> Tensor:
+    """Returns the values of observations, one batch ``[N, ...]`` after the other, ``[N, 1]`` on the CPU."""
+    given = torch.cat([as_input(one) for one in observations])
+    return _one_each(agent.value(given.to(agent.device)), len(given), f"{type(agent).__name__}.value")
 
 
 def _one_each(values: Any, count: int, source: str) -> Tensor:
@@ -271,7 +284,7 @@ def _shown(returned: Any) -> str:
     return f"{type(returned).__name__} {text if len(text) <= 60 else text[:60] + '...'}"
 
 
-Policy = Callable[[np.ndarray], Any]
+Policy = Callable[[Any], Any]
 
 
 def episode_returns(
@@ -294,7 +307,7 @@ def episode_returns(
         with acting(policy):
             states = states_of(agent, 1)
             while not done:
-                given = act_on(policy, observation[None], False, read, states)
+                given = act_on(policy, batch_of_one(observation), False, read, states)
                 action = given[0] if read.actions is None else read.actions.for_one(*given)
                 observation, reward, terminated, truncated, _ = environment.step(action)
                 total += float(reward)
@@ -315,7 +328,8 @@ def level_returns(
     """Plays one episode on each level and returns its returns, float64 ``[L]``.
 
     Args:
-        policy: actions ``[N, ...]`` for observations ``[N, ...]``, a tensor or an array.
+        policy: actions ``[N, ...]``, a tensor or an array, for observations ``[N, ...]`` as the vector of environments
+            gives them, arrays in the structure of their space.
         env: Gymnasium id, or a callable that builds one environment.
         level_ids: distinct; each is played once.
         num_envs: episodes played at a time.
@@ -368,7 +382,7 @@ def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
     devices = [agent.device] if agent.device.type == "cuda" else []
     acts = acting_agent(agent)
 
-    def policy(observation: np.ndarray) -> Any:
+    def policy(observation: Any) -> Any:
         returned = acts.act(as_input(observation).to(acts.device), explore=True)
         return as_array(returned) if isinstance(returned, Tensor) else returned
 
@@ -380,13 +394,14 @@ def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
 def make_environment(
     env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
 ) -> gymnasium.Env[Any, Any]:
-    """Builds one environment, whose observations must be arrays."""
+    """Builds one environment, whose observations must be arrays, or Dict and Tuple of arrays."""
     made = build_environment(env, env_kwargs)
-    if not isinstance(made.observation_space, Box):
+    if refused := refused_entries(made.observation_space):
         made.close()
         raise ValueError(
-            f"environment {env!r} has the observation space {made.observation_space}; accepted are array observations "
-            f"(Box). {flat_advice(made.observation_space)}"
+            f"environment {env!r} has {refused} among its observations; accepted are arrays (Box, Discrete, "
+            "MultiDiscrete, MultiBinary), and Dict and Tuple of these. Leave others out by "
+            "gymnasium.wrappers.FilterObservation, or convert them by gymnasium.wrappers.TransformObservation."
         )
     return made
 

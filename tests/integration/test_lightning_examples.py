@@ -51,6 +51,11 @@ def test_event_tables(run_script: Any, tmp_path: Path) -> None:
     assert "table default: 2000 steps" in output[-3] and "table gap" in output[-2] and "table goal" in output[-1]
 
 
+def test_dict_observations(run_script: Any) -> None:
+    output = run_script("lightning_dict_observations.py")
+    assert "'camera': [64, 5, 5, 1]" in output[-2] and "of 100 episodes" in output[-1]
+
+
 @pytest.mark.parametrize(("agent", "env"), [(TD3, "Pendulum-v1"), (DQN, "CartPole-v1")], ids=["td3", "dqn"])
 @pytest.mark.parametrize(
     ("recipe", "n_steps"),

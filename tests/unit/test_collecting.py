@@ -147,7 +147,7 @@ def test_a_reset_within_an_episode_begins_another_and_drops_no_row(mode: Autores
 
 
 class Nested(gymnasium.Env):
-    """Dict observations with a Tuple, Dict actions."""
+    """Dict observations with a Tuple, in another order than their space's; Dict actions."""
 
     observation_space = Dict(
         {"camera": Box(0, 255, (2, 2, 1), np.uint8), "pair": Tuple([Discrete(9), Box(0, 9, (1,))])}
@@ -156,7 +156,7 @@ class Nested(gymnasium.Env):
 
     def _seen(self) -> Any:
         camera, number = np.full((2, 2, 1), self.count, np.uint8), np.array([self.count], np.float32)
-        return {"camera": camera, "pair": (self.count, number)}
+        return {"pair": (self.count, number), "camera": camera}
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         self.count = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 
 from lightning_replay.agents import DQN, MPDQN, PPO, SAC, TD3, Rainbow, RecurrentDQN
 from lightning_replay.agents.agent import _CHECKS
@@ -35,6 +35,9 @@ def test_is_refused_by_name(wrong: WrongOption) -> None:
     assert_refused(wrong)
 
 
+PIXELS = {"encoder": "convolutions", "shape": [9, 9, 3], "high": 255, "channels_first": False}
+
+
 @pytest.mark.parametrize(
     ("agent", "options", "error", "message"),
     [
@@ -42,6 +45,23 @@ def test_is_refused_by_name(wrong: WrongOption) -> None:
         (DQN, {"conflict_aversion": Linear(0.5, 1.0, 9)}, ValueError, "conflict_aversion at reading 9 of"),
         (SAC, {"action_low": ["-1"]}, TypeError, r"action_low\[0\] is '-1'; it must be a finite number"),
         (PPO, {"categories": (11, 0)}, ValueError, r"categories\[1\] is 0; it must be a whole number"),
+        (DQN, {"observation_size": {}}, ValueError, "observation_size is empty; give the size"),
+        (
+            DQN,
+            {"observation_size": {"a": 3, "b": {"c": 0}}},
+            ValueError,
+            r"observation_size\['b'\]\['c'\] is 0",
+        ),
+        (
+            DQN,
+            {"observation_size": {"a": {"encoder": "one_hot", "low": 3, "high": 2}}},
+            ValueError,
+            ".*the smallest",
+        ),
+        (DQN, {"observation_size": {"a": {"encoder": "cnn"}}}, ValueError, r"observation_size\['a'\]\['encoder'\]"),
+        (TD3, {"observation_size": {"encoder": "flat", "size": 3}}, ValueError, r".*needs \['shape'\] and may have"),
+        (SAC, {"observation_size": PIXELS | {"shape": [9]}}, ValueError, ".*an image has two or three dimensions"),
+        (SAC, {"observation_size": PIXELS | {"strides": [1]}}, ValueError, ".*for each convolution"),
         (Rainbow, {"channels": (32, True)}, TypeError, r"channels\[1\] is True; it must be a whole number"),
     ],
 )
@@ -51,6 +71,9 @@ def test_sequences_and_ranges(agent, options: dict[str, Any], error: type[Except
 
 
 FLAT, IMAGE, ACTIONS = Box(-1, 1, (3,)), Box(0, 255, (3, 14, 14), np.uint8), Discrete(2)
+VECTOR = Box(-1, 1, (2,))
+CAMERAS = Tuple((Box(0, 255, (2, 14, 14, 3), np.uint8), FLAT))
+MIXED = Dict({"mission": Text(9), "arm": CAMERAS, "state": FLAT})
 
 
 @pytest.mark.parametrize(
@@ -61,12 +84,14 @@ FLAT, IMAGE, ACTIONS = Box(-1, 1, (3,)), Box(0, 255, (3, 14, 14), np.uint8), Dis
         (SAC, FLAT, Box(-np.inf, np.inf, (2,)), "it needs a bounded, one-dimensional Box"),
         (DQN, FLAT, Box(-1, 1, (2,)), "DQN got the action space Box.*Use TD3 or SAC"),
         (DQN, FLAT, Discrete(2, start=1), "it needs Discrete actions that start at 0"),
-        (DQN, Discrete(4), ACTIONS, "DQN got the observation space Discrete.*FlattenObservation"),
+        (DQN, Text(9), ACTIONS, r"DQN has no encoder for observation, Text"),
+        (SAC, MIXED, VECTOR, r"SAC has no encoder for .*\['arm'\]\['0'\], Box.*\['mission'\], Text.*FilterObservation"),
         (PPO, FLAT, Box(-1, 1, (2,)), "it needs Discrete actions that start at 0"),
         (PPO, Box(-1, 1, (3, 3)), ACTIONS, "it needs flat observations"),
         (PPO, IMAGE, ACTIONS, r"\(height, width, channels\)"),
-        (PPO, Discrete(4), ACTIONS, "it needs flat observations"),
-        (Rainbow, FLAT, ACTIONS, "Rainbow got the observation space Box.*images, a Box of uint8.*Use DQN for flat"),
+        (PPO, Discrete(4), ACTIONS, "it needs flat observations.*, or convert .* for numbers"),
+        (PPO, MIXED, ACTIONS, "it needs flat observations.*DQN, SAC and TD3 .* not for cameras"),
+        (Rainbow, FLAT, ACTIONS, "Rainbow got the observation space Box.*images, a Box of uint8.*Use DQN for other"),
         (Rainbow, IMAGE, Box(-1, 1, (2,)), "Rainbow got the action space Box.*Discrete"),
         (MPDQN, FLAT, ACTIONS, "MPDQN got the action space .* Use DQN for Discrete, TD3 or SAC for a Box"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -11,11 +12,14 @@ from gymnasium import spaces
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from tensordict import TensorDict
 
+from lightning_replay.collecting import VectorSteps
 from lightning_replay.storage.columns import rows_of_columns
 from rllib_ext.episodes import Columns, EpisodeConverter, FragmentTracker
 
 from .episodes import numbered, sampled
 from .recurrent_episodes import recurrent
+
+SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
 
 
 def transitions_of(converter: EpisodeConverter, episodes: list[SingleAgentEpisode]) -> TensorDict | None:
@@ -61,6 +65,49 @@ def test_every_space_comes_back_as_it_went_in(name: str, numpy: bool) -> None:
         for mine, theirs in zip(_leaves(taken), _leaves(expected), strict=True):
             np.testing.assert_array_equal(mine, theirs[part])
             assert mine.dtype == theirs.dtype
+
+
+class Goals(gymnasium.Env):
+    """Entries of a goal and a camera with the number of the step; episodes have three steps."""
+
+    observation_space = spaces.Dict(
+        {
+            **{name: spaces.Box(-9, 9, (2,)) for name in ("observation", "achieved_goal", "desired_goal")},
+            "sight": spaces.Tuple([spaces.Box(0, 255, (2, 2, 3), np.uint8), spaces.Discrete(9)]),
+        }
+    )
+    action_space = spaces.Discrete(2)
+
+    def _seen(self) -> dict[str, Any]:
+        names = ("observation", "achieved_goal", "desired_goal")  # in another order than the space
+        goals = {name: np.full(2, self.count + place / 4, np.float32) for place, name in enumerate(names)}
+        return goals | {"sight": (np.full((2, 2, 3), self.count, np.uint8), np.int64(self.count))}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.count = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self._seen(), float(self.count), self.count == 3, False, {}
+
+
+def test_rows_of_dictionaries_are_those_of_a_vector_of_environments() -> None:
+    environment, envs = Goals(), VectorSteps(gymnasium.vector.SyncVectorEnv([Goals], autoreset_mode=SAME_STEP))
+    episode, taken = SingleAgentEpisode(), []
+    episode.add_env_reset(environment.reset()[0])
+    envs.reset()
+    for action in (np.int64(1), np.int64(0), np.int64(1)):
+        observation, reward, terminated, _, _ = environment.step(action)
+        episode.add_env_step(observation, action, reward, terminated=terminated)
+        envs.step(action[None])
+        taken.append(rows_of_columns(envs.columns))
+    rows = transitions_of(EpisodeConverter(), [episode.to_numpy()])
+    expected = torch.cat(taken)
+    assert set(rows.keys(True, True)) == set(expected.keys(True, True))
+    for key, column in expected.items(True, True):
+        assert rows[key].dtype == column.dtype and torch.equal(rows[key], column), key
+    assert expected["next", "observation", "desired_goal"][:, 0].tolist() == [1.5, 2.5, 3.5]
 
 
 @pytest.mark.parametrize("numpy", [True, False])

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoders of the entries of an observation: vectors, images and integers as one vector of features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torchrl.modules import ConvNet
+
+from lightning_replay.options import (
+    ABOVE_ZERO,
+    LARGEST_COUNT,
+    checked_choice,
+    checked_count,
+    checked_counts,
+    checked_flag,
+    checked_number,
+)
+
+#: Description of an observation in plain values, as hyperparameters, YAML files and checkpoints hold it: the length of
+#: a flat observation, a mapping with the name of an ``encoder``, or a mapping of entries to descriptions.
+ObservationSize = int | Mapping[str, Any]
+
+_SMALL_IMAGE = {"channels": [16, 32, 32], "kernel_sizes": [2, 2, 2], "strides": [1, 1, 1]}
+_IMAGE = {"channels": [32, 64, 64], "kernel_sizes": [8, 4, 3], "strides": [4, 2, 1]}  # Mnih et al. 2015
+_LEAST_SIDE = 36  # of an image that the three larger convolutions fit into
+
+
+def described_image(shape: Sequence[int], high: float, channels_first: bool) -> dict[str, Any]:
+    """Returns the description of an image whose convolutions are chosen by its size."""
+    sides = shape[-2:] if channels_first else shape[:2]
+    convolutions = _IMAGE if min(sides) >= _LEAST_SIDE else _SMALL_IMAGE
+    image = {"encoder": "convolutions", "shape": list(shape), "high": high, "channels_first": channels_first}
+    return image | convolutions | {"features": 64}
+
+
+def _checked_integers(name: str, values: Any) -> Any:
+    if isinstance(values, Sequence):
+        return [_checked_integers(f"{name}[{place}]", value) for place, value in enumerate(values)]
+    return checked_count(name, values, -LARGEST_COUNT)
+
+
+_checked_high = partial(checked_number, lowest=ABOVE_ZERO)
+_FIELDS: dict[str, dict[str, Any]] = {
+    "flat": {"shape": checked_counts, "high": _checked_high},
+    "one_hot": {"low": _checked_integers, "high": _checked_integers},
+    "convolutions": {
+        **{"shape": checked_counts, "high": _checked_high, "channels_first": checked_flag, "features": checked_count},
+        **dict.fromkeys(("channels", "kernel_sizes", "strides"), checked_counts),
+    },
+}
+_OPTIONAL = {"flat": {"high"}, "one_hot": set[str](), "convolutions": {*_IMAGE, "features"}}
+
+
+def checked_observation_size(name: str, value: Any) -> int | dict[str, Any]:
+    """Returns a description of an observation in plain values, with convolutions where none were given.
+
+    Raises:
+        TypeError, ValueError: what is none, by the name of the entry.
+    """
+    if not isinstance(value, Mapping):
+        return checked_count(name, value)
+    if not isinstance(value.get("encoder"), str):
+        if not value:
+            raise ValueError(f"{name} is empty; give the size of a flat observation, or a mapping of its entries.")
+        return {str(entry): checked_observation_size(f"{name}[{entry!r}]", part) for entry, part in value.items()}
+    encoder = checked_choice(f"{name}['encoder']", value["encoder"], list(_FIELDS))
+    fields, optional = _FIELDS[encoder], _OPTIONAL[encoder]
+    unknown, missing = {*value} - {*fields, "encoder"}, {*fields} - {*value} - optional
+    if unknown or missing:
+        raise ValueError(
+            f"{name} is {dict(value)}; the encoder {encoder!r} needs {sorted({*fields} - optional)} and may have "
+            f"{sorted(optional)}. Observation sizes are read by .sizes_from(observation_space, action_space)."
+        )
+    plain = {field: check(f"{name}[{field!r}]", value[field]) for field, check in fields.items() if field in value}
+    if encoder == "one_hot":
+        low, high = np.array(plain["low"]), np.array(plain["high"])
+        if low.shape != high.shape or low.size == 0 or (low > high).any():
+            raise ValueError(f"{name} is {dict(value)}; give the smallest and the largest value of each integer.")
+    if encoder == "convolutions":
+        if len(plain["shape"]) not in (2, 3):
+            raise ValueError(f"{name} has the shape {plain['shape']}; an image has two or three dimensions.")
+        plain = described_image(plain["shape"], plain["high"], plain["channels_first"]) | plain
+        if not 0 < len(plain["channels"]) == len(plain["kernel_sizes"]) == len(plain["strides"]):
+            raise ValueError(f"{name} is {plain}; give channels, kernel_sizes and strides for each convolution.")
+    return {"encoder": encoder} | plain
+
+
+def entries_of(size: ObservationSize, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the path of each entry of a description, and the entry's own."""
+    if isinstance(size, int) or isinstance(size.get("encoder"), str):
+        yield path, size
+        return
+    for name, part in size.items():
+        yield from entries_of(part, (*path, name))
+
+
+def shapes_of(size: ObservationSize) -> dict[tuple[str, ...], Any]:
+    """Returns of each entry what the observation space determines: its shape, or the bounds of integers."""
+    return {
+        path: [entry] if isinstance(entry, int) else entry.get("shape", [entry.get("low"), entry.get("high")])
+        for path, entry in entries_of(size)
+    }
+
+
+class Encoder(nn.Module):
+    """Features ``[..., F]`` of an observation, those of its entries in the order of their names.
+
+    Vectors are features as they are, other numbers are flattened, integers one-hot encoded, and images go through
+    convolutions, a linear layer, layer normalisation and tanh (Yarats et al. 2021, https://arxiv.org/abs/1910.01741).
+    Only the encoders of images are learned.
+
+    Args:
+        size: description of the observation, see ``observation_size`` of :class:`~lightning_replay.agents.DQN`.
+
+    Attributes:
+        size: F.
+        is_learned: whether it has parameters.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> encoder = Encoder({"state": 2, "room": {"encoder": "one_hot", "low": 1, "high": 3}})
+        >>> encoder(TensorDict({"state": torch.ones(4, 2), "room": torch.tensor([1, 2, 3, 1])}, [4]))[1].tolist()
+        [0.0, 1.0, 0.0, 1.0, 1.0]
+    """
+
+    def __init__(self, size: ObservationSize) -> None:
+        super().__init__()
+        # in the order of their names, so that weights fit whatever the order of a mapping
+        self.paths, entries = zip(*sorted(entries_of(size), key=lambda entry: entry[0]), strict=True)
+        self.parts: nn.ModuleList = nn.ModuleList(_part_of(entry) for entry in entries)
+        described: list[tuple[Any, Any]] = list(zip(entries, self.parts, strict=True))
+        self.size: int = sum(one if isinstance(one, int) else part.size for one, part in described)
+        self.is_learned: bool = any(True for _ in self.parameters())
+
+    def forward(self, observation: Tensor | TensorDictBase | Mapping[str, Any]) -> Tensor:
+        features = []
+        for path, part in zip(self.paths, self.parts, strict=True):
+            entry: Any = observation
+            for name in path:
+                entry = entry.get(name)
+            features.append(part(entry))
+        return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
+
+
+def _part_of(entry: int | Mapping[str, Any]) -> nn.Module:
+    if isinstance(entry, int):
+        return nn.Identity()
+    if entry["encoder"] == "flat":
+        return _FlatEntry(entry)
+    return _OneHotEntry(entry) if entry["encoder"] == "one_hot" else _ImageEntry(entry)
+
+
+class _FlatEntry(nn.Module):
+    scale: Tensor
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._dims, self.size = len(entry["shape"]), math.prod(entry["shape"])
+        self.register_buffer("scale", torch.tensor(1.0 / entry.get("high", 1.0)), persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return numbers.reshape(*numbers.shape[: numbers.ndim - self._dims], self.size) * self.scale
+
+
+class _OneHotEntry(nn.Module):
+    shift: Tensor
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        super().__init__()
+        low, high = (torch.tensor(entry[name]) for name in ("low", "high"))
+        self._dims, counts = low.ndim, (high - low + 1).flatten()
+        self.size = int(counts.sum())
+        self.register_buffer("shift", counts.cumsum(0) - counts - low.flatten(), persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        batch = numbers.shape[: numbers.ndim - self._dims]
+        places = numbers.reshape(*batch, -1).long() + self.shift
+        return torch.zeros(*batch, self.size, device=numbers.device).scatter_(-1, places, 1.0)
+
+
+class _ImageEntry(nn.Module):
+    scale: Tensor
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._shape, self._is_last = entry["shape"], not entry["channels_first"]
+        self.size = entry["features"]
+        self.register_buffer("scale", torch.tensor(1.0 / entry["high"]), persistent=False)
+        convolutions = ConvNet(
+            in_features=1 if len(self._shape) == 2 else self._shape[-1 if self._is_last else 0],
+            num_cells=entry["channels"],
+            kernel_sizes=entry["kernel_sizes"],
+            strides=entry["strides"],
+            activation_class=nn.ReLU,
+        )
+        # torch refuses kernels that are larger than the image
+        found = convolutions(self._planes(torch.zeros(1, *self._shape))).shape[-1]
+        self.body = nn.Sequential(convolutions, nn.Linear(found, self.size), nn.LayerNorm(self.size), nn.Tanh())
+
+    def _planes(self, images: Tensor) -> Tensor:  # [N, ...] as [N, C, H, W]
+        images = images * self.scale
+        if len(self._shape) == 2:
+            return images.unsqueeze(1)
+        return images.movedim(-1, 1) if self._is_last else images
+
+    def forward(self, images: Tensor) -> Tensor:
+        batch = images.shape[: images.ndim - len(self._shape)]
+        return self.body(self._planes(images.reshape(-1, *self._shape))).reshape(*batch, self.size)
