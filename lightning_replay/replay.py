@@ -1081,19 +1081,15 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
 
 
 def check_sequences(sampler: Any, writer: Writer, transform: Any, n_steps: int) -> None:
-    # Parts that work with rows and not with sequences of them, or leave nothing to follow.
-    name, length = type(sampler).__name__, sampler.sequence_length
+    # Parts that change or keep single rows leave no sequences to follow.
     transforms = [*transform.transforms] if isinstance(transform, Compose) else [transform]
-    unfit = [type(one).__name__ for one in transforms if isinstance(one, ReplayTransform) and not one.takes_sequences]
-    if n_steps > 1 or unfit:
+    unfit = [f"n_steps={n_steps}"] if n_steps > 1 else []
+    unfit += [type(one).__name__ for one in transforms if isinstance(one, ReplayTransform) and not one.takes_sequences]
+    if declared_writer(writer).may_refuse or (isinstance(writer, TableWriter) and not sampler._draws_from_tables):
+        unfit.append(type(writer).__name__)
+    if unfit:
         raise ValueError(
-            f"{f'n_steps={n_steps}' if n_steps > 1 else unfit[0]} changes single transitions, and {name} draws "
-            f"sequences of {length} steps as they were played. Leave it out, or use a sampler of rows"
-        )
-    in_tables = isinstance(writer, TableWriter) and not sampler._draws_from_tables
-    if declared_writer(writer).may_refuse or in_tables:
-        raise ValueError(
-            f"{type(writer).__name__} keeps rows that are scattered over the episodes, and {name} draws sequences of "
-            f"{length} steps. Use FirstInFirstOutWriter, as recipes.sequences does"
-            + (f", or first=TableShares(...), as recipes.event_tables(sequence_length={length})" if in_tables else "")
+            f"{', '.join(unfit)} works with single rows, and {type(sampler).__name__} draws sequences of "
+            f"{sampler.sequence_length} steps as they were played. Leave it out, or use a sampler of rows; over tables "
+            "give SequenceSampler first=TableShares(...), as recipes.event_tables(sequence_length=...) does"
         )

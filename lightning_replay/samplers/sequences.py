@@ -91,19 +91,15 @@ class SequenceSampler(DependentSampler):
                                          4 5 6 7
                                              6 7 8 8    mask 1 1 1 0
 
-    All are equally likely, or with a ``priority_exponent`` α drawn in proportion to ``(priority + priority_offset) **
-    α``; new ones get the largest priority so far. ``Replay.update_priority`` takes the TD errors of all steps,
-    ``[B, T]``, and makes one priority of each sequence, see :func:`sequence_priorities`; padding and burn-in are left
-    out. A draw costs the same whatever the capacity. R2D2, Kapturowski et al. 2019,
-    https://openreview.net/forum?id=r1lyTjAqYX, with ``overlap=length // 2``, α = 0.9 and β = 0.6.
-
-    From the first ``burn_in`` steps nothing is learned: they bring the recurrent state up to date, which is stored with
-    each step as an ordinary column. With ``overlap >= burn_in`` only the first ``burn_in`` steps of each episode are
-    never learned from.
+    All are equally likely, or drawn by priority as in R2D2, Kapturowski et al. 2019,
+    https://openreview.net/forum?id=r1lyTjAqYX (``overlap=length // 2``, α = 0.9, β = 0.6). ``Replay.update_priority``
+    takes TD errors ``[B, T]`` and makes one priority of each sequence, see :func:`sequence_priorities`, without those
+    of padding and burn-in. From the first ``burn_in`` steps nothing is learned: they bring the recurrent state up to
+    date, which is stored with each step as an ordinary column. A draw costs the same whatever the capacity.
 
     With ``first``, a sampler of rows such as :class:`~lightning_replay.samplers.tables.TableShares`, rows are drawn by
-    it, and with each the sequence in which it is the first one that is learned from; the sequence begins earlier where
-    the episode would end within it. TD errors become priorities of single rows then, as far as ``first`` has any.
+    it, and with each the sequence in which it is the first one that is learned from, or a later one where the episode
+    ends within it. TD errors become priorities of single rows then, as far as ``first`` has any.
 
     Args:
         length: T, steps of a sequence, the burn-in included.
@@ -137,10 +133,6 @@ class SequenceSampler(DependentSampler):
         (tensor([[2, 3, 4, 5],
                 [6, 7, 8, 8]]), tensor([4, 3]))
     """
-
-    _position: np.ndarray  # int32 [capacity], how many steps of its episode came before each row
-    _longest_ended: int  # steps of the longest episode that ended
-    _has_drawn: bool
 
     def __init__(
         self,
@@ -180,7 +172,9 @@ class SequenceSampler(DependentSampler):
         super().__init__(first, starts, seed)
         self._starts: SequenceStarts | None = self.first if isinstance(self.first, SequenceStarts) else None
         self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
-        self._forget_rows()
+        self._position: np.ndarray = np.zeros(0, dtype=np.int32)  # how many steps of its episode came before each row
+        self._longest_ended: int = 0  # steps of the longest episode that ended
+        self._has_drawn: bool = False
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` sequences, int64 ``[B, T]``, with their mask and the columns that ``first`` returns."""
@@ -324,9 +318,6 @@ class SequenceSampler(DependentSampler):
 
     def _empty(self) -> None:
         super()._empty()
-        self._forget_rows()
-
-    def _forget_rows(self) -> None:
         self.followed.links = None
         self._position, self._longest_ended, self._has_drawn = np.zeros(0, dtype=np.int32), 0, False
 

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
+SEVERAL_LEARNERS = (  # which would get both parts of a sequence that RLlib divides under one name
+    "modules with memory of several agents need a single Learner; set .learners(num_learners=0) or 1, or use modules "
+    "without state"
+)
 MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
 
 
@@ -231,7 +235,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         if n_step != 1:
             raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
         if self._several_agents and self.num_learners > 1:
-            raise ValueError(several_learners(self.num_learners))
+            raise ValueError(SEVERAL_LEARNERS)
         drawn: list[SingleAgentEpisode] = []
         for name, module in modules.items():
             if self._several_agents and not module.is_recurrent:  # beside one that is
@@ -664,14 +668,6 @@ class ModuleReplay:
     def _drawn_rows(self, rows: TensorDictBase) -> BatchCutter:
         columns = self.converter.columns
         return BatchCutter(rows, columns["observation"], columns["action"], self._module_id)
-
-
-def several_learners(num_learners: int) -> str:
-    return (
-        f"num_learners is {num_learners}, and modules with memory of several agents need a single Learner: RLlib files "
-        "both parts of a sequence that it divides under one name. Set .learners(num_learners=0) or 1, or use modules "
-        "without state"
-    )
 
 
 class Added(NamedTuple):

@@ -122,7 +122,7 @@ def test_an_agent_with_memory_learns_beside_one_without(monkeypatch: pytest.Monk
     config.environment(env_config={"num_agents": 2}).learners(learner_class=EchoLearner)
     config.multi_agent(policies={"0", "1"}, policy_mapping_fn=lambda agent, *args, **rest: str(agent))
     config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
-    with pytest.raises(ValueError, match="num_learners is 2, and modules with memory of several agents need a single"):
+    with pytest.raises(ValueError, match="modules with memory of several agents need a single Learner"):
         config.copy(copy_frozen=False).learners(num_learners=2).build_algo()
     algorithm = config.build_algo()
     buffer = algorithm.local_replay_buffer

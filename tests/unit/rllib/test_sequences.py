@@ -240,7 +240,7 @@ def test_each_of_several_modules_draws_its_sequences_with_one_learner_alone() ->
     priorities = [module.replay.sampler.priority_of(torch.tensor([0])).item() for module in buffer.modules.values()]
     assert priorities == pytest.approx([4, 7])
     buffer.num_learners = 2
-    with pytest.raises(ValueError, match="num_learners is 2, and modules with memory of several agents need a single"):
+    with pytest.raises(ValueError, match="modules with memory of several agents need a single Learner"):
         drawn(buffer, 3, longest=2)
 
 
