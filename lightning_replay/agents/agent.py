@@ -109,6 +109,7 @@ class SizedAgent(L.LightningModule):
 
     is_recurrent: bool = False  #: Whether it acts with a state, and learns from sequences.
     size_names: ClassVar[tuple[str, ...]] = ()
+    encodes_observations: ClassVar[bool] = False  #: Whether the networks take more than flat observations.
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
 
     def __init__(self) -> None:
@@ -155,6 +156,12 @@ class SizedAgent(L.LightningModule):
                 )
             sizes = self.sizes_from(data.observation_space, data.action_space)
             self.hparams.update({name: size for name, size in sizes.items() if self.hparams.get(name) is None})
+        size = self.hparams.get("observation_size")
+        if isinstance(size, Mapping) and not self.encodes_observations:
+            raise ValueError(
+                f"{type(self).__name__} takes flat observations, a one-dimensional Box of floats, and observation_size "
+                f"is {size}. Use DQN, MPDQN, SAC or TD3, which encode such observations, or convert them in a wrapper."
+            )
         self.build()
         self.is_built = True
 

@@ -109,6 +109,7 @@ class SAC(ContinuousAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
     outputs_per_action = 2
 
     def __init__(
@@ -222,6 +223,7 @@ class TD3(ContinuousAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ class DQN(ExploringAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
     explored_key = "dqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(discrete_sizes)

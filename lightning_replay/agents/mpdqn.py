@@ -82,6 +82,7 @@ class MPDQN(ExploringAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
     explored_key = "mpdqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "parameter_sizes", "parameter_low", "parameter_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(parameterized_sizes)

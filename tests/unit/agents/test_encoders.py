@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from lightning_replay.agents import DQN, MPDQN, SAC, TD3
+from lightning_replay.agents.continuous import ContinuousAgent
 from lightning_replay.agents.encoders import Encoder, described_image
 from lightning_replay.agents.spaces import observation_size
 from lightning_replay.lit.playing import as_input
@@ -229,6 +230,21 @@ def test_encoders_of_ones_own_fit_an_environment_of_the_same_shapes(camera: dict
     agent = DQN(STATE | {"camera": camera}, 2)
     agent._refuse_other_sizes(SIZES, DQN)
     assert agent.network.layers()[0][0].shape[1] == features + 4
+
+
+class Flat(ContinuousAgent):
+    """Does not use features."""
+
+    def __init__(self, observation_size: Any = None, action_low: Any = None, action_high: Any = None) -> None:
+        super().__init__()
+        self.set_up(locals() | {"hidden_sizes": (8,)})
+
+
+def test_an_agent_without_encoders_refuses_what_is_not_flat() -> None:
+    with pytest.raises(
+        ValueError, match="Flat takes flat observations, .* is {'encoder': 'one_hot'.* Use DQN, MPDQN, S"
+    ):
+        Flat(**Flat.sizes_from(Discrete(4), Box(-1, 1, (2,))))
 
 
 @pytest.mark.parametrize(
