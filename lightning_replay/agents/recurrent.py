@@ -58,6 +58,7 @@ class RecurrentDQN(ExploringAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
     is_recurrent = True
     explored_key = "recurrent_dqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
