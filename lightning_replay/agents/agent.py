@@ -23,7 +23,6 @@ from lightning_replay.agents.encoders import Encoder, checked_observation_size, 
 from lightning_replay.agents.interfaces import (
     UpdateBatches,
     UpdatePriorities,
-    check_sequences,
     scales_gradients,
     steps_of,
     training_data,
@@ -392,8 +391,6 @@ class OffPolicyAgent(SizedAgent):
         super().on_fit_start()
         data = training_data(self.trainer)
         replay = None if data is None else data.replay
-        if isinstance(replay, TrainingReplay):
-            check_sequences(self, replay)
         for n_steps, discount in replay.returns if isinstance(replay, TrainingReplay) else ():
             if discount != self.hparams["discount"]:
                 raise ValueError(

@@ -47,12 +47,10 @@ class ActingAgent(Protocol):
 
 
 class RecurrentAgent(Protocol):
-    """A LightningModule that acts with a state, as :class:`~lightning_replay.agents.RecurrentDQN` does.
+    """A LightningModule that acts with a state of each environment, the initial one at the start of every episode.
 
-    Collection and evaluation carry a state for each environment, the initial one at the start of every episode. The
-    data module stores the state before each step as the column ``recurrent_state``, float32 ``[N, ...]``. Random steps
-    of the warm-up advance it by ``act_with_state`` too, whose action is not taken: it should be a function of what was
-    observed.
+    The data module stores the state before each step as the column ``recurrent_state``, float32. Random steps of the
+    warm-up advance it by ``act_with_state`` too, whose action is not taken: it is a function of what was observed.
     """
 
     device: torch.device
@@ -61,7 +59,7 @@ class RecurrentAgent(Protocol):
     def initial_state(self, num_envs: int) -> Tensor:
         """Returns the states at the start of episodes, float ``[N, ...]``, in one tensor."""
 
-    def act_with_state(self, observation: Tensor, state: Tensor, explore: bool) -> tuple[Any, Tensor]:
+    def act_with_state(self, observation: Any, state: Tensor, explore: bool) -> tuple[Any, Tensor]:
         """Returns actions as :meth:`ActingAgent.act`, and the states after ``observation``, float ``[N, ...]``."""
 
 
@@ -144,11 +142,10 @@ def recurrent_agent(agent: L.LightningModule) -> RecurrentAgent | None:
     """Returns an agent that declares ``is_recurrent``, and ``None`` for others; ``TypeError`` if it lacks a method."""
     if not getattr(agent, "is_recurrent", False):
         return None
-    if not callable(getattr(agent, "act_with_state", None)) or not callable(getattr(agent, "initial_state", None)):
+    if not all(callable(getattr(agent, method, None)) for method in ("initial_state", "act_with_state")):
         raise TypeError(
             f"{type(agent).__name__} is recurrent and lacks initial_state(num_envs) or act_with_state(observation, "
-            "state, explore), which collection and evaluation call; add both as in lightning_replay.agents."
-            "RecurrentDQN, or set is_recurrent = False."
+            "state, explore); add both as in lightning_replay.agents.RecurrentDQN, or set is_recurrent = False."
         )
     return cast(RecurrentAgent, agent)
 
@@ -160,18 +157,16 @@ def check_sequences(agent: L.LightningModule, replay: TrainingReplay) -> None:
     """
     draws_sequences = replay.sequence_length is not None
     is_recurrent = bool(getattr(agent, "is_recurrent", draws_sequences))
-    if is_recurrent == draws_sequences:
-        return
-    name, sampler = type(agent).__name__, replay.sampler_name
-    if is_recurrent:
+    if is_recurrent and not draws_sequences:
         raise ValueError(
-            f"{name} is recurrent and learns from sequences, and the replay draws single rows with {sampler}; use "
-            "lightning_replay.recipes.sequences(capacity, length=...), or an agent without a state such as DQN."
+            f"{type(agent).__name__} is recurrent and learns from sequences, and the replay draws single rows with "
+            f"{replay.sampler_name}; use lightning_replay.recipes.sequences, or an agent without a state such as DQN."
         )
-    raise ValueError(
-        f"{name} learns from single rows, and the replay draws sequences [B, T] with {sampler}; use a recipe such as "
-        "lightning_replay.recipes.prioritized, or a recurrent agent such as lightning_replay.agents.RecurrentDQN."
-    )
+    if draws_sequences and not is_recurrent:
+        raise ValueError(
+            f"{type(agent).__name__} learns from single rows, and the replay draws sequences with "
+            f"{replay.sampler_name}; use a recipe such as lightning_replay.recipes.prioritized, or RecurrentDQN."
+        )
 
 
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:

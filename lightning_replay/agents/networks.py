@@ -153,7 +153,9 @@ class RecurrentNetwork(nn.Module):
         value, advantages = self.values(outputs).tensor_split([1], -1)
         return value + advantages - advantages.mean(-1, keepdim=True), torch.stack([hidden[0], cell[0]], 1)
 
-    def along(self, state: Tensor, observation: Tensor, following: Tensor, is_cut: Tensor) -> tuple[Tensor, ...]:
+    def along(
+        self, state: Tensor, observation: Tensor, following: Tensor, is_cut: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the values at observations and at those that followed each, ``[B, T, A]``, and the state after.
 
         ``is_cut``, bool ``[B, T]``, are steps after which another episode begins, from the state of zeros.

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NoReturn
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from tensordict import TensorDictBase
@@ -15,6 +16,8 @@ from lightning_replay.agents.interfaces import training_data
 from lightning_replay.agents.networks import RecurrentNetwork
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes
 from lightning_replay.training_replay import TrainingReplay
+
+Encode = Callable[[Any], Tensor]  # observations [B, T] to features [B, T, F]
 
 
 class RecurrentDQN(ExploringAgent):
@@ -31,7 +34,7 @@ class RecurrentDQN(ExploringAgent):
     burn-in. Training steps return it and ``td_error``, float32 ``[B, T]``, magnitude, 0 at all other steps.
 
     Args:
-        observation_size: length of a flat observation; read from the environment if absent.
+        observation_size: as of :class:`DQN`; read from the environment if absent.
         num_actions: number of actions; read from the environment if absent.
         hidden_sizes: widths of the layers before the LSTM.
         state_size: units H of the LSTM; a stored state has ``2 H`` floats, 512 bytes for 64 units.
@@ -55,6 +58,7 @@ class RecurrentDQN(ExploringAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
     is_recurrent = True
     explored_key = "recurrent_dqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
@@ -62,7 +66,7 @@ class RecurrentDQN(ExploringAgent):
 
     def __init__(
         self,
-        observation_size: int | None = None,
+        observation_size: int | dict[str, Any] | None = None,
         num_actions: int | None = None,
         hidden_sizes: tuple[int, ...] = (64,),
         state_size: int = 64,
@@ -79,13 +83,13 @@ class RecurrentDQN(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        names = ("observation_size", "num_actions", "hidden_sizes", "state_size")
-        self.network: RecurrentNetwork = RecurrentNetwork(**{name: self.hparams[name] for name in names})
+        sizes = [self.hparams[name] for name in ("num_actions", "hidden_sizes", "state_size")]
+        self.network: RecurrentNetwork = RecurrentNetwork(self.build_encoder(), *sizes)
         self.target_network: RecurrentNetwork = target_of(self.network)
-        pairs = [(self.network, self.target_network)]
+        pairs = [(self.network, self.target_network), *self.learned_encoders]
         self.target_update: TargetUpdate = TargetUpdate(pairs, self.hparams["target_update_rate"])
 
-    def act(self, observation: Tensor, explore: bool) -> NoReturn:
+    def act(self, observation: Any, explore: bool) -> NoReturn:
         """Raises ``TypeError``: without its state a recurrent agent would forget all that it has seen."""
         raise TypeError(f"{type(self).__name__} acts with a state: call act_with_state(observation, state, explore).")
 
@@ -93,9 +97,9 @@ class RecurrentDQN(ExploringAgent):
         """Returns zeros, float32 ``[N, 2, H]``: output and cell of the LSTM."""
         return torch.zeros(num_envs, 2, self.hparams["state_size"], device=self.device)
 
-    def act_with_state(self, observation: Tensor, state: Tensor, explore: bool) -> tuple[Tensor, Tensor]:
+    def act_with_state(self, observation: Any, state: Tensor, explore: bool) -> tuple[Tensor, Tensor]:
         """Returns actions, int64 ``[N]``, as :meth:`DQN.act`, and the states after the observations."""
-        values, state = self.network(observation.unsqueeze(1), state)
+        values, state = self.network(self.features(observation).unsqueeze(1), state)
         greedy = values.squeeze(1).argmax(dim=-1)
         return (self.with_random(greedy) if explore else greedy), state
 
@@ -107,27 +111,29 @@ class RecurrentDQN(ExploringAgent):
         if isinstance(replay, TrainingReplay) and replay.burn_in != burn_in:
             raise ValueError(f"the replay has burn_in {replay.burn_in}, the agent {burn_in}; give both the same.")
 
+    def unroll(self, network: RecurrentNetwork, encode: Encode, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Returns the values of the observations after the burn-in and of those that followed, ``[B, T - b, A]``."""
+        mask, observed, following = batch["mask"], encode(batch["observation"]), encode(batch["next", "observation"])
+        # At the first step that does not exist stands the observation that followed the last one.
+        padded = torch.cat([following[:, :1], following[:, :-1]], 1)
+        is_cut = batch["next", "done"].reshape(mask.shape) & mask.roll(-1, 1)  # before a step that exists
+        columns = torch.where(mask.unsqueeze(-1), observed, padded), following, is_cut
+        stored, burn_in = batch.get("recurrent_state", None), self.hparams["burn_in"]
+        state = self.initial_state(len(batch)) if stored is None else stored[:, 0]
+        if burn_in:
+            with torch.no_grad():
+                state = network.along(state, *[each[:, :burn_in] for each in columns])[2]
+        return network.along(state, *[each[:, burn_in:] for each in columns])[:2]
+
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
         """Returns loss and magnitude of the TD error of each step after the burn-in, and whether it exists.
 
         All are ``[B, T - burn_in]``.
         """
-        mask, following = batch["mask"], batch["next", "observation"]
-        # At the first step that does not exist stands the observation that followed the last one.
-        padded = torch.cat([following[:, :1], following[:, :-1]], 1)
-        observation = torch.where(mask.unsqueeze(-1), batch["observation"], padded)
-        is_cut = batch["next", "done"].reshape(mask.shape) & mask.roll(-1, 1)
-        columns, burn_in = (observation, following, is_cut), self.hparams["burn_in"]
-        warm_up, learned = [each[:, :burn_in] for each in columns], [each[:, burn_in:] for each in columns]
-        stored = batch.get("recurrent_state", None)
-        state = self.initial_state(len(batch)) if stored is None else stored[:, 0]
-        networks, states = (self.network, self.target_network), [state, state]
-        batch = batch[:, burn_in:]
         with torch.no_grad():
-            if burn_in:
-                states = [network.along(state, *warm_up)[2] for network, state in zip(networks, states, strict=True)]
-            target_values = self.target_network.along(states[1], *learned)[1]
-        values, following_values, _ = self.network.along(states[0], *learned)
+            _, target_values = self.unroll(self.target_network, self.target_features, batch)
+        values, following_values = self.unroll(self.network, self.features, batch)
+        batch = batch[:, self.hparams["burn_in"] :]
         bootstrap = target_values.gather(-1, following_values.argmax(-1, keepdim=True)).squeeze(-1)
         target = bootstrapped(batch, bootstrap, self.hparams["discount"])
         current = values.gather(-1, batch["action"].reshape(*target.shape, 1)).squeeze(-1)
@@ -143,7 +149,7 @@ class RecurrentDQN(ExploringAgent):
         optimizer.zero_grad()
         self.take_gradients(loss)
         if self.hparams["gradient_norm"] is not None:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.hparams["gradient_norm"])
+            torch.nn.utils.clip_grad_norm_(self._learned_parameters(), self.hparams["gradient_norm"])
         self.take_step(optimizer)
         self.target_update.step()
         td_error = torch.zeros(batch.shape, device=errors.device)
@@ -151,4 +157,8 @@ class RecurrentDQN(ExploringAgent):
         return {"loss": loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.adam(self.network.parameters())
+        return self.adam(self._learned_parameters())
+
+    def _learned_parameters(self) -> list[Tensor]:
+        learned = [self.network, *(encoder for encoder, _ in self.learned_encoders)]
+        return [parameter for one in learned for parameter in one.parameters()]

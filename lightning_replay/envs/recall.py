@@ -40,7 +40,7 @@ class RecallCue(gymnasium.Env[np.ndarray, int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Draws a cue and shows it."""
+        """Shows a cue, drawn by the seed."""
         super().reset(seed=seed)
         self._cue, self._step = int(self.np_random.integers(self.num_cues)), 0
         return self._observed(), {}
@@ -52,9 +52,5 @@ class RecallCue(gymnasium.Env[np.ndarray, int]):
         return self._observed(), float(is_asked and int(action) == self._cue), is_asked, False, {}
 
     def _observed(self) -> np.ndarray:
-        observation = np.zeros(self.num_cues + 2, np.float32)
-        observation[-1] = self.np_random.uniform(-1.0, 1.0)
-        if self._step == 0:
-            observation[self._cue] = 1.0
-        observation[-2] = self._step == self.delay
-        return observation
+        cues = (self._step == 0) * (np.arange(self.num_cues) == self._cue)
+        return np.array([*cues, self._step == self.delay, self.np_random.uniform(-1.0, 1.0)], np.float32)

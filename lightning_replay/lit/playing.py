@@ -162,15 +162,15 @@ class States:
 
     def __init__(self, agent: RecurrentAgent, count: int) -> None:
         self._agent, self._count = agent, count
-        self._initial = self._checked(agent.initial_state(count), "initial_state", count)
+        self._initial = self._checked(agent.initial_state(count), "initial_state", (count,))
         self.current: Tensor = self._initial.clone()
         self._following = self.current
 
-    def act(self, observation: Tensor, explore: bool) -> Any:
+    def act(self, observation: Any, explore: bool) -> Any:
         """Returns what the agent's ``act_with_state`` returns as actions; its states count from :meth:`advance` on."""
         returned = self._agent.act_with_state(observation, self.current, explore=explore)
         following = returned[1] if isinstance(returned, tuple | list) and len(returned) == 2 else returned
-        self._following = self._checked(following, "act_with_state", *self.current.shape)
+        self._following = self._checked(following, "act_with_state", self.current.shape)
         return returned[0]
 
     def advance(self, done: np.ndarray) -> None:
@@ -178,13 +178,9 @@ class States:
         ended = torch.from_numpy(done).to(self.current.device).view(-1, *[1] * (self.current.ndim - 1))
         self.current = torch.where(ended, self._initial, self._following)  # a copy: an agent may reuse its tensors
 
-    def _checked(self, state: Any, method: str, *shape: int) -> Tensor:
+    def _checked(self, state: Any, method: str, shape: Sequence[int]) -> Tensor:
         is_float = isinstance(state, Tensor) and state.is_floating_point()
-        if (
-            not is_float
-            or state.shape[: len(shape)] != shape
-            or (method == "act_with_state" and state.ndim != len(shape))
-        ):
+        if not is_float or (state.shape[:1] if method == "initial_state" else state.shape) != shape:
             raise ValueError(
                 f"{type(self._agent).__name__}.{method} returned as states {_shown(state)} for {self._count} "
                 f"environments; accepted is one tensor of floats {[*shape]} (h and c of an LSTM stacked)"

@@ -28,20 +28,24 @@ def agent_of(burn_in: int = 0, **options) -> RecurrentDQN:
 
 
 def sequences(lengths: list[int], steps: int, seed: int = 1) -> TensorDict:
-    """Sequences ``[B, T]`` of which the first steps exist; the others hold numbers that must not matter."""
+    """Sequences ``[B, T]`` of which the first steps exist; the others hold numbers that must not matter.
+
+    Short ones of an odd length terminated, those of an even length are truncated.
+    """
     generator = torch.Generator().manual_seed(seed)
     count = len(lengths)
     walk = torch.randn(count, steps + 1, 3, generator=generator)
     mask = torch.arange(steps).expand(count, steps) < torch.tensor(lengths).unsqueeze(1)
     observation = torch.where(mask.unsqueeze(-1), walk[:, :-1], 100.0)
-    terminated = torch.zeros(count, steps, 1, dtype=torch.bool)
+    done, terminated = (torch.zeros(count, steps, 1, dtype=torch.bool) for _ in range(2))
     for row, length in enumerate(lengths):
-        terminated[row, length - 1 :] = length < steps
+        done[row, length - 1 :] = length < steps
+        terminated[row, length - 1 :] = length < steps and length % 2 == 1
     following = {
         "observation": walk[:, 1:],
         "reward": torch.randn(count, steps, 1, generator=generator),
         "terminated": terminated,
-        "done": terminated.clone(),
+        "done": done,
     }
     return TensorDict(
         {
@@ -203,3 +207,17 @@ def test_random_actions_are_counted_and_saved() -> None:
 def test_acting_without_a_state_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^RecurrentDQN acts with a state: call act_with_state"):
         agent_of().act(torch.zeros(1, 3), explore=False)
+
+
+def test_dictionaries_and_images_are_encoded(tmp_path) -> None:
+    camera = {"encoder": "convolutions", "shape": [3, 8, 8], "high": 255.0, "channels_first": True}
+    agent = agent_of(observation_size={"camera": camera, "speed": 3})
+    batch = sequences([4, 3], steps=4)
+    for part in (batch, batch["next"]):
+        images = torch.randint(256, (2, 4, 3, 8, 8), dtype=torch.uint8)
+        part["observation"] = TensorDict({"camera": images, "speed": part["observation"]}, [2, 4])
+    before = [parameter.clone() for parameter in agent.observation_encoder.parameters()]
+    learn(agent, batch, tmp_path)
+    assert not any(map(torch.equal, before, agent.observation_encoder.parameters()))
+    action, state = agent.act_with_state(batch["observation"][:, 0], agent.initial_state(2), explore=False)
+    assert action.shape == (2,) and state.shape == (2, 2, 4)

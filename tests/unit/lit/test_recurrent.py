@@ -228,7 +228,7 @@ def test_it_is_validated_and_evaluated_with_its_state(tmp_path) -> None:
 
 
 def test_an_agent_of_single_rows_is_refused_where_sequences_are_drawn(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"^DQN learns from single rows, .* \[B, T\] with SequenceSampler; use"):
+    with pytest.raises(ValueError, match=r"^DQN learns from single rows, .* draws sequences with SequenceSampler; use"):
         make_trainer(tmp_path).fit(DQN(), datamodule=data_of(sequences(), 60))
 
 
