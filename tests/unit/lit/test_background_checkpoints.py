@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
@@ -108,9 +109,11 @@ def test_an_error_is_raised_at_the_next_step_and_the_save_before_stays(tmp_path:
     monkeypatch.setattr(ReplayCheckpointIO, "_save", failing)
     waits = At(21, lambda trainer: trainer.strategy.checkpoint_io._last_task.exception())
     agent = Tiny()
+    caplog.set_level(logging.INFO)
     with pytest.raises(OSError, match="no space left"):
         make_trainer(tmp_path, [keep, waits]).fit(agent, datamodule=make_data())
     assert len(agent.seen) == 21 and updates_in(tmp_path / "run" / "last.ckpt") == 10
+    assert "because saving failed; update 10 (environment step 30) is in" in caplog.text
     data = make_data()
     make_trainer(tmp_path, [ReplayCheckpoint(tmp_path / "run")]).fit(Tiny(), datamodule=data, ckpt_path="last")
     assert data.updates_done == 40
