@@ -146,10 +146,10 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             with (folder / name).to_write() as local:
                 replay.save(local)
                 state["replay"], state["replay_id"] = name, save_id(local)
-            super().save_checkpoint(checkpoint, url, options)
         except BaseException:
             (folder / name).remove()
             raise
+        super().save_checkpoint(checkpoint, url, options)
         for earlier in before:
             earlier.remove()
 

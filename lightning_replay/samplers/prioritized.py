@@ -478,6 +478,6 @@ class PrioritizedSampler(PrioritizedBase):
 
     def __repr__(self) -> str:
         return (
-            f"PrioritizedSampler(capacity={self.max_size}, priority_exponent={self._priority_exponent}, "
+            f"{type(self).__name__}(capacity={self.max_size}, priority_exponent={self._priority_exponent}, "
             f"importance_exponent={self._importance_exponent}, priority_offset={self.priority_offset})"
         )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
@@ -108,12 +109,38 @@ def test_an_error_is_raised_at_the_next_step_and_the_save_before_stays(tmp_path:
     monkeypatch.setattr(ReplayCheckpointIO, "_save", failing)
     waits = At(21, lambda trainer: trainer.strategy.checkpoint_io._last_task.exception())
     agent = Tiny()
+    caplog.set_level(logging.INFO)
     with pytest.raises(OSError, match="no space left"):
         make_trainer(tmp_path, [keep, waits]).fit(agent, datamodule=make_data())
     assert len(agent.seen) == 21 and updates_in(tmp_path / "run" / "last.ckpt") == 10
+    assert "because saving failed; update 10 (environment step 30) is in" in caplog.text
     data = make_data()
     make_trainer(tmp_path, [ReplayCheckpoint(tmp_path / "run")]).fit(Tiny(), datamodule=data, ckpt_path="last")
     assert data.updates_done == 40
+
+
+def test_what_follows_a_failed_save_is_left_out(tmp_path: Path, monkeypatch) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=make_data())
+    trainer.save_checkpoint(tmp_path / "old.ckpt")
+    files = ReplayCheckpointIO(trainer.strategy.checkpoint_io.wrapped, trainer.datamodule)
+    files.in_background, trainer.strategy.checkpoint_io = True, files
+    trainer.datamodule.replay.sample()
+
+    def fail(*arguments) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("lightning_replay.saves.write_data", fail)
+    trainer.save_checkpoint(tmp_path / "new.ckpt")
+    files.remove_checkpoint(tmp_path / "old.ckpt")
+    with pytest.raises(OSError, match="no space left"):
+        files.wait()
+    assert (tmp_path / "old.ckpt").exists() and not (tmp_path / "new.ckpt").exists()
+    assert (tmp_path / "old.40.replay").exists()
+    assert not trainer.datamodule.replay.storage.snapshots, "the rows are not kept any longer"
+    files.remove_checkpoint(tmp_path / "old.ckpt")
+    files.wait()
+    assert not (tmp_path / "old.ckpt").exists() and not (tmp_path / "old.40.replay").exists()
 
 
 def test_a_run_that_is_stopped_is_saved_once_the_save_before_is_written(tmp_path: Path) -> None:

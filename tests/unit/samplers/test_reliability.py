@@ -132,6 +132,18 @@ def test_worked_numbers() -> None:
     assert replay.sampler.reliability_of(slots[:3]).tolist() == [0.75, 1.0, 1.0]
 
 
+def test_the_largest_sum_is_that_of_the_episodes_as_they_are() -> None:
+    """A running episode had a sum of 9 at its first row, which is not its last row any more."""
+    replay = make_replay(8, priority_offset=0.0)
+    first = replay.extend(steps([False], [1]))
+    replay.update_priority(first, torch.tensor([9.0]))
+    second = replay.extend(steps([False], [1]))
+    replay.update_priority(torch.cat((first, second)), torch.tensor([1.0, 1.0]))
+    other = replay.extend(steps([False], [2]))
+    replay.update_priority(other, torch.tensor([1.0]))
+    assert replay.sampler.reliability_of(other).tolist() == [0.5]  # over the 2 of the first episode
+
+
 def test_no_more_episodes_are_renewed_than_fit() -> None:
     replay, whole = make_replay(12, rows_per_update=5), make_replay(12)
     for one in (replay, whole):
