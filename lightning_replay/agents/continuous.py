@@ -36,6 +36,7 @@ class ContinuousAgent(OffPolicyAgent):
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
+    encodes_observations = True
     outputs_per_action = 1  # of the policy's network
     action_low: Tensor
     action_high: Tensor
@@ -109,7 +110,6 @@ class SAC(ContinuousAgent):
     """
 
     takes_update_batches = True
-    encodes_observations = True
     outputs_per_action = 2
     backs_up_entropy: ClassVar[bool] = True  #: Whether the critics' targets count the entropy of the next action.
 
@@ -225,7 +225,6 @@ class TD3(ContinuousAgent):
     """
 
     takes_update_batches = True
-    encodes_observations = True
 
     def __init__(
         self,

@@ -30,7 +30,8 @@ class IQL(ContinuousAgent):
     float32 ``[B]``, the larger magnitude of the two critics'.
 
     Args:
-        observation_size: length of a flat observation; like the two bounds it is read from the environment if absent.
+        observation_size: length of a flat observation, or a description of its entries as of
+            :class:`~lightning_replay.agents.DQN`; like the two bounds it is read from the environment if absent.
         action_low: smallest value of each action dimension.
         action_high: largest value of each action dimension.
         hidden_sizes: widths of the hidden layers of policy, critics and value.
@@ -71,14 +72,16 @@ class IQL(ContinuousAgent):
     def build(self) -> None:
         super().build()
         options = self.hparams
-        self.value: Perceptron = Perceptron(options["observation_size"], options["hidden_sizes"], 1)
+        encoder = self.observation_encoder
+        size = options["observation_size"] if encoder is None else encoder.size
+        self.value: Perceptron = Perceptron(size, options["hidden_sizes"], 1)
         self.log_deviation: nn.Parameter = nn.Parameter(torch.zeros(len(self.action_low)))
-        pairs = [(self.critics, self.target_critics)]
+        pairs = [(self.critics, self.target_critics), *self.learned_encoders]
         self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mean."""
-        action = torch.tanh(self.actor(observation))
+        action = torch.tanh(self.actor(self.features(observation)))
         if explore:
             action = action + self.log_deviation.clamp(*_LOG_DEVIATIONS).exp() * torch.randn_like(action)
         return self.action_center + self.action_half_range * action.clamp(-1.0, 1.0)
@@ -87,13 +90,14 @@ class IQL(ContinuousAgent):
         """Returns the logarithm of the policy's density of actions ``[B, A]`` scaled to [-1, 1], ``[B]``."""
         scaled = (action - self.action_center) / self.action_half_range
         deviation = self.log_deviation.clamp(*_LOG_DEVIATIONS).exp()
-        return torch.distributions.Normal(torch.tanh(self.actor(observation)), deviation).log_prob(scaled).sum(-1)
+        mean = torch.tanh(self.actor(self.detached_features(observation)))
+        return torch.distributions.Normal(mean, deviation).log_prob(scaled).sum(-1)
 
     def distances(self, batch: TensorDictBase) -> Tensor:
         with torch.no_grad():
-            values = self.value(batch.get("next").get("observation")).squeeze(-1)
+            values = self.value(self.features(batch.get("next").get("observation"))).squeeze(-1)
             target = bootstrapped(batch, values, self.hparams["discount"])
-        return self.critics.values(batch.get("observation"), batch.get("action")) - target
+        return self.critics.values(self.features(batch.get("observation")), batch.get("action")) - target
 
     def value_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
         """Returns the expectile loss of advantages ``[B]``, whose gradient is the value's."""
@@ -107,20 +111,22 @@ class IQL(ContinuousAgent):
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         critic_optimizer, (actor_optimizer, value_optimizer) = self.critic_and_other_optimizers()
-        observation = batch.get("observation")
+        features = self.detached_features(batch.get("observation"))
         with torch.no_grad():
-            values = self.target_critics.values(observation, batch.get("action")).amin(0)
-        self.descend(value_optimizer, self.value_loss(batch, values - self.value(observation).squeeze(-1)))
+            target_features = self.target_features(batch.get("observation"))
+            values = self.target_critics.values(target_features, batch.get("action")).amin(0)
+        self.descend(value_optimizer, self.value_loss(batch, values - self.value(features).squeeze(-1)))
         with torch.no_grad():
-            advantage = values - self.value(observation).squeeze(-1)  # of the value just stepped, as published
+            advantage = values - self.value(features).squeeze(-1)  # of the value just stepped, as published
         self.descend(actor_optimizer, self.actor_loss(batch, advantage))
         outputs = self.update_critics(critic_optimizer, batch)
         self.target_update.step()
         return outputs
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        critics, _ = super().configure_optimizers()
         return [
-            self.adam(self.critics.parameters(), "critic_learning_rate"),
+            critics,
             self.adam([*self.actor.parameters(), self.log_deviation], "actor_learning_rate"),
             self.adam(self.value.parameters(), "value_learning_rate"),
         ]
@@ -173,18 +179,18 @@ class CQL(SAC):
 
     def overestimate(self, batch: TensorDictBase) -> Tensor:
         """Returns both critics' ``log E[exp Q]`` over sampled actions less their values of stored ones, ``[2, B]``."""
-        observation, count = batch.get("observation"), self.hparams["sampled_actions"]
-        here = observation.expand(count, *observation.shape)
+        features, count = self.features(batch.get("observation")), self.hparams["sampled_actions"]
+        here = features.expand(count, *features.shape)
         with torch.no_grad():
-            random = torch.rand(*here.shape[:-1], len(self.action_low), device=observation.device)
+            random = torch.rand(*here.shape[:-1], len(self.action_low), device=features.device)
             random = self.action_low + (self.action_high - self.action_low) * random
             of_policy, density = self.draw(here)
-            of_next, next_density = self.draw(batch.get("next").get("observation").expand_as(here))
+            of_next, next_density = self.draw(self.features(batch.get("next").get("observation")).expand_as(here))
         uniform = torch.full_like(density, len(self.action_low) * math.log(0.5))  # scaled to [-1, 1], as the others
         # Q [2, 3 N, B] less the logarithm of the density that each action was drawn with
         values = self.critics.values(torch.cat([here] * 3), torch.cat([random, of_policy, of_next]))
         weighted = values - torch.cat([uniform, density, next_density])
-        return weighted.logsumexp(1) - self.critics.values(observation, batch.get("action"))
+        return weighted.logsumexp(1) - self.critics.values(features, batch.get("action"))
 
     def update_critics(self, optimizer: Any, batch: TensorDictBase) -> dict[str, Tensor]:
         distances = self.distances(batch)
