@@ -50,6 +50,7 @@ class ContinuousAgent(OffPolicyAgent):
         for name, bound in bounds.items():
             self.register_buffer(f"action_{name}", bound, persistent=False)
         size, hidden, actions = self.build_encoder(), options["hidden_sizes"], len(low)
+        self.num_features: int = size
         self.actor: Perceptron = Perceptron(size, hidden, self.outputs_per_action * actions)
         self.critics: TwoCritics = TwoCritics(size, actions, hidden)
         self.target_critics: TwoCritics = target_of(self.critics)

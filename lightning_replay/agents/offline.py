@@ -54,7 +54,7 @@ class IQL(ContinuousAgent):
 
     def __init__(
         self,
-        observation_size: int | None = None,
+        observation_size: int | dict[str, Any] | None = None,
         action_low: list[float] | None = None,
         action_high: list[float] | None = None,
         hidden_sizes: tuple[int, ...] = (256, 256),
@@ -72,26 +72,23 @@ class IQL(ContinuousAgent):
     def build(self) -> None:
         super().build()
         options = self.hparams
-        encoder = self.observation_encoder
-        size = options["observation_size"] if encoder is None else encoder.size
-        self.value: Perceptron = Perceptron(size, options["hidden_sizes"], 1)
+        self.value: Perceptron = Perceptron(self.num_features, options["hidden_sizes"], 1)
         self.log_deviation: nn.Parameter = nn.Parameter(torch.zeros(len(self.action_low)))
         pairs = [(self.critics, self.target_critics), *self.learned_encoders]
         self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
 
-    def act(self, observation: Tensor, explore: bool) -> Tensor:
+    def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mean."""
         action = torch.tanh(self.actor(self.features(observation)))
         if explore:
             action = action + self.log_deviation.clamp(*_LOG_DEVIATIONS).exp() * torch.randn_like(action)
         return self.action_center + self.action_half_range * action.clamp(-1.0, 1.0)
 
-    def log_density(self, observation: Tensor, action: Tensor) -> Tensor:
+    def log_density(self, features: Tensor, action: Tensor) -> Tensor:
         """Returns the logarithm of the policy's density of actions ``[B, A]`` scaled to [-1, 1], ``[B]``."""
         scaled = (action - self.action_center) / self.action_half_range
         deviation = self.log_deviation.clamp(*_LOG_DEVIATIONS).exp()
-        mean = torch.tanh(self.actor(self.detached_features(observation)))
-        return torch.distributions.Normal(mean, deviation).log_prob(scaled).sum(-1)
+        return torch.distributions.Normal(torch.tanh(self.actor(features)), deviation).log_prob(scaled).sum(-1)
 
     def distances(self, batch: TensorDictBase) -> Tensor:
         with torch.no_grad():
@@ -107,7 +104,8 @@ class IQL(ContinuousAgent):
     def actor_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
         """Returns minus the mean log density of stored actions, weighted by their advantages ``[B]``."""
         weight = (self.hparams["inverse_temperature"] * advantage.detach()).exp().clamp(max=_LARGEST_WEIGHT)
-        return -weighted_mean(weight * self.log_density(batch.get("observation"), batch.get("action")), batch)
+        features = self.detached_features(batch.get("observation"))
+        return -weighted_mean(weight * self.log_density(features, batch.get("action")), batch)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         critic_optimizer, (actor_optimizer, value_optimizer) = self.critic_and_other_optimizers()
@@ -159,7 +157,7 @@ class CQL(SAC):
 
     def __init__(
         self,
-        observation_size: int | None = None,
+        observation_size: int | dict[str, Any] | None = None,
         action_low: list[float] | None = None,
         action_high: list[float] | None = None,
         hidden_sizes: tuple[int, ...] = (256, 256),
