@@ -37,7 +37,7 @@ class BitFlipping(gymnasium.Env[Seen, Any]):
         entries = ("observation", "achieved_goal", "desired_goal")
         each = spaces.Box(0.0, 1.0, (self.bits,), np.float32)
         self.observation_space: spaces.Dict = spaces.Dict(dict.fromkeys(entries, each))
-        self.action_space: spaces.Discrete = spaces.Discrete(self.bits)
+        self.action_space: spaces.Space[Any] = spaces.Discrete(self.bits)
         self._state = self._goal = np.zeros(self.bits, dtype=np.float32)
         self._steps = 0
 

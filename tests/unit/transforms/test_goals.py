@@ -269,6 +269,36 @@ def _as_row(values):
     return TensorDict(leaves(values), [])
 
 
+@pytest.mark.parametrize("strategy", ["future", "episode"])
+def test_rows_with_frames_stored_once_are_relabelled(strategy) -> None:
+    replay = hindsight(12, share=1.0, strategy=strategy, frame_stack=2, n_steps=2, terminated=reached)
+    rows = goal_rows(range(9))
+    shown = torch.arange(11, dtype=torch.uint8).unfold(0, 2, 1)[..., None, None].expand(-1, -1, 3, 3).clone()
+    rows["pixels"], rows["next", "pixels"] = shown[:9], shown[1:10]
+    replay.extend(rows)
+    batch = replay.sample(200)
+    number, last = batch["observation", "achieved_goal"][:, 0], batch["next", "observation", "achieved_goal"][:, 0]
+    assert torch.equal(batch["pixels"][:, 0, 0, 0], number) and torch.equal(batch["next", "pixels"][:, 0, 0, 0], last)
+    goal = batch["observation", "desired_goal"][:, 0]
+    assert torch.equal(batch["next", "terminated"].flatten(), goal == last)
+    assert (last - number == batch["steps_to_next_obs"].flatten()).all() and (goal > OWN_GOAL).all()
+
+
+@pytest.mark.gpu
+def test_rows_on_a_gpu_get_the_goals_of_the_cpu() -> None:
+    """The draws of samplers differ between devices, the goals of the same rows do not."""
+    for strategy in ("future", "final", "episode"):
+        found = []
+        for device in ("cpu", "cuda"):
+            replay = hindsight(strategy=strategy, share=0.8, n_steps=2, device=device)
+            replay.extend(goal_rows(range(15)))
+            index = torch.arange(15, device=device)
+            rows = replay._episodes.draw(replay.storage.get(index), index, replay.storage)
+            batch = replay._transforms[0].forward_drawn(rows, index, replay.storage, replay._episodes)
+            found.append(batch.exclude("index").cpu())
+        assert (found[0] == found[1]).all()
+
+
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans(), st.integers(0, 2**20))
 def test_both_ways_to_walk_agree(lengths, from_first, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
