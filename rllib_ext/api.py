@@ -36,7 +36,7 @@ LEVEL_OPTIONS = ("held_out_levels", "generalization_gap", "flush")
 
 
 def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
-    """Returns settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC and TQC, new API stack.
+    """Returns settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC, TQC and CQL.
 
     ``n_step``, ``gamma``, the batch size and ``seed`` are RLlib's. Checkpoints, several Learners and the fastest path
     need :func:`rllib_ext.configure` as well.
