@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from lightning_replay.feedback import given_feedback, judged, td_error_of
+from lightning_replay.feedback import given_feedback, judged, row_numbers, td_error_of
 from lightning_replay.options import check_kind, checked_count, checked_seed
 from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay, given_batch_size
@@ -210,11 +210,15 @@ class MixedReplay(Seeded, TrainingReplay):
         td_error = td_error_of(td_error, signals)
         index, td_error, generation = given_feedback(index, td_error, generation)
         first = index if index.ndim == 1 else index[:, 0]
-        if td_error is not None and td_error.numel() != len(index):
-            raise ValueError(
-                f"td_error must hold one value for each of the {len(index)} rows of the batch; got shape "
-                f"{list(td_error.shape)}. Reduce it over everything but the batch dimension. No priority was changed"
-            )
+        given_rows: dict[str, Any] = {} if td_error is None else {"td_error": td_error}
+        for name, value in signals.items():
+            signals[name] = given_rows[name] = row_numbers(name, value, "a tensor [B, ...]")
+        for name, value in given_rows.items():
+            if value.shape[:1] != index.shape[:1]:
+                raise ValueError(
+                    f"{name} must hold one value for each of the {len(index)} rows of the batch; got shape "
+                    f"{list(value.shape)}. No priority was changed"
+                )
         if td_error is None and self.is_prioritized:
             raise ValueError("td_error is None, and a side draws by TD errors; give one for each row of the batch")
         parts: list[tuple[Replay, Tensor, Any, Any, dict[str, Any]]] = []
@@ -353,7 +357,7 @@ class MixedReplay(Seeded, TrainingReplay):
 
 def _columns_of(side: Replay) -> dict[tuple[str, ...], str]:
     # Of the storage, not of a draw, whose transforms may refuse single rows.
-    row = side.storage.get(torch.zeros(1, dtype=torch.int64, device="cpu"))
+    row = side._collate_fn(side.storage.get(torch.zeros(1, dtype=torch.int64, device="cpu")))
     columns = {key if isinstance(key, tuple) else (key,): row.get(key) for key in row.keys(True, True)}
     return {
         key: f"{column.dtype} {list(column.shape[1:])}"

@@ -63,9 +63,9 @@ def use_replay(config: AlgorithmConfig) -> None:
         config.algo_class = ReplayCQL
 
 
-def check_draws(config: AlgorithmConfig, buffer: Any) -> None:
-    """Refuses buffers of CQL that need TD errors or weights, which its Learner neither returns nor multiplies."""
-    if issubclass(config.algo_class, CQL) and any(one.replay.takes_feedback for one in buffer.modules.values()):
+def check_draws(buffer: Any) -> None:
+    """Refuses a buffer that needs TD errors or weights, which the Learner of CQL neither returns nor multiplies."""
+    if any(one.replay.takes_feedback for one in buffer.modules.values()):
         raise ValueError(
             "RLlib's CQL returns no TD errors of single rows and its loss takes no weights, which this replay needs. "
             'Use replay_config("uniform", ...), or another recipe without priorities'

@@ -135,8 +135,9 @@ class CQL(SAC):
 
     Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation 4 with the entropy as regulariser, CQL(H), by
     importance sampling (appendix F): of ``sampled_actions`` uniform actions and as many each of the policy in the
-    state and in the next one. The targets are without entropy, as in the authors' code. Without their Lagrange
-    multiplier: the weight is fixed.
+    state and in the next one. The targets are without entropy, as in the authors' code, and without their Lagrange
+    multiplier: the weight is fixed. TorchRL's ``CQLLoss`` sums over three of the sampled actions at a time, and values
+    those of the next state there and not in the state.
 
     ``priority_weight`` multiplies each row of the critics' loss. Training steps return as SAC's; ``td_error`` is
     without the conservative term.

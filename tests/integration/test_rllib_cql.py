@@ -92,3 +92,5 @@ def test_configs_that_cannot_learn_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             rllib_ext.configure(wrong)
+    with pytest.raises(ValueError, match="joins two buffers"):
+        rllib_ext.replay_config("mixed", capacity=100)

@@ -12,14 +12,14 @@ from lightning_replay import recipes
 from tests.transitions import numbered_steps
 
 
-@pytest.mark.parametrize(("share", "batch_size"), [(0.3, 64), (0.7, 10), (0.05, 7), (0.999, 5)])
+@pytest.mark.parametrize(("share", "batch_size"), [(0.3, 64), (0.7, 10), (0.05, 7)])
 def test_a_share_that_is_no_whole_number_of_rows_is_right_on_average(share: float, batch_size: int) -> None:
     replay = recipes.mixed(
         online=recipes.uniform(100, 4), offline=recipes.uniform(100, 4), share=share, batch_size=batch_size, seed=11
     )
     replay.offline.extend(numbered_steps(0, 100))
     replay.extend(numbered_steps(0, 100))
-    draws = 1_500
+    draws = 1_000
     found = np.array([int(replay.sample()["is_offline"].sum()) for _ in range(draws)])
     exact = share * batch_size
     lower = int(np.floor(exact + 1e-9))

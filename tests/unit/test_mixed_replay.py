@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage
+from torchrl.data import LazyTensorStorage, ListStorage
 from torchrl.data.replay_buffers import RandomSampler
 from torchrl.trainers import ReplayBufferTrainer
 
@@ -207,8 +207,9 @@ def test_a_seed_restarts_all_draws_and_the_sides_draw_apart() -> None:
     assert (replay.online.sample()["index"] != replay.offline.sample()["index"]).any()
 
 
-def test_a_storage_of_torchrl_and_its_trainer_hook() -> None:
-    online = Replay(storage=LazyTensorStorage(100), sampler=RandomSampler(), batch_size=4)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_a_storage_of_torchrl_and_its_trainer_hook(storage: type) -> None:
+    online = Replay(storage=storage(100), sampler=RandomSampler(), batch_size=4)
     replay = mixed(online)
     hook = ReplayBufferTrainer(replay, batch_size=6)
     hook.extend(numbered_steps(0, 20))
@@ -226,6 +227,9 @@ def test_one_side_refuses_feedback_and_neither_changes() -> None:
     for wrong in (error, torch.ones(7), None):
         with pytest.raises(ValueError, match="td_error"):
             replay.update_priority(batch, wrong)
+    for signal in ([1.0] * 3, torch.ones(3)):
+        with pytest.raises(ValueError, match="surprise must hold one value"):
+            replay.update_priority(batch, torch.ones(8), surprise=signal)
     with pytest.raises(IndexError, match="rows stored"):
         replay.update_priority(torch.tensor([0, OFFLINE_INDEX + 99]), torch.tensor([5.0, 5.0]))
     assert (replay.online.sampler.priority_of(torch.arange(20)) < 1.001).all()
