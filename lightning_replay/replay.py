@@ -829,7 +829,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if self._packed is not None:
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
-        self.sequence_length = self._sampler_hooks.sequence_length
+        self.sequence_length: int | None = self._sampler_hooks.sequence_length
         self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
         self._checks_rows = type(self._sampler_hooks).check_rows is not ReplaySampler.check_rows
