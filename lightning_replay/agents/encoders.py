@@ -134,10 +134,11 @@ class Encoder(nn.Module):
     def __init__(self, size: ObservationSize) -> None:
         super().__init__()
         # in the order of their names, so that weights fit whatever the order of a mapping
-        self.paths, entries = zip(*sorted(entries_of(size), key=lambda entry: entry[0]), strict=True)
-        self.parts: nn.ModuleList = nn.ModuleList(_part_of(entry) for entry in entries)
+        entries = sorted(entries_of(size), key=lambda entry: entry[0])
+        self.paths: list[tuple[str, ...]] = [path for path, _ in entries]
+        self.parts: nn.ModuleList = nn.ModuleList(_part_of(entry) for _, entry in entries)
         described: list[tuple[Any, Any]] = list(zip(entries, self.parts, strict=True))
-        self.size: int = sum(one if isinstance(one, int) else part.size for one, part in described)
+        self.size: int = sum(one if isinstance(one, int) else part.size for (_, one), part in described)
         self.is_learned: bool = any(True for _ in self.parameters())
 
     def forward(self, observation: Tensor | TensorDictBase | Mapping[str, Any]) -> Tensor:

@@ -136,8 +136,8 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _check(self, expected: Any, observation: Any, method: str, entry: str = "") -> None:
         if type(expected) is dict:
-            named = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
-            entries = {str(name): part for name, part in named}
+            given = dict(enumerate(observation)) if isinstance(observation, tuple) else observation
+            entries = {str(name): part for name, part in given.items()} if isinstance(given, Mapping) else {}
             if entries.keys() != expected.keys():
                 raise ValueError(
                     f"{method} of {self.env} returned an observation{entry} with the entries {sorted(entries)}, and "

@@ -71,22 +71,19 @@ def returns(replay: Replay) -> Tensor:
 def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) -> Tensor:
     """Returns the stored observations ``[P, ...]`` of the rows in ``slots``, int64 ``[P]``, on the CPU.
 
-    ``key`` of the column is a tuple if nested, or that of several columns, which are flattened and joined, float32
-    ``[P, F]``; ``None`` uses the ``image_key`` of a frame storage, else
+    ``key`` of the column is a tuple if nested; ``None`` uses the ``image_key`` of a frame storage, else
     ``"observation"``, else ``"pixels"``. Raises ``KeyError`` with the stored columns if there is no such one.
     """
     storage = replay.storage
     stored = [_as_tuple(name) for name in storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)]
     image_keys = [storage.image_key] if isinstance(storage, FrameStorage) else []
     wanted = [*image_keys, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
-    found = ([name for name in stored if name[: len(prefix)] == prefix] for prefix in wanted)
-    columns = read_columns(storage, slots, next(filter(None, found), []))
-    if not columns:
+    found = next((name for name in wanted if name in stored), None)
+    if found is None:
         asked, there_are = " or ".join(map(_name, wanted)), ", ".join(map(_name, stored))
         raise KeyError(f"no column {asked} is stored; stored are {there_are}. Name the observations: observation_key=")
-    if len(columns) == 1:
-        return columns[0].cpu()
-    return torch.cat([column.reshape(len(slots), -1).float().cpu() for column in columns], dim=1)
+    (column,) = read_columns(storage, slots, [found])
+    return column.cpu()
 
 
 def _as_tuple(key: NestedKey) -> Key:
