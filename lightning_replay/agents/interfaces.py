@@ -170,12 +170,14 @@ def check_sequences(agent: L.LightningModule, replay: TrainingReplay) -> None:
 
 
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
-    """Returns the agent; raises ``TypeError`` if it has no method ``act``, ``act_with_value`` or ``value``."""
+    """Returns the agent; ``TypeError`` if it lacks ``act``, ``act_with_value`` or ``value``, or is recurrent."""
     if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
         raise TypeError(
             f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
             "collected with; add both as in lightning_replay.agents.PPO, or use that."
         )
+    if getattr(agent, "is_recurrent", False):
+        raise TypeError(f"{type(agent).__name__} is recurrent, and rollouts of levels carry no states; use PPO.")
     acting_agent(agent)
     return cast(RolloutAgent, agent)
 

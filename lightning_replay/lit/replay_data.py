@@ -86,6 +86,8 @@ class ReplayDataModule(EnvStepDataModule):
     If the replay keeps transitions by their surprise and was built without a function that measures it, the agent's
     method ``initial_surprise``, where it has one, is called for new rows.
 
+    Of an agent with a state (``is_recurrent``) each environment has one, which rows carry as ``recurrent_state``.
+
     If the replay has tasks, its scheduler chooses the task of each environment, rows carry ``task``, and evaluation
     plays the first task unless ``env_kwargs`` name one.
 

@@ -14,6 +14,7 @@ import torch
 
 from lightning_replay import recipes
 from lightning_replay.agents import DQN, RecurrentDQN
+from lightning_replay.agents.interfaces import rollout_agent
 from lightning_replay.collecting import VectorSteps
 from lightning_replay.envs.recall import RecallCue
 from lightning_replay.lit import Evaluate, ReplayDataModule
@@ -243,6 +244,13 @@ def test_a_recurrent_agent_is_refused_where_single_rows_are_drawn(tmp_path) -> N
     with pytest.raises(ValueError, match=r"^RecurrentDQN is recurrent .* single rows with PrioritizedSampler; use "):
         make_trainer(tmp_path).fit(RecurrentDQN(), datamodule=data)
     assert len(replay) == 0
+
+
+def test_rollouts_of_levels_carry_no_states() -> None:
+    agent = CountsSteps()
+    agent.act = agent.act_with_value = agent.value = print
+    with pytest.raises(TypeError, match=r"^CountsSteps is recurrent, and rollouts of levels carry no states; use PPO"):
+        rollout_agent(agent)
 
 
 def test_an_own_module_that_declares_nothing_may_learn_from_rows(tmp_path) -> None:
