@@ -33,5 +33,5 @@ SAMPLERS = "lightning_replay.samplers."
 )
 def test_a_variant_is_built_from_a_config(options: dict[str, Any], described: str) -> None:
     config = rllib_ext.replay_config(capacity=100, **options)
-    replay = trial_buffer(**{name: value for name, value in config.items() if name != "type"}).options.build("one").replay
-    assert repr(replay.sampler).startswith(described)
+    buffer = trial_buffer(**{name: value for name, value in config.items() if name != "type"})
+    assert repr(buffer.options.build("one").replay.sampler).startswith(described)
