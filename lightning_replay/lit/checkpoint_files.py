@@ -85,6 +85,10 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self._pending: Hashable = None  # the state that the thread saves
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        name = type(self.datamodule).__qualname__
+        if checkpoint.get(name) is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
+            self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+            return
         stamp, replay = self.datamodule.replay_stamp(), self.datamodule.replay
         # Best and last of one state do not wait for each other.
         if not (self.in_background and stamp == self._pending):
@@ -117,10 +121,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             task.result()
 
     def _save(self, checkpoint: dict[str, Any], path: str | Path, options: Any, stamp: Hashable, replay: Any) -> None:
-        state = checkpoint.get(type(self.datamodule).__qualname__)
-        if state is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
-            self.wrapped.save_checkpoint(checkpoint, path, options)
-            return
+        state = checkpoint[type(self.datamodule).__qualname__]
         if "://" in str(path):
             self._save_at_url(checkpoint, str(path), options, state, replay)
             return

@@ -400,10 +400,9 @@ class PrioritizedSampler(PrioritizedBase):
     @property
     def default_priority(self) -> float | Tensor:
         """Returns the priority of new rows, before any exponent, the largest so far; 1 where none is positive."""
-        first = max(1.0, self.smallest_priority)
         if isinstance(self._largest, Tensor):
-            return torch.where(self._largest > 0, self._largest, first)
-        return self._largest if self._largest > 0 else first
+            return torch.where(self._largest > 0, self._largest, max(1.0, self.smallest_priority))
+        return self._largest if self._largest > 0 else max(1.0, self.smallest_priority)
 
     @property
     def nbytes(self) -> int:

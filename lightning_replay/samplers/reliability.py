@@ -173,6 +173,7 @@ class ReliabilityAdjustedSampler(PrioritizedSampler):
         return super().state_dict() | {"episodes": own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._tree.load_state_dict(state_dict["tree"])  # which refuses another capacity
         self._of_rows = state_dict["episodes"]["of_rows"].cpu().numpy().copy()
         self.followed.load_state_dict(state_dict["episodes"])
         super().load_state_dict(state_dict)
