@@ -36,7 +36,6 @@ class ContinuousAgent(OffPolicyAgent):
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
-    encodes_observations = True
     outputs_per_action = 1  # of the policy's network
     action_low: Tensor
     action_high: Tensor
@@ -111,6 +110,7 @@ class SAC(ContinuousAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
     outputs_per_action = 2
     backs_up_entropy: ClassVar[bool] = True  #: Whether the critics' targets count the entropy of the next action.
 
@@ -226,6 +226,7 @@ class TD3(ContinuousAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
 
     def __init__(
         self,

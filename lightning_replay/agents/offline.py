@@ -51,6 +51,7 @@ class IQL(ContinuousAgent):
     """
 
     takes_update_batches = True
+    encodes_observations = True
 
     def __init__(
         self,

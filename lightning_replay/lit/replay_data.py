@@ -24,6 +24,7 @@ from lightning_replay.agents.interfaces import (
     check_sequences,
     is_compiled,
     observes_batches,
+    recurrent_agent,
     takes_update_batches,
 )
 from lightning_replay.envs.building import checked_info_keys
@@ -32,6 +33,7 @@ from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, Up
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import episode_returns, make_environments
 from lightning_replay.lit.stored_rows import Columns, row_differences
+from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, with_named_arguments
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
@@ -281,12 +283,22 @@ class ReplayDataModule(EnvStepDataModule):
                 f"drawn from rows that are there; {remedy} before fit, see lightning_replay.datasets"
             )
         observation, action = self.observation_space, self.action_space
-        if observation is None or action is None or not isinstance(replay, Replay) or not len(replay):
+        if observation is None or action is None:
             return
         further: Columns = {("next", key): (torch.float32, (1,)) for key in self._info_keys}
         further |= {("task",): (torch.int64, ())} if self._tasks else {}
-        num_envs = self._num_envs if self.pace.env_steps else 0
-        differences = row_differences(replay, observation, action, num_envs, further)
+        recurrent, num_envs = recurrent_agent(self._agent), self._num_envs if self.pace.env_steps else 0
+        if recurrent is not None:
+            further["recurrent_state",] = (torch.float32, tuple(recurrent.initial_state(1).shape[1:]))
+        sides: list[tuple[Any, int]] = [(replay, num_envs)]
+        if isinstance(replay, MixedReplay):  # which compares further columns of its sides itself
+            sides = [(replay.online, num_envs), (replay.offline, 0)]
+        differences = [
+            one
+            for side, count in sides
+            if isinstance(side, Replay) and len(side)
+            for one in row_differences(side, observation, action, count, further)
+        ]
         if differences:
             raise ValueError(
                 f"rows of the replay are not those of the environment {self.env!r}. Different: "

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
 
 from lightning_replay import recipes
-from lightning_replay.agents import DQN, SAC
+from lightning_replay.agents import DQN, SAC, RecurrentDQN
 from lightning_replay.datasets import fill
 from lightning_replay.lit import Evaluate, LogReplayStats, ReplayCheckpoint, ReplayDataModule, ReplayProgressBar
 from lightning_replay.replay import Replay
@@ -214,6 +214,30 @@ def test_actions_out_of_bounds_are_refused_before_the_first_step(tmp_path: Path)
     env = lambda: Counting(num_actions=3)  # noqa: E731
     with pytest.raises(ValueError, match=r"out of the bounds of Discrete\(3\) in 40 of 40 rows"):
         make_trainer(tmp_path).fit(Tiny(), datamodule=offline(filled(rows=rows), env=env))
+
+
+def test_offline_rows_of_a_mixed_replay_are_compared_too(tmp_path: Path) -> None:
+    rows = demonstrations(timestamp=torch.zeros(40)).exclude("trajectory")
+    rows["action"][:3] = 1.5
+    both = recipes.mixed(online=make_replay(), offline=filled(rows=rows), batch_size=8)
+    with pytest.raises(ValueError, match=r"Different: 'action' is out of the bounds of .* in 3 of 40 rows"):
+        make_trainer(tmp_path).fit(Tiny(), datamodule=ReplayDataModule(Counting, both, env_steps=10, warmup_steps=0))
+    rows["action"].clamp_(-1, 1)
+    both = recipes.mixed(online=make_replay(), offline=filled(rows=rows), batch_size=8)
+    make_trainer(tmp_path).fit(Tiny(), datamodule=ReplayDataModule(Counting, both, env_steps=10, warmup_steps=0))
+    assert len(both.online) == 10
+
+
+def test_a_recurrent_agent_goes_on_with_its_rows(tmp_path: Path) -> None:
+    def data(**options: Any) -> ReplayDataModule:
+        return ReplayDataModule("CartPole-v1", replay, seed=0, **options)
+
+    replay = recipes.sequences(capacity=200, batch_size=4, length=4, seed=0)
+    agent = RecurrentDQN.for_env("CartPole-v1")
+    make_trainer(tmp_path).fit(agent, datamodule=data(env_steps=60, warmup_steps=50))
+    make_trainer(tmp_path).fit(agent, datamodule=data(env_steps=10, warmup_steps=0))
+    make_trainer(tmp_path).fit(agent, datamodule=ReplayDataModule(replay=replay, updates=2))
+    assert len(replay) == 70
 
 
 def test_rows_of_an_evaluation_environment_may_have_further_columns(tmp_path: Path) -> None:
