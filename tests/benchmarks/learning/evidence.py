@@ -69,6 +69,10 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
             "minatar-200",
         ),
     ),
+    "Hindsight": (
+        "DQN flips 40 bits to those of a goal, and alone 13 at most; a robot's arm pushes, slides and picks up",
+        ("bits", "goals"),
+    ),
     "Demonstrations in half of each batch": (
         "RLPD: sparse tasks of Adroit and AntMaze that online rows alone do not solve",
         ("halves",),
