@@ -290,14 +290,13 @@ class FrameStorage(PackedStorage):
             slots = slots.to(images.numbers.device)
         return np.ascontiguousarray(images.numbers[slots].cpu().numpy())
 
-    def _gather(self, images: _Images, index: Tensor) -> list[Tensor]:
-        """Returns both stacks of the rows ``index``, int64 of any shape."""
-        stacks = images.pool.gather_stacks(images.numbers, index.flatten().to(images.numbers.device))
+    @staticmethod
+    def _gather(images: _Images, slots: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
+        """Returns both stacks ``[*shape, ...]`` of the rows in ``slots``, int64 ``[N]``."""
+        stacks = images.pool.gather_stacks(images.numbers, slots)
         if not images.is_stacked:
             stacks = tuple(stack.squeeze(1) for stack in stacks)
-        if index.ndim == 1:
-            return list(stacks)
-        return [stack.view(*index.shape, *stack.shape[1:]) for stack in stacks]
+        return stacks if len(shape) == 1 else tuple(stack.view(*shape, *stack.shape[1:]) for stack in stacks)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
         """Returns rows, their stacks rebuilt, as a copy; see :class:`~lightning_replay.storage.PackedStorage`.
@@ -321,7 +320,7 @@ class FrameStorage(PackedStorage):
                 "a slot was drawn whose row was released to make room for frames; use a sampler of "
                 "lightning_replay.samplers, which draws rows that are held"
             )
-        stacks = [stack for images in self._images for stack in self._gather(images, index)]
+        stacks = [stack for images in self._images for stack in self._gather(images, slots, index.shape)]
         if self._shared_writes is not None:
             self.check_read()
         read = self._outer_layout.unpack(rows, index.shape, extra, stacks)
@@ -333,7 +332,8 @@ class FrameStorage(PackedStorage):
         if name not in self._given_images or self._images is None:
             return super().column(key, index)
         place, is_next = divmod(self._given_images.index(name), 2)
-        return self._gather(self._images[place], index)[is_next]
+        images = self._images[place]
+        return self._gather(images, index.to(images.numbers.device), index.shape)[is_next]
 
     def _init(self, data: TensorDictBase) -> None:
         for key in self.image_keys:
