@@ -16,6 +16,7 @@ from rllib_ext.__main__ import main
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.config_file import Settings, Stop, parse
 from rllib_ext.environments import EnvironmentFromPath
+from tests.goal_steps import distance
 
 from .episodes import buffer_of
 
@@ -80,6 +81,22 @@ def test_environments_by_class_path(tmp_path: Path) -> None:
     assert config.env.__name__ == "SimpleCorridor" and config.env_config == {}
     for env, message in (("Nothing", "environment.env names .*, which cannot"), ("make", "no class of gymnasium.Env")):
         refused(message, written(tmp_path, environment={"env": f"gymnasium.{env}"}))
+
+
+def test_connectors_and_functions_of_goals_by_class_path(tmp_path: Path) -> None:
+    connector = {
+        "class_path": "ray.rllib.connectors.env_to_module.PrevActionsPrevRewards",
+        "init_args": {"n_prev_actions": 3},
+    }
+    runners = {"env_to_module_connector": connector}
+    replay = {"recipe": "hindsight", "capacity": 500, "reward": "tests.goal_steps.distance"}
+    config, _ = rllib_ext.load_config(written(tmp_path, env_runners=runners, replay=replay))
+    assert config._env_to_module_connector(None, {}, None).n_prev_actions == 3
+    (relabel,) = buffer_of(config.replay_buffer_config).replay.transform
+    assert relabel._functions == (distance, None)
+    connector["class_path"] = "ray.rllib.Nothing"
+    refused("env_to_module_connector names 'ray.rllib.Nothing', which cannot", written(tmp_path, env_runners=runners))
+    refused("reward is None and no env is given", written(tmp_path, replay={**replay, "reward": None}))
 
 
 def test_own_recipes_by_import_path(tmp_path: Path) -> None:
