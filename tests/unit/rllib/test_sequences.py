@@ -215,6 +215,13 @@ def test_recipes_of_more_than_single_rows_are_refused(recipe: str, options: dict
         drawn(buffer, 3, longest=2)
 
 
+def test_replays_that_draw_sequences_themselves_are_refused() -> None:
+    sampler = {"class_path": "lightning_replay.samplers.SequenceSampler", "init_args": {"length": 4}}
+    for options in ({"recipe": "sequences", "length": 4}, {"sampler": sampler}):
+        with pytest.raises(ValueError, match='SequenceSampler draws sequences, .* Use replay_config."uniform"'):
+            RecipeEpisodeReplayBuffer(capacity=50, **options)
+
+
 def played_by_two(state: bool) -> MultiAgentEpisode:
     outputs = {"state_out": state_after(0)} if state else {"action_logp": 0.0}
     return MultiAgentEpisode(
