@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_replay import recipes
     from lightning_replay.loading import load_replay
+    from lightning_replay.mixed_replay import MixedReplay
     from lightning_replay.replay import Replay
     from lightning_replay.saves import SavedSize, save_replay, verify_replay
     from lightning_replay.storage.packed import PackedStorage
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CurriculumReplay",
+    "MixedReplay",
     "PackedStorage",
     "Replay",
     "SavedSize",
@@ -33,6 +35,7 @@ __all__ = [
 
 _MODULES = {
     "CurriculumReplay": "table_replay",
+    "MixedReplay": "mixed_replay",
     "PackedStorage": "storage",
     "Replay": "replay",
     "SavedSize": "saves",

@@ -1,64 +1,344 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of recorded data sets to transitions."""
+"""Rows of recorded data sets, with the columns that a data module stores."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy
+import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import ReplayBuffer, Storage
+
+from lightning_replay.episodes.links import trajectory_of
+from lightning_replay.episodes.running import slots_by_age, stored_trajectories
+from lightning_replay.options import check_kind, checked_count, checked_keys, checked_number, missing_extra
+from lightning_replay.parts import declared_writer
+from lightning_replay.replay import Replay
+from lightning_replay.storage.columns import normalized
+from lightning_replay.storage.packed import occupancy_of
+from lightning_replay.storage.rows import shown
+
+__all__ = ["DatasetRows", "fill", "from_d4rl", "from_lerobot", "from_minari", "from_torchrl"]
+
+_PIECE = 65_536  # rows, to which whole episodes are added
 
 
-def minari_transitions(dataset: Any, *, dtype: torch.dtype | None = torch.float32) -> TensorDict:
-    """Returns every step of a Minari data set ``[N]``, in time order, for ``replay.extend``.
+class DatasetRows(Iterable[TensorDict]):
+    """Rows of a data set in pieces, TensorDicts ``[n]``; each pass reads them anew. ``len(rows)`` is their number.
 
-    The column ``trajectory``, int64 ``[N]``, is the number of the episode. TorchRL's own data sets need no conversion:
-    ``replay.extend(dataset[:])``.
+    Columns are those that :class:`~lightning_replay.lit.ReplayDataModule` stores: ``observation``, ``action`` and
+    ``trajectory``, int64 ``[n]``, the number of the episode; under ``"next"`` the observation, and ``reward``,
+    ``terminated``, ``truncated`` and ``done`` ``[n, 1]``. Floats are float32, integer actions int64, other dtypes as
+    recorded; parts of Dict and Tuple spaces are nested. Values are those of the data set.
+
+    An episode that breaks off without an end is truncated at its last row. Where only the observations before the
+    actions have been recorded, the last step of an episode has no next observation: a terminated one, whose successor
+    no target uses, gets its own; one that is not is left out, and the row before it, whose next observation is known,
+    is truncated, so that its target goes on with the value of that observation.
+    """
+
+    def __init__(self, count: int, pieces: Callable[[], Iterator[TensorDict]]) -> None:
+        if not count:
+            raise ValueError("the data set holds no rows; give one with recorded steps")
+        self._count, self._pieces = count, pieces
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        return self._pieces()
+
+    def all(self) -> TensorDict:
+        """Returns all rows as one TensorDict ``[N]``."""
+        return torch.cat(list(self))
+
+
+def fill(replay: Replay, rows: DatasetRows | TensorDictBase) -> Replay:
+    """Stores all rows of a data set in a replay, and returns it.
+
+    Episodes get numbers above those that are stored, and those that break off are truncated at their last row.
 
     Args:
-        dataset: from ``minari.load_dataset``.
-        dtype: of every floating-point column; ``None`` keeps them as recorded.
+        replay: with room for all rows: none is evicted. Call ``replay.extend`` with each piece where that is meant.
+        rows: what one of the functions here returned, or a TensorDict ``[N]``.
 
     Raises:
-        ValueError: the data set has no episode.
-        TypeError: observations or actions are neither arrays nor dictionaries of arrays.
+        TypeError: something else than a replay of this process, or than rows.
+        ValueError: more rows than there is room for; nothing is stored then. Rows that the replay refuses.
+
+    Example:
+        >>> from lightning_replay import recipes
+        >>> done = torch.tensor([False, True])
+        >>> rows = TensorDict({"observation": torch.zeros(2, 3), "next": {"done": done}}, [2])
+        >>> len(fill(recipes.uniform(capacity=100, batch_size=2), rows))
+        2
     """
-    episodes = [_episode_rows(episode, number, dtype) for number, episode in enumerate(dataset.iterate_episodes())]
-    if not episodes:
-        raise ValueError("the data set has no episode; pass a Minari data set with recorded steps")
-    return torch.cat(episodes)
-
-
-def _episode_rows(episode: Any, number: int, dtype: torch.dtype | None) -> TensorDict:
-    steps = len(episode.rewards)
-    terminated, truncated = (
-        torch.from_numpy(numpy.asarray(ends, dtype=bool)).reshape(steps, 1)
-        for ends in (episode.terminations, episode.truncations)
-    )
-    rows = {
-        # One observation more than steps: the last one is only a successor.
-        "observation": _columns(episode.observations, dtype, slice(0, steps)),
-        "action": _columns(episode.actions, dtype),
-        "next": {
-            "observation": _columns(episode.observations, dtype, slice(1, steps + 1)),
-            "reward": _columns(numpy.asarray(episode.rewards), dtype).reshape(steps, 1),
-            "terminated": terminated,
-            "truncated": truncated,
-            "done": terminated | truncated,
-        },
-        "trajectory": torch.full((steps,), number, device="cpu"),
-    }
-    return TensorDict(rows, [steps])
-
-
-def _columns(value: Any, dtype: torch.dtype | None, rows: slice = slice(None)) -> Any:
-    if isinstance(value, dict):
-        return {key: _columns(item, dtype, rows) for key, item in value.items()}
-    if not isinstance(value, numpy.ndarray):
-        raise TypeError(
-            f"observations and actions must be arrays or dictionaries of arrays; got {type(value).__name__}. "
-            "Flatten the spaces of the data set first"
+    check_kind("replay", replay, Replay, "a Replay, such as lightning_replay.recipes.uniform(capacity=100_000)")
+    accepted = "what a function of lightning_replay.datasets returned, or a TensorDict [N]"
+    check_kind("rows", rows, DatasetRows | TensorDictBase, accepted)
+    needed = len(replay) + len(rows)
+    if needed > replay.capacity:
+        raise ValueError(
+            f"the replay has the capacity {replay.capacity} and holds {len(replay)} rows; {len(rows)} more would evict "
+            f"some. Give capacity={needed} or more. Nothing was stored"
         )
-    column = torch.from_numpy(value[rows])
-    return column.to(dtype) if dtype is not None and column.is_floating_point() else column
+    replay.end_episodes()
+    first = 1 + max([-1, *(name for name in stored_trajectories(replay.storage) if name is not None)])
+    for piece in [rows] if isinstance(rows, TensorDictBase) else rows:
+        names = piece.get("trajectory", None)
+        replay.extend(piece if names is None or not first else piece.copy().set("trajectory", names + first))
+    replay.end_episodes()
+    return replay
+
+
+def from_minari(dataset: Any) -> DatasetRows:
+    """Returns the rows of a Minari data set, a piece for each episode.
+
+    Args:
+        dataset: the data set, or the id of one that is on this machine (``minari download ID``).
+
+    Raises:
+        ValueError: the data set has no step.
+        TypeError: observations or actions are neither arrays nor dictionaries or tuples of them.
+    """
+    if isinstance(dataset, str):
+        dataset = _imported("minari").load_dataset(dataset)
+
+    def pieces() -> Iterator[TensorDict]:
+        for number, episode in enumerate(dataset.iterate_episodes()):
+            # One observation more than steps: the last one is only a successor.
+            cuts = (slice(None, -1), slice(1, None))
+            before, after = (_each(episode.observations, operator.itemgetter(cut)) for cut in cuts)
+            reward, terminated, truncated = map(
+                np.asarray, (episode.rewards, episode.terminations, episode.truncations)
+            )
+            numbers = np.full(len(reward), number)
+            yield _episodes(before, episode.actions, reward, terminated, truncated, numbers, after)
+
+    return DatasetRows(int(dataset.total_steps), pieces)
+
+
+def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> DatasetRows:
+    """Returns the rows of an HDF5 file in D4RL's layout.
+
+    That is ``observations``, ``actions``, ``rewards`` and ``terminals`` of steps in order, and where it has them
+    ``timeouts`` and ``next_observations``; without the latter they are those of the next step, see
+    :class:`DatasetRows`. Fu et al. 2020, https://arxiv.org/abs/2004.07219.
+
+    Args:
+        path: of the file.
+        max_episode_steps: steps after which the environment ended an episode; for a file without ``timeouts``.
+
+    Raises:
+        OSError: no HDF5 file is there.
+        ValueError: columns that are missing or of several lengths; neither ``timeouts`` nor ``next_observations`` nor
+            ``max_episode_steps``, so that the next step may be of another episode.
+    """
+    h5py, names = _imported("h5py"), ["observations", "actions", "rewards", "terminals"]
+    if max_episode_steps is not None:
+        checked_count("max_episode_steps", max_episode_steps)
+    with h5py.File(path) as file:
+        present = [name for name in (*names, "timeouts", "next_observations") if name in file]
+        lengths = {name: len(file[name]) for name in present}
+        if not lengths.keys() >= {*names} or len({*lengths.values()}) > 1:
+            raise ValueError(f"{path} has the columns {lengths}; give one with {', '.join(names)}, all of one length")
+        terminated = file["terminals"][:].astype(bool).reshape(-1)
+        truncated = file["timeouts"][:].astype(bool).reshape(-1) if "timeouts" in file else np.zeros_like(terminated)
+    place, has_following = np.arange(len(terminated)), "next_observations" in lengths
+    if "timeouts" not in lengths and max_episode_steps is not None:
+        start = np.maximum.accumulate(np.where(np.append(True, terminated[:-1]), place, 0))
+        truncated = (place - start) % max_episode_steps == max_episode_steps - 1
+    elif "timeouts" not in lengths and not has_following:
+        raise ValueError(
+            f"{path} has neither timeouts nor next_observations, so that an episode that was cut off would go on in "
+            "the next one. Give max_episode_steps, that of the environment"
+        )
+    is_last = terminated | truncated
+    is_last[-1:] = True
+    trajectory, ends = np.cumsum(is_last) - is_last, 1 + np.flatnonzero(is_last)
+    cuts = np.unique([0, *ends[np.searchsorted(ends, np.arange(_PIECE, len(place), _PIECE))], len(place)]).tolist()
+
+    def pieces() -> Iterator[TensorDict]:
+        with h5py.File(path) as file:
+            for rows in map(slice, cuts[:-1], cuts[1:]):
+                observation, action, reward = (file[name][rows] for name in names[:3])
+                following = file["next_observations"][rows] if has_following else None
+                flags = (terminated[rows], truncated[rows])
+                yield _episodes(observation, action, reward, *flags, trajectory[rows], following)
+
+    return DatasetRows(len(place) if has_following else int((~is_last | terminated).sum()), pieces)
+
+
+def from_lerobot(
+    path: str | Path, observations: Sequence[str] = ("observation.state",), reward: float | None = None
+) -> DatasetRows:
+    """Returns the rows of a LeRobot data set, read from its parquet files; videos and images are not decoded.
+
+    Layouts v2 and v3. A step is terminated where ``next.done`` is true, and ``next.success`` if there is one.
+    Observations are those before the actions, see :class:`DatasetRows`.
+
+    Args:
+        path: folder with ``meta`` and ``data``.
+        observations: one column, or several that become a dictionary, by what follows ``observation.``.
+        reward: of each step, for a data set without ``next.reward``.
+
+    Raises:
+        FileNotFoundError: no data set is there.
+        ValueError: columns that it lacks, or that are images.
+    """
+    parquet, folder = _imported("pyarrow.dataset"), Path(path)
+    names = [name for (name,) in checked_keys("observations", observations)]
+    features = json.loads((folder / "meta" / "info.json").read_text())["features"]
+    numbers = [name for name, feature in features.items() if feature["dtype"] not in ("video", "image", "string")]
+    needed = [*names, "action", "episode_index", "index", *(["next.reward"] if reward is None else [])]
+    if not {*needed} <= {*numbers}:
+        raise ValueError(
+            f"{folder} lacks the columns {sorted({*needed} - {*numbers})}; it has the numbers {sorted(numbers)}. Name "
+            "others as observations, and give reward where there is no next.reward; images are not decoded"
+        )
+    ends = [name for name in ("next.done", "next.success") if name in numbers]
+    table = parquet.dataset(folder / "data", format="parquet").to_table(columns=[*needed, *ends]).sort_by("index")
+
+    def column(name: str) -> np.ndarray:
+        values = table[name].combine_chunks()
+        while values.type.num_fields:  # of lists
+            values = values.flatten()
+        return values.to_numpy(zero_copy_only=False).reshape(table.num_rows, *features[name]["shape"])
+
+    rewards = column("next.reward") if reward is None else np.full(table.num_rows, checked_number("reward", reward))
+    never = np.zeros(table.num_rows, dtype=np.bool_)
+    rows = _episodes(
+        column(names[0]) if len(names) == 1 else {name.removeprefix("observation."): column(name) for name in names},
+        column("action"),
+        rewards,
+        np.logical_and.reduce([column(name).reshape(-1) for name in ends] or [never]),
+        never,
+        column("episode_index").reshape(-1),
+    )
+    return DatasetRows(len(rows), lambda: iter([rows]))
+
+
+def from_torchrl(
+    source: Storage | ReplayBuffer | TensorDictBase, observations: Sequence[str | tuple[str, ...]] = ("observation",)
+) -> DatasetRows:
+    """Returns the rows of a storage or a buffer of TorchRL, such as an offline data set, oldest first.
+
+    ``terminated`` and ``truncated`` are read from ``done`` where they are missing, and ``trajectory`` from
+    ``("collector", "traj_ids")``, ``traj_ids`` or ``episode``, or else by the ends of episodes. Flags stay as stored.
+
+    Args:
+        source: of TensorDicts ``[]`` with the keys of TorchRL's environments; or such rows, a TensorDict ``[N]``.
+        observations: one column, or several that become a dictionary, by the last part of each key.
+
+    Raises:
+        TypeError: something else.
+        ValueError: no rows, rows of several dimensions, or columns that they lack.
+    """
+    accepted = "a storage, a replay buffer or an offline data set of TorchRL, or a TensorDict [N]"
+    check_kind("source", source, Storage | ReplayBuffer | TensorDictBase, accepted)
+    keys, held = checked_keys("observations", observations), source
+    slots = torch.arange(len(source), device="cpu")
+    if not isinstance(source, TensorDictBase):
+        held = source.storage if isinstance(source, ReplayBuffer) else source
+        in_order = slots_by_age(held, declared_writer(source.writer)) if isinstance(source, ReplayBuffer) else None
+        slots = occupancy_of(held).slots() if in_order is None else in_order
+
+    def read(places: Tensor) -> TensorDictBase:
+        rows = held[places] if isinstance(held, TensorDictBase) else held.get(places)
+        return normalized(torch.stack(rows) if isinstance(rows, list) else rows).cpu()
+
+    needed = [*keys, *(("next", *key) for key in keys), ("action",), ("next", "reward"), ("next", "done")]
+    first = read(slots[:1]) if len(slots) else None
+    missing = [] if first is None else [shown(key) for key in needed if first.get(key, None) is None]
+    if first is not None and (missing or first.ndim > 1):
+        raise ValueError(
+            f"from_torchrl takes single steps, of batch size [], and these have {list(first.shape[1:])}; columns that "
+            f"they lack: {', '.join(missing) or 'none'}. Give storage[:].transpose(0, 1).reshape(-1) of several "
+            "dimensions, and name the columns that are observations"
+        )
+
+    def pieces() -> Iterator[TensorDict]:
+        begun = 0  # episodes, where rows name none
+        for places in slots.split(_PIECE):
+            rows = read(places)
+            done, ended, truncated = (rows.get(("next", name), None) for name in ("done", "terminated", "truncated"))
+            if ended is None:
+                ended = done if truncated is None else done & ~truncated
+            names = (trajectory_of(rows), rows.get("traj_ids", None), rows.get("episode", None))
+            trajectory = next((name for name in names if name is not None), None)
+            if trajectory is None:
+                trajectory = begun + done.long().cumsum(0) - done.long()
+                begun = int(trajectory[-1] + done[-1])
+            observation, following = (
+                rows.get((*under, *keys[0])) if len(keys) == 1 else {key[-1]: rows.get((*under, *key)) for key in keys}
+                for under in ((), ("next",))
+            )
+            truncated = done & ~ended if truncated is None else truncated
+            action, reward = rows["action"], rows["next", "reward"]
+            yield _transitions(observation, following, action, reward, ended, truncated, trajectory)
+
+    return DatasetRows(len(slots), pieces)
+
+
+def _imported(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise missing_extra("the data set", str(error.name), "demonstrations") from error
+
+
+def _episodes(
+    observation: Any, action: Any, reward: Any, terminated: Any, truncated: Any, trajectory: Any, following: Any = None
+) -> TensorDict:
+    """Returns the rows of whole episodes, arrays ``[n, ...]`` of steps in order; see :class:`DatasetRows`."""
+    is_last = np.append(trajectory[1:] != trajectory[:-1], True)
+    truncated, kept = truncated | (is_last & ~terminated), np.full(len(is_last), True)
+    if following is None:
+        successor = np.arange(len(is_last)) + ~is_last
+        following, kept = _each(observation, lambda column: column[successor]), ~is_last | terminated
+        truncated[:-1] |= ~kept[1:] & ~is_last[:-1]
+    rows = _transitions(observation, following, action, reward, terminated, truncated, trajectory)
+    return rows if kept.all() else rows[torch.from_numpy(kept)]
+
+
+def _transitions(
+    observation: Any, following: Any, action: Any, reward: Any, terminated: Any, truncated: Any, trajectory: Any
+) -> TensorDict:
+    count = len(reward)
+    reward, *ends = (_column(each).reshape(count, 1) for each in (reward, terminated, truncated))
+    after = {"observation": _each(following, _column), "reward": reward.float(), "terminated": ends[0]}
+    rows = {
+        "observation": _each(observation, _column),
+        "action": _each(action, lambda column: _column(column, np.int64)),
+        "next": after | {"truncated": ends[1], "done": ends[0] | ends[1]},
+        "trajectory": _column(trajectory, np.int64).reshape(count),
+    }
+    return TensorDict(rows, [count])
+
+
+def _each(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns the same tree of dictionaries with the function's value in place of each array."""
+    if isinstance(value, Mapping | TensorDictBase):
+        return {str(name): _each(part, function) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return {str(place): _each(part, function) for place, part in enumerate(value)}
+    return function(value)
+
+
+def _column(value: Any, integer: Any = None) -> Tensor:
+    column = np.asarray(value)
+    kind = column.dtype.kind
+    if kind not in "biuf":
+        raise TypeError(
+            f"a column is of {column.dtype}; observations and actions must be arrays of numbers, or dictionaries or "
+            "tuples of them. Convert the data set first"
+        )
+    is_wide = integer is not None and kind == "i" and column.dtype.itemsize > 1  # int8 is of MultiBinary
+    return torch.from_numpy(column.astype(integer if is_wide else np.float32 if kind == "f" else column.dtype))

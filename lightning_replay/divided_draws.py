@@ -178,8 +178,9 @@ def check_divisible(sampler: Sampler) -> None:
         if not isinstance(one, ReplaySampler) or "sample_part" not in vars(drawing):
             raise TypeError(
                 f"draws of {type(one).__name__} cannot be divided over several replays; use a sampler of "
-                "lightning_replay.samplers, or define group_totals(storage) and sample_part(storage, part) in a "
-                "lightning_replay.parts.ReplaySampler of your own, or keep all rows in one replay"
+                "rows or pairs of lightning_replay.samplers, or define group_totals(storage) and "
+                "sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your own, or keep all rows in "
+                "one replay"
             )
 
 

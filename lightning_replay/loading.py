@@ -13,6 +13,7 @@ from lightning_replay.saves import MANIFEST, read_replay
 from lightning_replay.saving.files import MALFORMED, DamagedFileError
 from lightning_replay.saving.spec import NotRebuildableError, build
 from lightning_replay.storage.columns import MissingDeviceError
+from lightning_replay.training_replay import TrainingReplay
 
 
 def load_replay(
@@ -25,11 +26,14 @@ def load_replay(
     Classes and functions that the file names are imported from this library, TorchRL, torch and tensordict alone.
 
     Args:
-        path: a directory that :func:`save_replay` wrote.
+        path: a directory that :func:`save_replay` wrote, or a URL, which is downloaded to a temporary one first.
         trust: further packages to import from: ``["my_package"]`` allows ``my_package`` and all below it.
         memmap: a directory for the scratch file of a buffer that keeps its rows on disk; in memory if absent, also
             where the saved buffer had them on disk.
         end_episodes: ``False`` continues the episodes that ran, where their environments were restored with the buffer.
+
+    Returns:
+        The buffer; where a :class:`~lightning_replay.MixedReplay` was saved, that.
 
     Raises:
         FileNotFoundError: no saved buffer there.
@@ -44,12 +48,12 @@ def load_replay(
         # As a sequence of letters it would trust packages of one letter.
         raise TypeError(f"trust is {trust!r}; it must be a list of packages, as trust=[{trust!r}]")
     checked_flag("end_episodes", end_episodes)
-    directory = Path(path)
-    saved, state = read_replay(directory)
+    saved, state = read_replay(path)
     chosen = {"memmap": None if memmap is None else os.fspath(memmap)}
     try:
         replay = build(saved["built_by"], trust=trust, chosen=chosen)
-        if not isinstance(replay, Replay):
+        is_buffer = isinstance(replay, TrainingReplay)
+        if not is_buffer:
             raise TypeError(f"it describes a {type(replay).__name__}, not a replay buffer")
         replay.load_state_dict(state)
         replay.awaits_new_episodes = end_episodes
@@ -57,7 +61,6 @@ def load_replay(
         raise
     except MALFORMED as error:  # of constructors, which a changed file may call with anything
         raise DamagedFileError(
-            f"{directory / MANIFEST} does not describe the buffer whose state is saved there ({error}); load an "
-            "earlier save"
+            f"{path}/{MANIFEST} does not describe the buffer whose state is saved there ({error}); load an earlier save"
         ) from error
     return replay

@@ -170,6 +170,8 @@ class ReplaySampler(Seeded, Sampler):
 
     uses_priorities: bool = False  #: Whether TD errors change what is drawn; :meth:`set_priorities` is called if so.
     update_partners: bool = False  #: Of pairs, whether the TD error belongs to both rows or to the first alone.
+    sequence_length: int | None = None  #: Steps of each sequence that it draws; ``None`` where it draws rows or pairs.
+    burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
@@ -194,6 +196,12 @@ class ReplaySampler(Seeded, Sampler):
             magnitudes: float32 ``[B]``, finite, from 0 on.
             storage: of the rows.
         """
+
+    def feedback_of_rows(
+        self, index: Tensor, td_error: Tensor | None, generation: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the feedback for a batch of sequences, ``[B, T]`` each, as such for rows, ``[n]`` each."""
+        return index, td_error, generation
 
     # Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and the
     # length of the storage. Returns how many rows are late, or None, nothing changed, where another way must do it.
@@ -330,6 +338,7 @@ class ReplayTransform(Seeded, Transform):
     load_state_dict: Any = Module.load_state_dict
     get_extra_state: Any = Seeded._read_attributes
     set_extra_state: Any = Seeded._restore_attributes
+    takes_sequences: bool = True  #: Whether it leaves steps of a sequence in their order, each as it is.
     # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
     # transform's own class defines it.
     _mix_stored: Any = None

@@ -18,6 +18,7 @@ from torchrl.data.replay_buffers import Sampler
 from torchrl.envs import Compose, Transform
 
 from lightning_replay.events.event_table import ConditionLike, EventTable
+from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import (
     check_kind,
     checked_choice,
@@ -34,10 +35,12 @@ from lightning_replay.samplers import (
     PrioritizedSampler,
     RandomPairSampler,
     ReverseSweepSampler,
+    SequenceSampler,
     UniformSampler,
 )
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.neighborhood_mixup import FEATURE_KEYS
+from lightning_replay.samplers.sequences import MAX_SHARE
 from lightning_replay.samplers.tables import CORRECTIONS, NEEDS_COUNTS, ScheduledSampler, TableShares
 from lightning_replay.schedulers import Scheduler, UniformTasks
 from lightning_replay.schedules import Schedule, checked_schedule
@@ -56,6 +59,7 @@ __all__ = [
     "event_tables",
     "hindsight",
     "known",
+    "mixed",
     "mixup",
     "neighborhood_mixup",
     "noisy",
@@ -63,11 +67,13 @@ __all__ = [
     "prioritized",
     "reverse_sweep",
     "s4rl",
+    "sequences",
     "surprise_retention",
     "uniform",
 ]
 
 B = TypeVar("B", bound=Replay)
+ImageKey = str | list[str | tuple[str, ...]] | tuple[str, ...]  # in files, where both are lists, a list is several keys
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -105,14 +111,14 @@ class FrameOptions(ReplayOptions, total=False):
         frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
             :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows unchanged.
         image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors;
-            ``"pixels"`` by default.
-        frame_capacity: most frames kept; a full frame store evicts the oldest transitions, with tables the oldest
-            entries of the fullest one. By default an eighth more than ``capacity`` for stacks of 4, enough for episodes
-            (with tables: runs) of 32 steps or more.
+            ``"pixels"`` by default. A tuple is one nested key; a list has the keys of several cameras.
+        frame_capacity: most frames kept of each camera; a full frame store evicts the oldest transitions, with tables
+            the oldest entries of the fullest one. By default an eighth more than ``capacity`` for stacks of 4, enough
+            for episodes (with tables: runs) of 32 steps or more.
     """
 
     frame_stack: int | None
-    image_key: str | tuple[str, ...]
+    image_key: ImageKey
     frame_capacity: int | None
 
 
@@ -144,7 +150,7 @@ def storage_for(
     device: str = "cpu",
     memmap: str | None = None,
     frame_stack: int | None = None,
-    image_key: str | tuple[str, ...] = "pixels",
+    image_key: ImageKey = "pixels",
     frame_capacity: int | None = None,
     default_frame_capacity: Callable[[int], int] | None = None,
     n_steps: int = 1,
@@ -343,6 +349,7 @@ def prioritized(
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
     normalize_over_batch: bool = False,
+    smallest_priority: float = 0.0,
     **options: Unpack[FrameOptions],
 ) -> Replay:
     """Draws rows of large TD errors more often (Schaul et al. 2016, https://arxiv.org/abs/1511.05952).
@@ -354,10 +361,17 @@ def prioritized(
         importance_exponent: β of the correction; a number or a schedule.
         priority_offset: ε, added to every priority.
         normalize_over_batch: divide weights by the batch's largest instead of the memory's.
+        smallest_priority: smaller priorities are raised to it; 1, with ``priority_exponent=0.4`` and
+            ``importance_exponent=0``, for loss-adjusted prioritization (LAP, https://arxiv.org/abs/2007.06049).
     """
     # Also where priority_exponent is 0: it may be set later, and TD errors are kept until then.
     sampler = PrioritizedSampler(
-        capacity, priority_exponent, importance_exponent, priority_offset, normalize_over_batch
+        capacity,
+        priority_exponent,
+        importance_exponent,
+        priority_offset,
+        normalize_over_batch,
+        smallest_priority=smallest_priority,
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
 
@@ -532,6 +546,8 @@ def event_tables(
     priority_exponent: float = 0.0,
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
+    sequence_length: int | None = None,
+    burn_in: int = 0,
     max_trajectories: int = 64,
     forget_stale: bool = False,
     **options: Unpack[FrameOptions],
@@ -562,6 +578,8 @@ def event_tables(
         priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
         importance_exponent: β of their correction.
         priority_offset: ε, added to every priority.
+        sequence_length: T, draws a sequence with each row, see :class:`~lightning_replay.samplers.SequenceSampler`.
+        burn_in: steps at the beginning of a sequence from which nothing is learned.
         max_trajectories: episodes that may run at once.
         forget_stale: where more run, drop the history of those continued longest ago instead of refusing new ones.
 
@@ -622,6 +640,9 @@ def event_tables(
         sampler = ContinuousCorrectionSampler(
             1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
         )
+    if sequence_length is not None or checked_count("burn_in", burn_in, 0, of="steps"):
+        length, checks = checked_count("sequence_length", sequence_length), options.get("check_continuity", True)
+        sampler = SequenceSampler(length, burn_in=burn_in, first=sampler, check_continuity=checks)
     lengths = [max(event.history_length for event in table.events) for table in tables]
     # Rows lie in runs of an event's history; those of the running episodes may enter any table.
     rows = [capacity, *(table.capacity for table in tables), max_trajectories * max(lengths)]
@@ -630,6 +651,50 @@ def event_tables(
         return sum(map(frames_in_order, rows, itertools.repeat(frame_stack), [32, *lengths, max(lengths)]))
 
     return assemble(TableReplay, writer.num_slots, batch_size, options, sampler, frames, writer=writer)
+
+
+@with_named_arguments
+def sequences(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    length: int,
+    overlap: int = 0,
+    burn_in: int = 0,
+    min_steps: int | None = None,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    max_share: float = MAX_SHARE,
+    **options: Unpack[FrameOptions],
+) -> Replay:
+    """Draws sequences of steps ``[B, T]`` for recurrent agents and world models (R2D2, Kapturowski et al. 2019).
+
+    https://openreview.net/forum?id=r1lyTjAqYX; the options are described at
+    :class:`~lightning_replay.samplers.SequenceSampler`. ``batch_size`` counts sequences.
+
+    Args:
+        length: T, steps of a sequence, the burn-in included.
+        overlap: steps that neighbouring sequences of an episode share.
+        burn_in: steps at the beginning of a sequence from which nothing is learned.
+        min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
+        priority_exponent: α; 0 draws uniformly.
+        importance_exponent: β of the correction.
+        priority_offset: ε, added to every priority.
+        max_share: η, share of the largest TD error of a sequence in its priority.
+    """
+    sampler = SequenceSampler(
+        length,
+        overlap,
+        burn_in,
+        min_steps=min_steps,
+        priority_exponent=priority_exponent,
+        importance_exponent=importance_exponent,
+        priority_offset=priority_offset,
+        max_share=max_share,
+        check_continuity=options.get("check_continuity", True),
+    )
+    return assemble(Replay, capacity, batch_size, options, sampler)
 
 
 @with_named_arguments
@@ -685,6 +750,29 @@ def parallel_curriculum(
     return assemble(CurriculumReplay, writer.num_slots, batch_size, options, sampler, writer=writer)
 
 
+@with_named_arguments
+def mixed(
+    online: Replay,
+    offline: Replay,
+    *,
+    share: float | Schedule = 0.5,
+    batch_size: int | None = None,
+    seed: int | None = None,
+) -> MixedReplay:
+    """Draws a part of each batch from rows that were there before (RLPD, Ball et al. 2023, arXiv:2302.02948).
+
+    See :class:`~lightning_replay.MixedReplay`: new rows are stored in ``online`` alone, and those of ``offline`` stay.
+
+    Args:
+        online: buffer of the rows that are collected, of any recipe.
+        offline: buffer of rows that stay, such as demonstrations, of any recipe.
+        share: part of each batch that is offline, in [0, 1]; a number or a schedule.
+        batch_size: transitions per batch.
+        seed: of all draws; ``None`` leaves the generators of both sides as they are.
+    """
+    return MixedReplay(online, offline, share=share, batch_size=batch_size, seed=seed)
+
+
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
     left = 1.0 - checked_share("default_share", default_share) - sum(table.share or 0.0 for table in tables)
     without = [table.name for table in tables if table.share is None]
@@ -698,8 +786,8 @@ def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, flo
 
 
 def known() -> dict[str, Callable[..., Replay]]:
-    """Returns every recipe by its name."""
-    return {name: globals()[name] for name in __all__ if name != "known"}
+    """Returns every recipe of one buffer by its name."""
+    return {name: globals()[name] for name in __all__ if name not in ("known", "mixed")}
 
 
 def by_name(name: str) -> Callable[..., Replay]:
@@ -710,6 +798,12 @@ def by_name(name: str) -> Callable[..., Replay]:
 
 def _no_recipe(name: str) -> str:
     recipes = known()
+    if name == "mixed":  # of RLlib and of a ShardedReplay, which build buffers of plain options
+        return (
+            "recipe 'mixed' joins two buffers that are built and filled before, which a name with plain options cannot "
+            "give. Name a recipe of one buffer and fill it with the offline rows; recipes.mixed(online=..., "
+            "offline=...) is for loops of your own, TorchRL and Lightning"
+        )
     return f"there is no recipe {name!r}; known are {', '.join(sorted(recipes))}{did_you_mean(name, recipes)}"
 
 

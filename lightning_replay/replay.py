@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
-from torchrl.envs import MultiStepTransform, Transform
+from torchrl.envs import Compose, MultiStepTransform, Transform
 
 from lightning_replay.divided_draws import check_divisible
 from lightning_replay.episodes.links import with_real_ends
@@ -50,7 +50,7 @@ from lightning_replay.parts import (
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.tables import without_tables
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saves import read_replay, read_state, restore_state, save_replay
+from lightning_replay.saves import frozen_state, read_replay, read_state, restore_state, save_replay
 from lightning_replay.saving.spec import recorded
 from lightning_replay.saving.states import refusing_other_states
 from lightning_replay.state import Seeded
@@ -118,7 +118,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         seed: of sampler, transform and writer; ``None`` leaves their generators as they are.
 
     Sampled keys:
-        index: int64 ``[B]``, or ``[B, 2]`` for samplers of pairs.
+        index: int64 ``[B]``, ``[B, 2]`` for samplers of pairs, ``[B, T]`` for samplers of sequences, as all columns.
         generation: int64 ``[B]`` (``[B, 2]`` when both of a pair get feedback), how often the slot had been written.
         priority_weight: float32 ``[B]``, with a prioritized sampler.
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
@@ -184,6 +184,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         sampler = UniformSampler() if sampler is None else sampler
         writer = FirstInFirstOutWriter() if writer is None else writer
         check_parts(storage, sampler, writer, n_steps)
+        if declared_sampler(sampler).sequence_length is not None:
+            check_sequences(sampler, writer, transform, n_steps)
         super().__init__(
             storage=storage,
             sampler=sampler,
@@ -419,7 +421,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             include_info: TorchRL's deprecated argument, ignored.
 
         Returns:
-            TensorDict ``[B]``; leaves are copies of the stored rows.
+            TensorDict ``[B]``, of sequences ``[B, T]``; leaves are copies of the stored rows.
 
         Raises:
             RuntimeError: the buffer is empty.
@@ -557,12 +559,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _check_draw(self, index: Any, batch_size: int) -> None:
         if not isinstance(self._sampler, ReplaySampler):
             return
-        is_slots = isinstance(index, Tensor) and index.dtype == torch.int64
-        if not is_slots or index.shape not in ((batch_size,), (batch_size, 2)):
+        is_slots, steps = isinstance(index, Tensor) and index.dtype == torch.int64, self._sampler_hooks.sequence_length
+        shapes = ((batch_size,), (batch_size, 2)) if steps is None else ((batch_size, steps),)
+        if not is_slots or index.shape not in shapes:
             got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
             raise ValueError(
                 f"sample of {type(self._sampler).__name__} returned {got}, and a batch needs slots, int64 "
-                f"[{batch_size}], or pairs of slots, [{batch_size}, 2]"
+                f"[{batch_size}], or pairs of slots, [{batch_size}, 2]{'' if steps is None else f'; here {shapes}'}"
             )
 
     def update_priority(
@@ -577,9 +580,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
         Args:
             index: the batch that was drawn, whose ``index`` and ``generation`` are used; or the ``index`` alone, int64
-                ``[B]`` or ``[B, 2]``.
-            td_error: signed, ``[B]`` or ``[B, 1]``; the magnitude becomes the sampler's priority. May be left out where
-                only the writer takes feedback and ``signals`` hold all of it. TorchRL's name ``priority`` is accepted.
+                ``[B]`` or ``[B, 2]``, of sequences ``[B, T]``.
+            td_error: signed, ``[B]`` or ``[B, 1]``, of sequences ``[B, T]``, see
+                :class:`~lightning_replay.samplers.SequenceSampler`; the magnitude becomes the sampler's priority. May
+                be left out where only the writer takes feedback and ``signals`` hold all of it. TorchRL's name
+                ``priority`` is accepted.
             generation: with an index alone, the batch's ``generation``. Rows whose slot was written or emptied since
                 are dropped and counted; without it they are only dropped if the slot is empty.
             signals: further feedback for a :class:`~lightning_replay.writers.RetentionWriter`: ``action_values``
@@ -634,6 +639,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 if num_late is not None:
                     self._feedback.count(len(index), num_late)
                     return
+            if self.sequence_length is not None and is_prioritized:
+                given = given_feedback(index, td_error, generation)
+                index, td_error, generation = sampler.feedback_of_rows(*given)
             slots, magnitudes, late = judged(index, td_error, generation, self._storage)
             if is_prioritized:
                 sampler.set_priorities(slots, magnitudes, self._storage)
@@ -749,14 +757,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         Episodes that ran when it was saved end before the next rows are stored, as by :meth:`end_episodes`.
 
         Args:
-            path: a directory that :meth:`save` wrote.
+            path: a directory or URL that :meth:`save` wrote to.
             end_episodes: ``False`` continues them, where the environments were restored with the buffer.
 
         Raises:
             FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
         """
         ends = checked_flag("end_episodes", end_episodes)
-        _, state = read_replay(Path(path))
+        _, state = read_replay(path)
         with refusing_other_states(path):
             self.load_state_dict(state)
         self.awaits_new_episodes = ends
@@ -846,6 +854,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if self._packed is not None:
             self._packed.row_check = self._row_check
         self._check_slices = SliceCheck()
+        self.sequence_length: int | None = self._sampler_hooks.sequence_length
+        self.burn_in: int = self._sampler_hooks.burn_in
         self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
         self._checks_rows = type(self._sampler_hooks).check_rows is not ReplaySampler.check_rows
@@ -1095,6 +1105,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Returns a copy of all that decides the next draws: rows, priorities, generators, batches drawn ahead."""
         return read_state(self)
 
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether rows are written while a save reads them as they were, as in a ``PackedStorage``."""
+        return self._packed is not None
+
+    def frozen_state(self) -> AbstractContextManager[dict[str, Any]]:
+        return frozen_state(self)
+
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
         """Saves the buffer into a directory; see :func:`lightning_replay.save_replay`."""
         save_replay(self, path, previous=previous)
@@ -1151,3 +1169,18 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         )
     if isinstance(sampler, SliceSampler):
         check_slice_writer(sampler, writer)
+
+
+def check_sequences(sampler: Any, writer: Writer, transform: Any, n_steps: int) -> None:
+    # Parts that change or keep single rows leave no sequences to follow.
+    transforms = [*transform.transforms] if isinstance(transform, Compose) else [transform]
+    unfit = [f"n_steps={n_steps}"] if n_steps > 1 else []
+    unfit += [type(one).__name__ for one in transforms if isinstance(one, ReplayTransform) and not one.takes_sequences]
+    if declared_writer(writer).may_refuse or (isinstance(writer, TableWriter) and not sampler._draws_from_tables):
+        unfit.append(type(writer).__name__)
+    if unfit:
+        raise ValueError(
+            f"{', '.join(unfit)} works with single rows, and {type(sampler).__name__} draws sequences of "
+            f"{sampler.sequence_length} steps as they were played. Leave it out, or use a sampler of rows; over tables "
+            "give SequenceSampler first=TableShares(...), as recipes.event_tables(sequence_length=...) does"
+        )

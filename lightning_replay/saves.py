@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay.options import check_kind
-from lightning_replay.parts import BufferHooks, first_of
+from lightning_replay.parts import first_of
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
-from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
+from lightning_replay.saving.directory import local_folder, read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import DamagedFileError
 from lightning_replay.saving.spec import describe, is_public
 from lightning_replay.saving.states import (
@@ -32,8 +32,9 @@ from lightning_replay.saving.states import (
 )
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
+from lightning_replay.training_replay import TrainingReplay
 
-__all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
+__all__ = ["FrozenReplay", "SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
 
 _NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
 
@@ -172,6 +173,8 @@ def _parts_of(replay: Any) -> dict[str, Any]:
     }
     if isinstance(replay._storage, PackedStorage):
         parts |= replay._storage.build_options()
+    if replay.sequence_length is not None:
+        parts["sequence length"] = replay.sequence_length
     if isinstance(tables, Tables):  # in the order of their numbers
         parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
     return parts
@@ -208,7 +211,8 @@ def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = 
 
     Args:
         replay: the buffer; it is not changed.
-        path: a directory, created when missing; files of an earlier save in it are shared, then it is replaced.
+        path: a directory, created when missing; files of an earlier save in it are shared, then it is replaced. Or a
+            URL that fsspec knows, such as ``s3://bucket/replay``, to which all is uploaded; needs the extra ``remote``.
         previous: directory of another save to share files with; if it cannot be used (missing, damaged, of another
             buffer, on another file system), everything is written.
 
@@ -224,23 +228,68 @@ def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = 
         >>> replay = recipes.uniform(capacity=100, batch_size=4)
         >>> size = save_replay(replay, tempfile.mkdtemp() + "/buffer")
     """
-    if not isinstance(replay, BufferHooks):
+    if not isinstance(replay, TrainingReplay):
         raise TypeError(
             f"replay is a {type(replay).__name__}; save_replay saves replay buffers. A level buffer saves and loads "
             "itself: levels.save(path), levels.load(path)"
         )
-    directory = Path(path)
-    with replaced_save(directory, MANIFEST, folder="data") as save:
+    return _write(path, previous, _frozen(replay))
+
+
+@contextmanager
+def _frozen(replay: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    with replay.frozen_state() as state:
+        yield describe(replay), state
+
+
+class FrozenReplay:
+    """The state of a replay at the moment this is built, to be saved while the replay goes on, as by another thread.
+
+    Call :meth:`save` once, or :meth:`close`: until then, writes first copy the rows that they overwrite.
+
+    Raises:
+        TypeError: rows that cannot be kept so, in a storage of TorchRL's or in shards.
+
+    Example:
+        >>> import tempfile, threading
+        >>> from lightning_replay import recipes
+        >>> frozen = FrozenReplay(recipes.uniform(capacity=100, batch_size=4))
+        >>> thread = threading.Thread(target=frozen.save, args=[tempfile.mkdtemp() + "/buffer"])
+        >>> thread.start(); thread.join()
+    """
+
+    def __init__(self, replay: Any) -> None:
+        if not (isinstance(replay, TrainingReplay) and replay.has_snapshots):
+            raise TypeError(
+                f"this {type(replay).__name__} cannot be saved in the background, which takes rows in a PackedStorage "
+                "of this process; save it in the foreground"
+            )
+        self._until_saved = ExitStack()
+        self._content = self._until_saved.enter_context(_frozen(replay))
+
+    def save(self, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
+        """Saves the state as :func:`save_replay` does."""
+        with self._until_saved:
+            return _write(path, previous, nullcontext(self._content))
+
+    def close(self) -> None:
+        self._until_saved.close()
+
+
+def _write(
+    path: str | Path, previous: str | Path | None, frozen: AbstractContextManager[tuple[Any, dict[str, Any]]]
+) -> SavedSize:
+    with local_folder(path, writes=True) as directory, replaced_save(directory, MANIFEST, folder="data") as save:
         earlier = _chunks_in(directory) if (directory / MANIFEST).exists() else {}
         if previous is not None:
             earlier |= _chunks_in(Path(previous))
-        with frozen_state(replay) as state:
+        with frozen as (built_by, state):
             save.manifest |= {"format": "lightning-replay", "version": FORMAT_VERSION}
-            save.manifest |= {"built_by": describe(replay), "length": state["length"]}
+            save.manifest |= {"built_by": built_by, "length": state["length"]}
             size = write_data(save, state, earlier)
     has_chunks = any(name.endswith(CHUNK_SUFFIX) for name in save.manifest["files"])
     if previous is not None and has_chunks and size.written == size.total:
-        logger.info("no file of %s could be shared; everything was written to %s", previous, directory)
+        logger.info("no file of %s could be shared; everything was written to %s", previous, path)
     return SavedSize(size.total + save.bytes_of_manifest, size.written + save.bytes_of_manifest)
 
 
@@ -260,7 +309,8 @@ def verify_replay(path: str | Path) -> dict[str, Any]:
         open_data(manifest, data).check()
         return {key: manifest[key] for key in ("built_by", "length")}
 
-    return read_save(Path(path), lambda: replay_manifest(Path(path)), check)
+    with local_folder(path) as directory:
+        return read_save(directory, lambda: replay_manifest(directory), check)
 
 
 def save_id(path: str | Path) -> str:
@@ -270,12 +320,13 @@ def save_id(path: str | Path) -> str:
     return str(manifest["id"])
 
 
-def read_replay(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    return read_save(
-        directory,
-        lambda: replay_manifest(directory),
-        lambda manifest, data: (manifest, open_data(manifest, data).read()),
-    )
+def read_replay(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    with local_folder(path) as directory:
+        return read_save(
+            directory,
+            lambda: replay_manifest(directory),
+            lambda manifest, data: (manifest, open_data(manifest, data).read()),
+        )
 
 
 def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +20,26 @@ class TrainingReplay:
     """A replay that a data module fills and draws from.
 
     :class:`~lightning_replay.Replay` is one, in this process;
-    :class:`~lightning_replay.sharded.replay.ShardedReplay` another, whose rows are in Ray actors. Methods are described
-    at ``Replay``.
+    :class:`~lightning_replay.sharded.replay.ShardedReplay` another, whose rows are in Ray actors, and
+    :class:`~lightning_replay.MixedReplay` two of the first. Methods are described at ``Replay``.
     """
 
     is_shared: bool = False  #: Whether several processes may use it, each with what :meth:`for_rank` returns.
     name: str = ""  #: Of a shared one, the same in every process that has it.
     needs_consecutive_rows: Any = False  #: Whether rows of several environments may not be stored in turn.
+    sequence_length: int | None = None  #: Steps of the sequences that are drawn; ``None`` where rows are.
+    burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     needs_initial_surprise: Any = False  #: Whether it lacks a function for the surprise of new rows.
-    # Properties of both: most transitions kept; the class of the sampler; lengths above 1 and discounts of returns;
-    # and whether something here takes feedback and has had none since the last draw.
+    # Properties of both: most transitions kept; rows of a batch; the class of the sampler; lengths above 1 and
+    # discounts of returns; and whether something here takes feedback and has had none since the last draw.
     capacity: Any
+    batch_size: Any
     sampler_name: Any
     returns: Any
     awaits_priorities: Any
+    #: Whether the episodes that ran in loaded files end before the next rows are stored.
+    awaits_new_episodes: Any = False
+    has_snapshots: Any = False  #: Whether rows are written while a save reads them as they were.
 
     @property
     def tasks(self) -> list[str]:
@@ -76,6 +83,10 @@ class TrainingReplay:
     def draw_stamp(self) -> Hashable:
         """Returns a value that is equal while nothing is drawn."""
         raise NotImplementedError
+
+    def frozen_state(self) -> AbstractContextManager[dict[str, Any]]:
+        """Context manager for the state as it is now, however others write and draw while a save reads it."""
+        raise TypeError(f"a {type(self).__name__} saves itself: replay.save(path)")
 
     def stats(self) -> dict[str, Any]:
         raise NotImplementedError

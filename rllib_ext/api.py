@@ -15,6 +15,7 @@ from lightning_replay.options import checked_flag
 from rllib_ext import checks, environments
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.images import choose_module
+from rllib_ext.cql import ReplayCQL, check_draws, use_replay
 from rllib_ext.hooks import Hook, add_results, install_levels, install_replay, set_hooks, sync_recreated
 from rllib_ext.learner.remote_blocks import flags_connector
 from rllib_ext.levels import evaluation, playing
@@ -35,7 +36,7 @@ LEVEL_OPTIONS = ("held_out_levels", "generalization_gap", "flush")
 
 
 def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
-    """Returns settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC and TQC, new API stack.
+    """Returns settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC, TQC and CQL.
 
     ``n_step``, ``gamma``, the batch size and ``seed`` are RLlib's. Checkpoints, several Learners and the fastest path
     need :func:`rllib_ext.configure` as well.
@@ -104,7 +105,7 @@ def configure(
 ) -> C:
     """Prepares an algorithm for replay of transitions or of levels; call it last, before ``build_algo()``.
 
-    Transitions, for DQN, SAC and TQC with a ``replay_buffer_config`` of :func:`replay_config`:
+    Transitions, for DQN, SAC, TQC and CQL with a ``replay_buffer_config`` of :func:`replay_config`:
 
     * A batch travels to the Learners as one block, with one connector piece that reads it. With a
       ``learner_connector`` of the config's own, or without RLlib's connectors, each row travels as an episode instead,
@@ -187,6 +188,7 @@ def configure(
     # No algorithm of RLlib has both a replay buffer and values of whole episodes.
     if levels is None:
         checks.check_algorithm(config)
+        use_replay(config)
         _refuse_given(given, LEVEL_OPTIONS, "levels, and none are given: configure(config, levels=...)")
         hooks = prepare_replay(config, restore=restore, incremental=incremental, assign_tasks=assign_tasks, **options)
     else:
@@ -221,6 +223,8 @@ def prepare_replay(
 
     def check(sample: AlgorithmConfig) -> None:
         checks.check_buffer(sample)
+        if issubclass(config.algo_class, ReplayCQL):
+            check_draws(checks.trial_buffer(**checks.replay_options(sample)))
         if require_cpus:
             checks.check_cpus(sample, in_tune=in_tune)
         if check_environments and (sample.env, sample.env_config) not in played:

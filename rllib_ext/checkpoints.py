@@ -20,7 +20,7 @@ from pyarrow import fs
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_AGENT_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from lightning_replay.sharded.folders import Folder
+from lightning_replay.saving.folders import Folder
 from rllib_ext.buffer.buffer import ModuleReplay, RecipeEpisodeReplayBuffer
 
 if TYPE_CHECKING:

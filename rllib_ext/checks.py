@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.algorithms.cql import CQL
 from ray.rllib.algorithms.dqn import DQN
 from ray.rllib.algorithms.iql import IQL
 
@@ -47,11 +46,11 @@ def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
 def check_algorithm(config: AlgorithmConfig) -> None:
     """Refuses algorithms without a replay buffer, and the old API stack."""
     kind, name = config.algo_class, algorithm_name(config)
-    # CQL and IQL, which derive from SAC, read offline data instead.
-    if not (isinstance(kind, type) and issubclass(kind, DQN)) or issubclass(kind, CQL | IQL):
+    # IQL, which derives from SAC, reads offline data instead.
+    if not (isinstance(kind, type) and issubclass(kind, DQN)) or issubclass(kind, IQL):
         raise ValueError(
-            f"{name} has no replay buffer on the new API stack; DQN, SAC and TQC have one. Levels are replayed with "
-            "PPO, APPO and IMPALA, rllib_ext.configure(config, levels=...)"
+            f"{name} has no replay buffer on the new API stack; DQN, SAC, TQC and CQL have one. Levels are replayed "
+            "with PPO, APPO and IMPALA, rllib_ext.configure(config, levels=...)"
         )
     check_api_stack(config, "whose buffers are given sample batches and not episodes")
 

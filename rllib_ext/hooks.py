@@ -45,6 +45,7 @@ def install_replay(
     algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any
 ) -> None:
     """Connects the replay buffer to the algorithm; the callback ``on_algorithm_init``."""
+    from rllib_ext.buffer.buffer import SEVERAL_LEARNERS
     from rllib_ext.checkpoints import CheckpointedAlgorithm, ReplayPart
     from rllib_ext.checks import check_buffer
     from rllib_ext.learner.remote_blocks import flags_connector
@@ -61,6 +62,9 @@ def install_replay(
             "observations, as gymnasium.wrappers.FrameStackObservation(env, 4) makes them of uint8 images, and "
             "replay_config(frame_stack=4) stores each frame once"
         )
+    several = config.is_multi_agent and config.num_learners > 1
+    if several and any(values(algorithm.learner_group.foreach_learner(lambda learner: learner.module.is_stateful()))):
+        raise ValueError(SEVERAL_LEARNERS)
     buffer.num_learners = config.num_learners
     reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
     is_sharded = isinstance(buffer, ShardedEpisodeReplayBuffer)

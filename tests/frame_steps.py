@@ -7,9 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 Stacks = tuple[tuple[int, ...], tuple[int, ...]]  # numbers of the frames of the observation, and of the next one
+
+WRIST = ("arm", "wrist")  # a second camera, of other images and of another shape
+WRIST_SHAPE = (3, 5)
+IMAGE_KEYS: tuple[NestedKey | list[NestedKey], ...] = ("pixels", ["pixels", WRIST])  # of one camera, and of both
 
 
 def stacks_of(frames: Sequence[int], depth: int, n_steps: int = 1) -> list[Stacks]:
@@ -22,6 +27,15 @@ def stacks_of(frames: Sequence[int], depth: int, n_steps: int = 1) -> list[Stack
     seen = [frames[0]] * (depth - 1) + list(frames)
     stacks = [tuple(seen[place : place + depth]) for place in range(len(frames))]
     return [(stack, stacks[min(place + n_steps, len(stacks) - 1)]) for place, stack in enumerate(stacks[:-1])]
+
+
+def of_wrist(stacks: Iterable[Stacks]) -> list[Stacks]:
+    """What the second camera shows where the first shows these: sometimes more different frames, sometimes fewer."""
+    return [(_of_wrist(first), _of_wrist(second)) for first, second in stacks]
+
+
+def _of_wrist(stack: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple((3 * stack[0] + number) % 251 if stack[0] % 2 else 0 for number in stack)
 
 
 def image_of(numbers: Iterable[int], shape: tuple[int, ...]) -> Tensor:
@@ -38,8 +52,13 @@ def frame_rows(
     first: int = 0,
     trajectory: int | Sequence[int] | None = None,
     done: bool = False,
-    key: str = "pixels",
+    key: str | list[NestedKey] = "pixels",
 ) -> TensorDict:
+    """Rows that show these frames under ``key``, and with the keys of two cameras those of the second as well."""
+    if isinstance(key, list):
+        rows = frame_rows(stacks, shape, first=first, trajectory=trajectory, done=done, key=key[0])
+        wrist = frame_rows(of_wrist(stacks), WRIST_SHAPE)
+        return rows.set(key[1], wrist["pixels"]).set(("next", *key[1]), wrist["next", "pixels"])
     count = len(stacks)
     flags = torch.zeros(count, 1, dtype=torch.bool)
     if count:
@@ -70,10 +89,18 @@ def numbers_in(images: Tensor) -> list[tuple[int, ...]]:
     return [tuple(stack) for stack in flat[..., 0].tolist()]
 
 
-def stacks_in(rows: TensorDict, key: str = "pixels") -> list[Stacks]:
+def stacks_in(rows: TensorDict, key: NestedKey | list[NestedKey] = "pixels") -> list[Stacks]:
+    """The frames under ``key``, which with two cameras must belong to those of the second."""
+    if isinstance(key, list):
+        found = stacks_in(rows, key[0])
+        assert [*zip(numbers_in(rows[key[1]]), numbers_in(rows["next", key[1]]), strict=True)] == of_wrist(found)
+        return found
     return list(zip(numbers_in(rows[key]), numbers_in(rows["next", key]), strict=True))
 
 
-def distinct(stacks: Iterable[Stacks]) -> int:
-    """Different frames in these transitions."""
+def distinct(stacks: Iterable[Stacks], key: NestedKey | list[NestedKey] = "pixels") -> int:
+    """Different frames in these transitions; with two cameras of the one that shows more."""
+    stacks = list(stacks)
+    if isinstance(key, list):
+        return max(distinct(stacks), distinct(of_wrist(stacks)))
     return len({number for both in stacks for stack in both for number in stack})

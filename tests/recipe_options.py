@@ -14,6 +14,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.transforms import mixup_coefficients
 
 TASKS = ["target", "near"]
+ROW_RECIPES = sorted(set(recipes.known()) - {"sequences"})  # whose batches are rows or pairs, with returns over n steps
 
 
 def required_options(name: str, capacity: int) -> dict[str, Any]:
@@ -28,6 +29,8 @@ def required_options(name: str, capacity: int) -> dict[str, Any]:
     if name == "hindsight":  # of steps without goals: no row is relabelled, and the function is not called
         keys = {"achieved_key": "observation", "desired_key": "observation"}
         return {"capacity": capacity, "reward": mixup_coefficients, "share": 0.0, **keys}
+    if name == "sequences":
+        return {"capacity": capacity, "length": 2, "overlap": 1}
     return {"capacity": capacity}
 
 

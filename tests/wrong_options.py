@@ -15,7 +15,10 @@ KINDS = {"int", "float", "bool"}
 NOT_TRIED = {"Bound", "Tensor", "torch.Generator", "Mapping[str, Tensor]", "Iterable[Tensor]", "torch.device"}
 ANY_SIGN = {"seed"}
 INFINITE = {"drift_tolerance"}
-FROM_ZERO = {"count", "exploration_steps", "noops", "num_learners", "num_spare", "prefetch", "seed", "warmup_steps"}
+FROM_ZERO = {
+    *("burn_in", "count", "exploration_steps", "noops", "num_learners", "num_spare", "overlap", "prefetch", "seed"),
+    "warmup_steps",
+}
 ABOVE_ZERO = {
     *("advance_at", "clip_range", "concentration", "draw_discount", "exploration", "gradient_norm", "offset"),
     *("mixup_concentration", "score_step_size", "score_temperature", "step_size", "value_clip", "weight_sharing"),
@@ -23,7 +26,15 @@ ABOVE_ZERO = {
 UP_TO_ONE = {
     *("advance_at", "c", "conflict_aversion", "default_share", "discount", "draw_discount", "epsilon", "event_share"),
     *("exploration", "exploration_end", "exploration_start", "fraction", "gae_lambda", "greedy_epsilon"),
-    *("importance_exponent", "min_fill", "replay_probability", "score_step_size", "share", "staleness_weight"),
+    *(
+        "importance_exponent",
+        "max_share",
+        "min_fill",
+        "replay_probability",
+        "score_step_size",
+        "share",
+        "staleness_weight",
+    ),
     *("step_size", "sticky_action_probability", "sweep_share", "target_update_rate", "weight_sharing"),
 }
 CHOICES = {

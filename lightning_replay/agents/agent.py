@@ -47,24 +47,25 @@ _limit = partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number ab
 _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (
         partial(checked_number, lowest=0.0),
-        "actor_learning_rate actor_regularization critic_learning_rate entropy_coefficient entropy_learning_rate "
-        "exploration_noise learning_rate noise_deviation parameter_learning_rate target_noise target_noise_clip "
-        "value_coefficient value_learning_rate",
+        "actor_learning_rate actor_regularization conservative_weight critic_learning_rate entropy_coefficient "
+        "entropy_learning_rate exploration_noise inverse_temperature learning_rate noise_deviation "
+        "parameter_learning_rate target_noise target_noise_clip value_coefficient value_learning_rate",
     ),
     (
         partial(checked_number, lowest=ABOVE_ZERO),
         "adam_epsilon clip_range gradient_clip initial_entropy_coefficient observation_high",
     ),
     (_limit, "gradient_norm value_clip"),
+    (partial(checked_number, lowest=ABOVE_ZERO, highest=BELOW_ONE), "expectile"),
     (checked_number, "target_entropy target_high target_low value_high value_low"),
     (checked_share, "discount exploration_end exploration_start gae_lambda target_update_rate"),
     (partial(checked_schedule, highest=BELOW_ONE), "conflict_aversion"),
     (
         checked_count,
-        "epochs hidden_size minibatches num_actions policy_delay target_update_every",
+        "epochs hidden_size minibatches num_actions policy_delay sampled_actions state_size target_update_every",
     ),
     (checked_observation_size, "observation_size"),
-    (partial(checked_count, lowest=0), "exploration_steps"),
+    (partial(checked_count, lowest=0), "burn_in exploration_steps"),
     (partial(checked_count, lowest=2), "atoms"),
     (checked_counts, "categories channels hidden_sizes kernel_sizes observation_shape strides"),
     (partial(checked_counts, lowest=0), "parameter_sizes"),
@@ -107,6 +108,7 @@ class SizedAgent(L.LightningModule):
     trainer attaches a data module that has an environment.
     """
 
+    is_recurrent: bool = False  #: Whether it acts with a state, and learns from sequences.
     size_names: ClassVar[tuple[str, ...]] = ()
     encodes_observations: ClassVar[bool] = False  #: Whether the networks take more than flat observations.
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
@@ -151,7 +153,7 @@ class SizedAgent(L.LightningModule):
             if data is None or data.observation_space is None or data.action_space is None:
                 raise ValueError(
                     f"{type(self).__name__} was built without {', '.join(missing)}; give them, use "
-                    f"{type(self).__name__}.for_env(env), or fit it with a data module of lightning_replay.lit."
+                    f"{type(self).__name__}.for_env(env), or fit it with a data module that has env."
                 )
             sizes = self.sizes_from(data.observation_space, data.action_space)
             self.hparams.update({name: size for name, size in sizes.items() if self.hparams.get(name) is None})

@@ -49,6 +49,7 @@ class ContinuousAgent(OffPolicyAgent):
         for name, bound in bounds.items():
             self.register_buffer(f"action_{name}", bound, persistent=False)
         size, hidden, actions = self.build_encoder(), options["hidden_sizes"], len(low)
+        self.num_features: int = size
         self.actor: Perceptron = Perceptron(size, hidden, self.outputs_per_action * actions)
         self.critics: TwoCritics = TwoCritics(size, actions, hidden)
         self.target_critics: TwoCritics = target_of(self.critics)
@@ -111,6 +112,7 @@ class SAC(ContinuousAgent):
     takes_update_batches = True
     encodes_observations = True
     outputs_per_action = 2
+    backs_up_entropy: ClassVar[bool] = True  #: Whether the critics' targets count the entropy of the next action.
 
     def __init__(
         self,
@@ -161,8 +163,9 @@ class SAC(ContinuousAgent):
             following = batch.get("next").get("observation")
             action, log_density = self.draw(self.features(following))
             # the smaller of two estimates, as one alone is too large where it has erred
-            estimates = self.target_critics.values(self.target_features(following), action)
-            values = estimates.amin(0) - self.log_alpha.exp() * log_density
+            values = self.target_critics.values(self.target_features(following), action).amin(0)
+            if self.backs_up_entropy:
+                values -= self.log_alpha.exp() * log_density
             target = bootstrapped(batch, values, self.hparams["discount"])
         return self.critics.values(self.features(batch.get("observation")), batch.get("action")) - target
 

@@ -20,9 +20,11 @@ from lightning_replay.training_replay import TrainingReplay
 
 __all__ = [
     "acting_agent",
+    "check_sequences",
     "idle_schedulers",
     "is_compiled",
     "observes_batches",
+    "recurrent_agent",
     "rollout_agent",
     "scales_gradients",
     "steps_of",
@@ -42,6 +44,23 @@ class ActingAgent(Protocol):
 
         These are a tensor ``[N, ...]``, or of Dict and Tuple spaces a TensorDict ``[N]`` of the entries.
         """
+
+
+class RecurrentAgent(Protocol):
+    """A LightningModule that acts with a state of each environment, the initial one at the start of every episode.
+
+    The data module stores the state before each step as the column ``recurrent_state``, float32. Random steps of the
+    warm-up advance it by ``act_with_state`` too, whose action is not taken: it is a function of what was observed.
+    """
+
+    device: torch.device
+    is_recurrent: bool  #: True, as an attribute of the class.
+
+    def initial_state(self, num_envs: int) -> Tensor:
+        """Returns the states at the start of episodes, float ``[N, ...]``, in one tensor."""
+
+    def act_with_state(self, observation: Any, state: Tensor, explore: bool) -> tuple[Any, Tensor]:
+        """Returns actions as :meth:`ActingAgent.act`, and the states after ``observation``, float ``[N, ...]``."""
 
 
 class RolloutAgent(ActingAgent, Protocol):
@@ -119,13 +138,46 @@ def acting_agent(agent: L.LightningModule) -> ActingAgent:
     return cast(ActingAgent, agent)
 
 
+def recurrent_agent(agent: L.LightningModule) -> RecurrentAgent | None:
+    """Returns an agent that declares ``is_recurrent``, and ``None`` for others; ``TypeError`` if it lacks a method."""
+    if not getattr(agent, "is_recurrent", False):
+        return None
+    if not all(callable(getattr(agent, method, None)) for method in ("initial_state", "act_with_state")):
+        raise TypeError(
+            f"{type(agent).__name__} is recurrent and lacks initial_state(num_envs) or act_with_state(observation, "
+            "state, explore); add both as in lightning_replay.agents.RecurrentDQN, or set is_recurrent = False."
+        )
+    return cast(RecurrentAgent, agent)
+
+
+def check_sequences(agent: L.LightningModule, replay: TrainingReplay) -> None:
+    """Refuses a recurrent agent with a replay of single rows, and one that declares to have no state with sequences.
+
+    A module of a user's own without ``is_recurrent`` may learn from either.
+    """
+    draws_sequences = replay.sequence_length is not None
+    is_recurrent = bool(getattr(agent, "is_recurrent", draws_sequences))
+    if is_recurrent and not draws_sequences:
+        raise ValueError(
+            f"{type(agent).__name__} is recurrent and learns from sequences, and the replay draws single rows with "
+            f"{replay.sampler_name}; use lightning_replay.recipes.sequences, or an agent without a state such as DQN."
+        )
+    if draws_sequences and not is_recurrent:
+        raise ValueError(
+            f"{type(agent).__name__} learns from single rows, and the replay draws sequences with "
+            f"{replay.sampler_name}; use a recipe such as lightning_replay.recipes.prioritized, or RecurrentDQN."
+        )
+
+
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
-    """Returns the agent; raises ``TypeError`` if it has no method ``act``, ``act_with_value`` or ``value``."""
+    """Returns the agent; ``TypeError`` if it lacks ``act``, ``act_with_value`` or ``value``, or is recurrent."""
     if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
         raise TypeError(
             f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
             "collected with; add both as in lightning_replay.agents.PPO, or use that."
         )
+    if getattr(agent, "is_recurrent", False):
+        raise TypeError(f"{type(agent).__name__} is recurrent, and rollouts of levels carry no states; use PPO.")
     acting_agent(agent)
     return cast(RolloutAgent, agent)
 

@@ -20,6 +20,7 @@ _ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ObstructedMazeGamut-Easy-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 3}),
     "ObstructedMazeGamut-Medium-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 6}),
     "ObstructedMazeGamut-Hard-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 9}),
+    "RecallCue-v0": ("recall:RecallCue", {}),
     "ThreeRooms-v0": ("grids:ThreeRooms", {}),
     "TwoRooms-v0": ("grids:TwoRooms", {}),
     "ObstacleCourse-v0": ("grids:ObstacleCourse", {}),

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.episodes import kernels
 from lightning_replay.options import checked_count
 from lightning_replay.storage.columns import contradicts
 from lightning_replay.storage.packed import PackedStorage, readable_rows
@@ -183,7 +184,7 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
 
 
 class EpisodeLinks:
-    """Slots of the next step of every slot's episode: ``successor[slot]``, -1 when there is none.
+    """Slots of the next and the previous step of every slot: ``successor[slot]``, ``predecessor[slot]``, -1 for none.
 
     Call :meth:`write` with every batch of rows that enters the storage, in insertion order. A row is linked to the
     previous row of its trajectory, unless that one ended its episode (terminated or truncated) or was overwritten, or
@@ -241,6 +242,9 @@ class EpisodeLinks:
             steps_used: int64 ``[B]``, how many of them are distinct steps, 1 to ``n_steps``.
         """
         current = index.reshape(-1)
+        if self.successor.device.type == "cpu":
+            arrays = kernels.chain(self.successor.numpy(), np.ascontiguousarray(current.cpu().numpy()), n_steps)
+            return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
         slots, steps_used = [current], torch.ones_like(current)
         for _ in range(n_steps - 1):
             following = self.successor[current]
@@ -250,9 +254,26 @@ class EpisodeLinks:
             slots.append(current)
         return torch.stack(slots, dim=1), steps_used
 
-    def predecessors(self, index: Tensor) -> Tensor:
-        """Returns the slots of the steps before, of the shape of ``index``; -1 where none is stored."""
-        return self.predecessor[index]
+    def back(self, index: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Follows the episode of each slot back for up to ``steps`` rows, int64 ``[B]`` as the slots are.
+
+        Returns:
+            int64 ``[B]`` each: the slots, and how many steps back they are; fewer where no more are stored.
+        """
+        if self.predecessor.device.type == "cpu":
+            arrays = kernels.back(self.predecessor.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
+            return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
+        slots, gone = index, torch.zeros_like(index)
+        for _ in range(int(steps.max()) if len(steps) else 0):
+            before = self.predecessor[slots]
+            moves = (before >= 0) & (gone < steps)
+            slots, gone = torch.where(moves, before, slots), gone + moves
+        return slots, gone
+
+    def ended(self, index: Tensor) -> list[int]:
+        """Returns those of the slots ``[n]`` that nothing follows, now or later, each once."""
+        last = dict.fromkeys(index[self.successor[index] < 0].tolist())
+        return [slot for slot in last if slot not in self._trajectory_at]
 
     def running_slots(self) -> Tensor:
         return torch.tensor(list(self._trajectory_at), dtype=torch.int64, device=self.successor.device)

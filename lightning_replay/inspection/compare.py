@@ -71,12 +71,12 @@ def returns(replay: Replay) -> Tensor:
 def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) -> Tensor:
     """Returns the stored observations ``[P, ...]`` of the rows in ``slots``, int64 ``[P]``, on the CPU.
 
-    ``key`` of the column is a tuple if nested; ``None`` uses the ``image_key`` of a frame storage, else
+    ``key`` of the column is a tuple if nested; ``None`` uses the first ``image_key`` of a frame storage, else
     ``"observation"``, else ``"pixels"``. Raises ``KeyError`` with the stored columns if there is no such one.
     """
     storage = replay.storage
     stored = [_as_tuple(name) for name in storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)]
-    image_keys = [storage.image_key] if isinstance(storage, FrameStorage) else []
+    image_keys = storage.image_keys if isinstance(storage, FrameStorage) else []
     wanted = [*image_keys, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
     found = next((name for name in wanted if name in stored), None)
     if found is None:
@@ -186,7 +186,8 @@ def inspect_buffers(
         raise ValueError("there are no buffers; give at least one by name, such as {'retention': replay}")
     found, observed = {}, {}
     for name, each in buffers.items():
-        replay = each if isinstance(each, Replay) else load_replay(each, trust=trust)
+        replay = load_replay(each, trust=trust) if isinstance(each, str | Path) else each
+        check_kind(f"buffers[{name!r}]", replay, Replay, "a Replay or its save, of a MixedReplay its online or offline")
         if len(replay) == 0:
             raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
         with replay._replay_lock:  # all of one moment

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_replay.inspection.rows import PackedColumns, RowImages, array_of, images_of
 from lightning_replay.levels.prioritization import effective_number
 from lightning_replay.saving.chunks import ChunkedTensor
-from lightning_replay.storage.rows import Key, RowLayout
+from lightning_replay.storage.rows import Key, RowLayout, frames_by_column
 
 if TYPE_CHECKING:
     from lightning_replay.levels.selector import LevelSelector
@@ -121,7 +121,7 @@ class ReplayContents:
         retained: of buffers that keep rows by importance.
         columns: stored ones, read whole: reward, episode ends, trajectory, as far as they are stored, ``[N]``.
         layout: dtype and shape by column name.
-        images: of rows; ``None`` if none are stored.
+        images: of rows, by column name.
         options: parts of the buffer and their options, as text.
         counters: rows given, batches drawn and the like.
     """
@@ -135,7 +135,7 @@ class ReplayContents:
     retained: Retained | None
     columns: Mapping[Key, np.ndarray]
     layout: Mapping[str, str]
-    images: RowImages | None
+    images: Mapping[str, RowImages]
     options: Mapping[str, str]
     counters: Mapping[str, int] = field(default_factory=dict)
 
@@ -244,7 +244,10 @@ def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
     if isinstance(buffer, LevelSelector):
         return levels_of(buffer.state_dict())
     if not isinstance(buffer, Replay):
-        raise TypeError(f"buffer is a {type(buffer).__name__}; it must be a Replay or a level source")
+        raise TypeError(
+            f"buffer is a {type(buffer).__name__}; it must be a Replay or a level source, of a MixedReplay "
+            "its online or offline"
+        )
     with present_state(buffer) as state:
         return contents_of(state, describe(buffer))
 
@@ -270,7 +273,7 @@ def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
         retained=retained,
         columns=columns,
         layout=layout,
-        images=None if packed is None else images_of(state["storage"], packed),
+        images={} if packed is None else images_of(state["storage"], packed),
         options=_options_of(state["built_from"], arguments),
         counters=_counters_of(state, given),
     )
@@ -484,6 +487,9 @@ def _columns_of(
     whole = packed.whole((REWARD, TERMINATED, TRUNCATED, DONE, TRAJECTORY))
     columns = {key: values[slots].reshape(len(slots), -1)[:, 0] for key, values in whole.items() if values[:1].size}
     layout = {".".join(leaf["key"]): f"{leaf['dtype']} {leaf['shape']}" for leaf in described}
+    for key, frames, shape in frames_by_column(storage):
+        size = f"{frames.shape[0] - 1:,} frames of {frames.shape[1]:,} bytes"  # frame 0 is none
+        layout[".".join(key)] = f"stacks of uint8 {list(shape)}, {size}, each stored once"
     return columns, layout, packed
 
 

@@ -472,25 +472,25 @@ def _episodes(contents: ReplayContents, ranked: RankedEpisodes) -> str:
     return _card(f"Episodes of the highest {ranked.by}", _table(rows), note, is_wide=True)
 
 
-_Strip = tuple[StoredEpisode, np.ndarray, list[np.ndarray]]
+_Strip = tuple[StoredEpisode, np.ndarray, str, list[np.ndarray]]
 
 
 def _strips(contents: ReplayContents, ranked: RankedEpisodes) -> Iterator[_Strip]:
-    """Yields the first episodes, which of their rows are shown, and the images of these."""
+    """Yields the first episodes, which of their rows are shown, and the images of these by column."""
     for one in ranked.episodes[:_STRIPS]:
         shown = shown_rows(one, _FRAMES)
-        if contents.images is not None:
-            yield one, shown, contents.images.of_rows(contents.slots[one.places[shown]])
+        for name, images in contents.images.items():
+            yield one, shown, name, images.of_rows(contents.slots[one.places[shown]])
 
 
 def _film_strips(contents: ReplayContents, ranked: RankedEpisodes) -> str:
     strips = []
-    for one, shown, images in _strips(contents, ranked):
+    for one, shown, column, images in _strips(contents, ranked):
         highest, figures = int(np.argmax(one.value)), []
         for row, image in zip(shown.tolist(), images, strict=True):
             source = b64encode(png_of(image)).decode()
             mark = ' class="highest"' if row == highest else ""
-            step = f"row {row + 1} of {len(one.places)}"
+            step = escape(f"{column}, row {row + 1} of {len(one.places)}")
             figures.append(
                 f'<figure{mark}><img alt="{step}" src="data:image/png;base64,{source}">'
                 f"<figcaption>{row + 1}: {short(float(one.value[row]))}</figcaption></figure>"
@@ -499,7 +499,8 @@ def _film_strips(contents: ReplayContents, ranked: RankedEpisodes) -> str:
     if not strips:
         return ""
     what = "reward" if ranked.by == "return" else ranked.by.removeprefix("mean ")
-    note = f"A line for each episode; below an image the number of its row and the {what}. The highest is framed."
+    each = f" and column of images ({escape(', '.join(contents.images))})" if len(contents.images) > 1 else ""
+    note = f"A line for each episode{each}; below an image the number of its row and the {what}. The highest is framed."
     return _card(f"Film strips: episodes of the highest {ranked.by}", "".join(strips), note, is_wide=True)
 
 
@@ -660,24 +661,28 @@ _BACKGROUND = 128
 def pictures_of(contents: ReplayContents | LevelContents) -> dict[str, np.ndarray]:
     """Returns pictures by name, uint8 ``[H, W, 3]`` each, as far as there are any.
 
-    Of a replay with images ``film_strips``, a line for each of the three episodes of the highest priority, see
-    :func:`~lightning_replay.inspection.contents.highest_episodes`. Of levels ``score_by_level`` and
-    ``staleness_by_level``, a cell for each level in the order of their ids, darker for a higher value.
+    Of a replay with images ``film_strips``, a line for each of the three episodes of the highest priority and each
+    column of images, see :func:`~lightning_replay.inspection.contents.highest_episodes`. Of levels ``score_by_level``
+    and ``staleness_by_level``, a cell for each level in the order of their ids, darker for a higher value.
     """
     if isinstance(contents, LevelContents):
         named = {"score_by_level": contents.score, "staleness_by_level": contents.staleness}
         return {name: heat_map(values) for name, values in named.items() if len(values)}
-    ranked = None if contents.images is None else highest_episodes(contents, _STRIPS)
+    ranked = highest_episodes(contents, _STRIPS) if contents.images else None
     if ranked is None:
         return {}
     strips = []
-    for _, _, images in _strips(contents, ranked):
+    for *_, images in _strips(contents, ranked):
         height, width, _ = images[0].shape
         strip = np.full((height + _GAP, _FRAMES * (width + _GAP), 3), _BACKGROUND, np.uint8)
         for place, image in enumerate(images):
             strip[:height, place * (width + _GAP) : place * (width + _GAP) + width] = image
         strips.append(strip)
-    return {"film_strips": np.concatenate(strips)}
+    widest = max(strip.shape[1] for strip in strips)
+    padded = [
+        np.pad(strip, ((0, 0), (0, widest - strip.shape[1]), (0, 0)), constant_values=_BACKGROUND) for strip in strips
+    ]
+    return {"film_strips": np.concatenate(padded)}
 
 
 def heat_map(values: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.saving.chunks import ChunkedTensor, check_file
-from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout
+from lightning_replay.storage.rows import FRAMES, WORD_BYTES, Key, RowLayout, frames_by_column
 
 Stored = Tensor | ChunkedTensor
 
@@ -113,7 +113,6 @@ def _plain(values: Tensor) -> np.ndarray:
     return (values.float() if lacks else values).numpy()
 
 
-_FRAMES: Key = ("frames_of_stacks",)  # see lightning_replay.storage.frames
 _LEAST_SIDE = 5  # pixels; smaller arrays are no images
 _MOST_PIXELS = 160  # of a side; a page shows 84
 _MOST_CHANNELS = 10  # of planes such as MinAtar's
@@ -134,6 +133,7 @@ class RowImages(NamedTuple):
     key: Key
     frames: StoredRows | None = None
     frame_shape: tuple[int, ...] = ()
+    column: int = 0  # of those whose frames are stored once
 
     def of_rows(self, slots: np.ndarray) -> list[np.ndarray]:
         """Returns the images of rows, uint8 ``[H, W, 3]`` each, by their slots, int64 ``[n]``.
@@ -144,18 +144,21 @@ class RowImages(NamedTuple):
             return []
         values = self.packed.of_rows(self.key, slots)
         if self.frames is not None:
-            numbers = values[:, values.shape[1] // 2 - 1].astype(np.int64)  # the observation's frames come first
+            numbers = values.reshape(len(values), -1, values.shape[-1])[:, self.column]
+            numbers = numbers[:, numbers.shape[1] // 2 - 1].astype(np.int64)  # the observation's frames come first
             values = self.frames.select(numbers).numpy().reshape(-1, *self.frame_shape)
         return [_scaled_down(as_rgb(image)) for image in values]
 
 
-def images_of(storage: Mapping[str, Any], packed: PackedColumns) -> RowImages | None:
-    """Returns the images of stored rows; ``None`` if no column holds images."""
-    columns = packed.layout.columns
-    if storage.get("frames") is not None and _FRAMES in columns:
-        return RowImages(packed, _FRAMES, StoredRows(storage["frames"]), tuple(storage["frame_shape"]))
-    found = (key for key, column in columns.items() if key[0] != "next" and _holds_images(*column))
-    return next((RowImages(packed, key) for key in found), None)
+def images_of(storage: Mapping[str, Any], packed: PackedColumns) -> dict[str, RowImages]:
+    """Returns the images of stored rows by the name of their column, such as ``observation.front``."""
+    found = {}
+    for place, (key, frames, shape) in enumerate(frames_by_column(storage)):
+        found[".".join(key)] = RowImages(packed, FRAMES, StoredRows(frames), tuple(shape), place)
+    for key, column in packed.layout.columns.items():
+        if key[0] != "next" and key != FRAMES and _holds_images(*column):
+            found[".".join(key)] = RowImages(packed, key)
+    return found
 
 
 def _holds_images(dtype: torch.dtype, shape: Sequence[int]) -> bool:

@@ -56,20 +56,31 @@ def read_buffers(path: str | Path) -> Iterator[SavedBuffer]:
     for name, place in _places(Path(path)):
         is_replay = (place / MANIFEST).exists()
         manifest = partial(replay_manifest, place) if is_replay else partial(_levels_manifest, place)
-        yield SavedBuffer(name, place, *read_save(place, manifest, partial(_read, is_replay)))
+        sides, size = read_save(place, manifest, partial(_read, is_replay))
+        for side, contents in sides.items():
+            yield SavedBuffer(f"{name}, {side}" if name and side else name or side, place, contents, size)
 
 
 def _levels_manifest(path: Path) -> dict[str, Any]:
     return read_manifest(path / STATE_MANIFEST, STATE_VERSION)
 
 
-def _read(is_replay: bool, manifest: dict[str, Any], data: Path) -> tuple[Contents, int]:
-    """Returns what a save holds, whose large tensors stay in their files, and the bytes of these files."""
+def _read(is_replay: bool, manifest: dict[str, Any], data: Path) -> tuple[dict[str, Contents], int]:
+    """Returns what a save holds, whose large tensors stay in their files, and the bytes of these files.
+
+    By the names of the sides of a mixed replay; of others there is one without a name.
+    """
     saved = open_data(manifest, data)
     state = join_state(saved.values, {**saved.tensors, **saved.chunked})  # type: ignore[dict-item]
     try:
-        # an RLlib checkpoint has the levels beside other entries
-        contents = contents_of(state, manifest["built_by"]) if is_replay else levels_of(state.get("levels", state))
+        contents: dict[str, Contents]
+        if not is_replay:  # an RLlib checkpoint has the levels beside other entries
+            contents = {"": levels_of(state.get("levels", state))}
+        elif "offline" in state:
+            built_by = manifest["built_by"]["arguments"]
+            contents = {side: contents_of(state[side], built_by[side]) for side in ("online", "offline")}
+        else:
+            contents = {"": contents_of(state, manifest["built_by"])}
     except DamagedFileError:
         raise
     except MALFORMED as error:  # the state of something else

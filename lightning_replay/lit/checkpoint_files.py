@@ -7,18 +7,24 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.apply_func import apply_to_collection
 
-from lightning_replay.saves import save_id
+from lightning_replay.saves import FrozenReplay, save_id
 from lightning_replay.saving import DamagedFileError
-from lightning_replay.saving.directory import LOCK_FILE, exclusive
+from lightning_replay.saving.directory import LOCK_FILE, exclusive, remote_folder
 from lightning_replay.saving.files import sync
+
+if TYPE_CHECKING:
+    from lightning_replay.saving.folders import Folder
 
 __all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "check_checkpoint", "replays_beside", "saved_replay"]
 
@@ -62,37 +68,94 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     An existing folder is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
     checkpoint holds the folder's name and the id of the save in it, so that both can be moved together and another
     buffer is refused. A checkpoint is overwritten before its former buffer is removed: killed at any time, the file
-    finds the buffer it was saved with. The next save removes the remains of a killed one.
+    finds the buffer it was saved with. The next save removes the remains of a killed one. At a URL of fsspec the buffer
+    is uploaded before the checkpoint.
+
+    While :attr:`in_background` is set a thread writes and removes checkpoints, in order and as they were when that was
+    requested; what follows a failed one is left out, and :meth:`wait` raises its error.
     """
 
     def __init__(self, wrapped: CheckpointIO, datamodule: Any) -> None:
         super().__init__(wrapped)
         self.datamodule = datamodule  # a ReplayDataModule, whose file imports this one
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
+        self.in_background: bool = False
+        self._thread = ThreadPoolExecutor(1)
+        self._last_task: Future[None] | None = None
+        self._pending: Hashable = None  # the state that the thread saves
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        state = checkpoint.get(type(self.datamodule).__qualname__)
-        if state is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
+        name = type(self.datamodule).__qualname__
+        if checkpoint.get(name) is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
             self.wrapped.save_checkpoint(checkpoint, path, storage_options)
             return
-        file = _local(path)
+        stamp, replay = self.datamodule.replay_stamp(), self.datamodule.replay
+        # Best and last of one state do not wait for each other.
+        if not (self.in_background and stamp == self._pending):
+            self.wait()
+        if not self.in_background:
+            self._save(checkpoint, path, storage_options, stamp, replay)
+            return
+        frozen, self._pending = FrozenReplay(replay), stamp
+        kept = apply_to_collection(checkpoint, torch.Tensor, torch.Tensor.clone)  # copies dictionaries, too
+        self._submit(partial(self._save, kept, path, storage_options, stamp, frozen), frozen.close)
+
+    def _submit(self, task: Callable[[], None], cleanup: Callable[[], None] = lambda: None) -> None:
+        before = self._last_task
+
+        def follow() -> None:
+            try:
+                if before is not None:
+                    before.result()
+                task()
+            finally:
+                cleanup()
+
+        self._last_task = self._thread.submit(follow)
+
+    def wait(self, *, for_end: bool = True) -> None:
+        """Raises the error of what was written in the background, once it has ended."""
+        task = self._last_task
+        if task is not None and (for_end or task.done()):
+            self._last_task = self._pending = None
+            task.result()
+
+    def _save(self, checkpoint: dict[str, Any], path: str | Path, options: Any, stamp: Hashable, replay: Any) -> None:
+        state = checkpoint[type(self.datamodule).__qualname__]
+        if "://" in str(path):
+            self._save_at_url(checkpoint, str(path), options, state, replay)
+            return
+        file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         # The replay first, then the file that names it, then the replays saved with it before: killed at any time, the
         # file finds its replay.
         with exclusive(file.parent) as is_alone:
             before = replays_beside(file)
-            target = self._save_replay(file, state["updates"])
+            target = self._save_replay(file, state["updates"], stamp, replay)
             state["replay"], state["replay_id"] = target.name, save_id(target)
-            super().save_checkpoint(checkpoint, path, storage_options)
+            super().save_checkpoint(checkpoint, path, options)
             (target / _UNFINISHED).unlink(missing_ok=True)
             # Without a lock, a replay that no checkpoint names yet may be another process's in the making.
             for stale in [*before, *(self._abandoned(file) if is_alone else [])]:
                 if stale != target:
                     shutil.rmtree(stale, ignore_errors=True)
 
-    def _save_replay(self, file: Path, updates: int) -> Path:
+    def _save_at_url(self, checkpoint: dict[str, Any], url: str, options: Any, state: Any, replay: Any) -> None:
+        before, (folder, stem) = replays_at_url(url), _at_url(url)
+        name = _unused_name(stem, state["updates"], folder.folders())
+        try:
+            with (folder / name).to_write() as local:
+                replay.save(local)
+                state["replay"], state["replay_id"] = name, save_id(local)
+        except BaseException:
+            (folder / name).remove()
+            raise
+        super().save_checkpoint(checkpoint, url, options)
+        for earlier in before:
+            earlier.remove()
+
+    def _save_replay(self, file: Path, updates: int, stamp: Hashable, replay: Any) -> Path:
         # Of the same state as the newest save, its files are linked: save_last=True makes two checkpoints of each.
-        stamp = self.datamodule.replay_stamp()
         before, newest = self._newest or (None, None)
         if newest is not None and before == stamp and newest.is_dir():
             if newest in replays_beside(file):  # the file itself is written again
@@ -107,7 +170,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             except OSError:  # a file system without hard links
                 shutil.rmtree(target, ignore_errors=True)
         target = _new_replay(file, updates)
-        self.datamodule.replay.save(target, previous=newest)  # links the files that have not changed
+        replay.save(target, previous=newest)  # links the files that have not changed
         self._newest = (stamp, target)
         return target
 
@@ -127,15 +190,29 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
-        replay = self.datamodule.find_replay(checkpoint, _local(path))  # raises before anything is restored
-        if replay is not None and self._newest is None:
+        replay = self.datamodule.find_replay(checkpoint, path)  # raises before anything is restored
+        if replay is not None and self._newest is None and "://" not in str(path):
             self._newest = (None, replay)  # of another state, but rows that stay have the same files
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
+        if self.in_background:  # once the one that replaces it is written
+            self._submit(partial(self._remove, path))
+        else:
+            self._remove(path)
+
+    def _remove(self, path: str | Path) -> None:
         super().remove_checkpoint(path)
-        for directory in replays_beside(_local(path)):
+        if "://" in str(path):
+            for folder in replays_at_url(str(path)):
+                folder.remove()
+            return
+        for directory in replays_beside(Path(path)):
             shutil.rmtree(directory, ignore_errors=True)
+
+    def teardown(self) -> None:
+        self._thread.shutdown()
+        super().teardown()
 
 
 def check_checkpoint(path: str | Path | None) -> None:
@@ -185,6 +262,30 @@ def replays_beside(file: Path) -> list[Path]:
     return [path for path in file.parent.glob("*.replay") if _stem_of(path) == file.stem]
 
 
+def _at_url(url: str) -> tuple[Folder, str]:
+    # The folder of a checkpoint, and the stem of its name.
+    folder, _, name = url.rpartition("/")
+    return remote_folder(folder), Path(name).stem
+
+
+def replays_at_url(url: str) -> list[Folder]:
+    folder, stem = _at_url(url)
+    return [folder / name for name in folder.folders() if _stem_of(Path(name)) == stem]
+
+
+def downloaded_replay(url: str, name: str, replay_id: str, target: Path) -> Path:
+    """Returns :func:`saved_replay` of a checkpoint at a URL, downloaded to the empty folder ``target``."""
+    folder, stem = _at_url(url)
+    with (folder / name).to_read() as copy:
+        if copy.is_dir():
+            shutil.move(copy, target / name)
+    try:
+        return saved_replay(target / f"{stem}.ckpt", name, replay_id)
+    except (DamagedFileError, FileNotFoundError) as error:
+        named = str(error).replace(str(target / f"{stem}.ckpt"), url).replace(str(target), str(folder))
+        raise type(error)(named) from None
+
+
 def saved_replay(file: Path, name: str | None, replay_id: str) -> Path:
     """Returns the folder with the save ``replay_id`` that a checkpoint ``file`` names, or one renamed together with it.
 
@@ -211,24 +312,20 @@ def saved_replay(file: Path, name: str | None, replay_id: str) -> Path:
 
 def _new_replay(file: Path, updates: int) -> Path:
     # Not one that is there: the checkpoint may name it until it is overwritten.
-    target, number = file.with_name(f"{file.stem}.{updates}.replay"), 0
-    while target.exists():
-        number += 1
-        target = file.with_name(f"{file.stem}.{updates}-{number}.replay")
+    target = file.with_name(_unused_name(file.stem, updates, [path.name for path in file.parent.glob("*.replay")]))
     target.mkdir()
     (target / _UNFINISHED).touch()
     return target
 
 
+def _unused_name(stem: str, updates: int, taken: Collection[str]) -> str:
+    name, number = f"{stem}.{updates}.replay", 0
+    while name in taken:
+        number += 1
+        name = f"{stem}.{updates}-{number}.replay"
+    return name
+
+
 def _stem_of(replay: Path) -> str | None:
     match = re.fullmatch(r"(.+)\.\d+(?:-\d+)?\.replay", replay.name)
     return None if match is None else match[1]
-
-
-def _local(path: str | Path) -> Path:
-    if "://" in str(path):
-        raise ValueError(
-            f"checkpoint path {path} is remote; a replay is saved beside local checkpoints only. "
-            "Use a local dirpath, or save the weights alone (save_weights_only=True)."
-        )
-    return Path(path)

@@ -12,6 +12,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
+import fsspec
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -21,9 +22,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn.parameter import is_lazy
 
 from lightning_replay.levels import LevelSelector
+from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
-from lightning_replay.options import check_kind, checked_choice, checked_count
+from lightning_replay.options import check_kind, checked_choice, checked_count, checked_flag
+from lightning_replay.saves import FrozenReplay
 from lightning_replay.saving.files import check_writable
 from lightning_replay.training_replay import TrainingReplay
 
@@ -55,11 +58,15 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
       of all versions. The resumed run writes to a version of its own; what was the best so far stays the best.
 
     Args:
-        dirpath: folder; by default ``checkpoints`` in the logger's folder, without a logger in ``default_root_dir``.
+        dirpath: folder, or a URL of fsspec such as ``s3://bucket/run`` (extra ``remote``); by default ``checkpoints``
+            in the logger's folder, without a logger in ``default_root_dir``.
         filename: of the best ones; may hold ``{step}`` and metrics, as with Lightning.
         monitor: metric, compared each time its value changes; ``None`` keeps only the last.
         mode: whether the largest or the smallest is best.
         save_top_k: how many of the best are kept, each with its replay; from the second on ``best-v1.ckpt`` and so on.
+        background: write checkpoints by a thread while training goes on. Rows, weights and generators are those of the
+            moment; rows that are overwritten meanwhile are copied. A checkpoint waits for the one before it and ``fit``
+            for the last one; an error is raised at the next training step. Needs rows in a ``PackedStorage``.
         every_n_updates: updates of the data module between two ``last.ckpt``; by default 10,000 with a replay and 10
             with levels. Files of the replay that have not changed are linked, the others written.
 
@@ -81,6 +88,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         mode: Literal["max", "min"] = "max",
         save_top_k: int = 1,
         every_n_updates: int | None = None,
+        background: bool = False,
     ) -> None:
         check_kind("dirpath", dirpath, str | PathLike | None, "a folder, or None")
         check_kind("filename", filename, str, "a name such as 'best' or '{step}'")
@@ -97,6 +105,9 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             every_n_epochs=0,  # none of Lightning's own times
         )
         self.every_n_updates = every_n_updates
+        self.background: bool = checked_flag("background", background)
+        self._files: ReplayCheckpointIO | None = None  # that writes in the background
+        self._written = ((0, 0), "")  # what was saved before the save that is written now
         self._has_own_folder = dirpath is None
         self._signals = StopSignals()
         self._source: EnvStepDataModule | None = None  # while it trains
@@ -119,14 +130,17 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         source = source_of(trainer, self)
+        if self.background:
+            self._files = self._files_of(trainer)
+            self._files.in_background = True
         resumed = trainer.ckpt_path
         last = self.last_model_path
-        is_same_file = resumed is not None and os.path.exists(last) and os.path.samefile(resumed, last)
-        if not (source.env_steps_done if resumed is None else is_same_file):
+        is_same_file = resumed is not None and _exists(last) and _is_same(str(resumed), last)
+        if not (source.steps_done if resumed is None else is_same_file):
             # The checkpoints in the folder are of another run: this one writes under other names.
             self.last_model_path = self.kth_best_model_path = ""
             self.best_k_models = {}
-        if resumed is not None or not source.env_steps_done:
+        if resumed is not None or not source.steps_done:
             self._saved = source.clocks
         self._newest = str(resumed or self.last_model_path)
         self._seen = self._metric(trainer)  # of an untrained agent, or of one that was saved with its score
@@ -151,6 +165,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         if self._source is None:
             return
         self._save_due(trainer, self._source, is_last=True)
+        self._settle()
         self._signals.raise_pending()
         self._release()
 
@@ -167,9 +182,11 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             source.is_update_open = False
         source.drop_open_update()  # one that was not finished is made again after a resume
         reason = self._reason_against_saving(trainer, exception)
-        if reason is None and source.clocks != self._saved:
+        if reason is None:
             try:
-                self._save_last(trainer, source)
+                self._settle()
+                if source.clocks != self._saved:
+                    self._save_last(trainer, source)
             except Exception as failure:  # the exception that ended the run is the one to be raised
                 reason = f"saving failed, {type(failure).__name__}: {failure}"
         self._is_step_open = False
@@ -180,14 +197,34 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._release()
         super().teardown(trainer, pl_module, stage)
 
+    def _files_of(self, trainer: L.Trainer) -> ReplayCheckpointIO:
+        files = trainer.strategy.checkpoint_io
+        if not isinstance(files, ReplayCheckpointIO):
+            raise TypeError("background is True, and there is no replay, whose files take long to write; leave it out")
+        FrozenReplay(files.datamodule.replay).close()  # refuses a replay that cannot be saved so
+        return files
+
+    def _settle(self, *, for_end: bool = True) -> None:
+        # Raises the error of a save in the background; what was said to be saved is not then.
+        if self._files is not None:
+            try:
+                self._files.wait(for_end=for_end)
+            except BaseException:
+                self._is_saving = True
+                self._saved, self._newest = self._written
+                raise
+
     def _release(self) -> None:
         self._signals.remove()
+        if self._files is not None:
+            self._files.in_background = False
         if self._source is not None:
             self._source.pause_hooks.remove(self._pause)
         self._source = None
 
     def _pause(self, is_between_steps: bool) -> None:
         if is_between_steps and self._source is not None and self._source.trainer is not None:
+            self._settle(for_end=False)
             self._save_due(self._source.trainer, self._source)
         self._signals.raise_pending()
 
@@ -199,6 +236,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             is_seen |= metric.item() == seen.item()
         is_best = metric is not None and not is_seen and self.check_monitor_top_k(trainer, metric)
         if is_best:
+            self._settle()
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
         if metric is not None:  # that of an evaluation is absent until the next one
             self._seen = metric
@@ -208,6 +246,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         is_best = self._save_best(trainer)
         is_due = self._is_save_due(source) or (is_last and source.clocks != self._saved)
         # With the best too: a run that is resumed before it would search for it again and might overwrite it.
+        if is_due and not is_best:
+            self._settle()
         if is_best or is_due:
             self._save_last(trainer, source)
 
@@ -220,6 +260,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         return source.updates_done - self._saved[1] >= every
 
     def _save_last(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
+        self._written = self._saved, self._newest
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         self._saved = source.clocks
         self._newest = self.last_model_path
@@ -267,11 +308,13 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # The best ones may be in another folder, or gone.
-        best = {path: score for path, score in state_dict["best_k_models"].items() if os.path.exists(path)}
+        best = {path: score for path, score in state_dict["best_k_models"].items() if _exists(path)}
         super().load_state_dict(state_dict | {"dirpath": self.dirpath, "best_k_models": best})
 
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
         found: set[str] = super()._find_last_checkpoints(trainer)
+        if self.dirpath is not None and "://" in str(self.dirpath):  # Lightning drops the protocol
+            found = {self._fs.unstrip_protocol(path) for path in found}
         if not found and self._has_own_folder and trainer.loggers:
             logger = trainer.loggers[0]
             runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
@@ -282,7 +325,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         # By the clocks in the files: a copied folder has times in any order. Of equal ones the file written last.
         module = type(source_of(trainer, self)).__qualname__
         clocks = {path: _clocks_in(path, module) for path in found}
-        chosen = max(found, key=lambda path: (clocks[path], os.path.getmtime(path)))
+        chosen = max(found, key=lambda path: (clocks[path], fsspec.core.url_to_fs(path)[0].modified(path)))
         env_steps, updates = clocks[chosen]
         rank_zero_info(
             f'ckpt_path="last": of {len(found)} checkpoints {chosen} holds the most environment steps, {env_steps:,}, '
@@ -291,9 +334,20 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         return {chosen}
 
 
+def _exists(path: str) -> bool:
+    filesystem, place = fsspec.core.url_to_fs(path)
+    return bool(path) and filesystem.exists(place)
+
+
+def _is_same(one: str, other: str) -> bool:
+    (first, place), (second, other_place) = (fsspec.core.url_to_fs(path) for path in (one, other))
+    return type(first) is type(second) and (place == other_place or ("://" not in one and os.path.samefile(one, other)))
+
+
 def _clocks_in(path: str, module: str) -> tuple[int, int]:
     try:
-        state = torch.load(path, map_location="meta", weights_only=True)[module]
+        with fsspec.open(path, "rb") as file:
+            state = torch.load(file, map_location="meta", weights_only=True)[module]
         return int(state["collection"]["env_steps"]), int(state["updates"])
     except Exception:  # torch raises errors of many kinds for damaged files and files of other programs
         return -1, -1

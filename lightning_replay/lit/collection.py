@@ -16,10 +16,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from lightning_replay.agents.interfaces import acting_agent
 from lightning_replay.collecting import Columns, VectorSteps
 from lightning_replay.envs.building import checked_info_keys
-from lightning_replay.lit.playing import Action, ActionReader, act_on, acting, random_actions
+from lightning_replay.episodes.running import stored_trajectories
+from lightning_replay.lit.playing import Action, ActionReader, States, act_on, acting, random_actions, states_of
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
@@ -33,6 +33,7 @@ __all__ = [
     "Pace",
     "RolloutPace",
     "TaskAssignment",
+    "UpdatePace",
     "check_tasks",
 ]
 
@@ -109,10 +110,11 @@ class Collection(Collector):
     """Fills a replay from environments that reset in the same step, by the rows of their steps.
 
     Rows are those of :class:`~lightning_replay.collecting.VectorSteps`. Each also carries ``task``, that of the running
-    episode, where environments have tasks, and the columns that are read from infos. Episodes that a close or a load
-    interrupted are marked truncated in the replay, and their partial n-step transitions flushed, only just before the
-    next step: until then the buffer is unchanged. The arguments are those of
-    :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of environments.
+    episode, where environments have tasks, the columns that are read from infos, and ``recurrent_state``, that of a
+    recurrent agent before the step. Episodes that a close or a load interrupted are marked truncated in the replay, and
+    their partial n-step transitions flushed, only just before the next step: until then the buffer is unchanged. The
+    arguments are those of :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of
+    environments.
     """
 
     _vector: VectorSteps | None
@@ -134,6 +136,7 @@ class Collection(Collector):
         self._assignment = assignment
         self._information = InformationColumns(info_keys)
         self._pending: list[Columns] = []  # rows of steps that are not stored yet
+        self._states: States | None = None  # of a recurrent agent
         self._next_trajectory = 0
         self._is_interrupted = False
         self._has_single_stream = False
@@ -165,10 +168,11 @@ class Collection(Collector):
             try:
                 while self.env_steps < env_steps:
                     vector = self._start(agent) if self._vector is None else self._vector
-                    if self.env_steps < self._warmup_steps:
+                    is_random, states = self.env_steps < self._warmup_steps, self._states
+                    if not is_random or states is not None:  # random steps advance a state too
+                        action = act_on(agent, self._observation, not is_random, self._read_actions, states)
+                    if is_random:
                         action = random_actions(self._action_space, self._num_envs)
-                    else:
-                        action = act_on(agent, self._observation, True, self._read_actions)
                     self.env_steps += self._num_envs
                     self._step(vector, action)
                     # One write for many steps of the warm-up; the last ones are written before the next draw.
@@ -184,13 +188,16 @@ class Collection(Collector):
                 raise
 
     def _start(self, agent: Any) -> VectorSteps:
-        acting_agent(agent)
+        seed, environments = int(self._generator.integers(2**31)), self._environments()
+        self._states = states_of(agent, environments.num_envs)
         if self._is_interrupted:
             self._replay.end_episodes(range(self._next_trajectory))  # those that had ended stay as they are
             self._is_interrupted = False
         elif len(self._replay):  # rows of another run, or demonstrations, which these environments do not continue
             self._replay.end_episodes()
-        seed, environments = int(self._generator.integers(2**31)), self._environments()
+        if isinstance(self._replay, Replay):  # numbers of their own
+            stored = stored_trajectories(self._replay.storage)
+            self._next_trajectory = max([self._next_trajectory, *(name + 1 for name in stored if name is not None)])
         if self._assignment is not None:
             self._assignment.begin(environments)
         vector = VectorSteps(environments, first_trajectory=self._next_trajectory)
@@ -221,6 +228,9 @@ class Collection(Collector):
         if self._information.keys:
             for key, column in self._information.read(infos, done).items():
                 row["next", key] = column[:, None]
+        if self._states is not None:
+            row["recurrent_state"] = self._states.current.cpu().numpy()
+            self._states.advance(done)
         self._pending.append(row)  # joined to columns only when they are stored
         self._observation = following
         ended = self._count_step(reward, done)
@@ -416,8 +426,8 @@ class Pace:
 
     def __init__(self, env_steps: int, warmup_steps: int, updates_per_env_step: float) -> None:
         self.env_steps: int = checked_count("env_steps", env_steps)
-        # At least 1: a row must be stored before the first draw.
-        self.warmup_steps: int = checked_count("warmup_steps", warmup_steps)
+        # 0 for a replay that holds rows, which the data module checks.
+        self.warmup_steps: int = checked_count("warmup_steps", warmup_steps, 0)
         if env_steps <= warmup_steps:
             raise ValueError(
                 f"env_steps is {env_steps} and warmup_steps {warmup_steps}; env_steps counts the warm-up too and must "
@@ -450,7 +460,26 @@ class Pace:
         if updates and state["ratio"] == [self._numerator, self._denominator]:
             self._first_step, self._first_update = state["first_step"], state["first_update"]
         elif updates:
-            self._first_step, self._first_update = env_steps, updates
+            first = self.warmup_steps if state["ratio"] is None else 0  # of a run that collected nothing
+            self._first_step, self._first_update = max(env_steps, first), updates
+
+
+class UpdatePace:
+    """``updates`` on rows that are there, without environment steps."""
+
+    env_steps = warmup_steps = 0
+
+    def __init__(self, updates: int) -> None:
+        self.total_updates: int = checked_count("updates", updates)
+
+    def steps_for(self, update: int) -> int:
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ratio": None}
+
+    def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
+        """Does nothing: ``updates`` counts those of a checkpoint too."""
 
 
 class RolloutPace:

@@ -22,7 +22,7 @@ from torch import Tensor
 from lightning_replay.agents.interfaces import TrainingData, UpdateBatches, idle_schedulers
 from lightning_replay.envs.building import check_env
 from lightning_replay.lit.checkpoint_files import CheckedCheckpointIO, ReplayCheckpointIO
-from lightning_replay.lit.collection import Collector, Pace, RolloutPace, check_tasks
+from lightning_replay.lit.collection import Collector, Pace, RolloutPace, UpdatePace, check_tasks
 from lightning_replay.lit.playing import make_environment
 from lightning_replay.options import check_kind, checked_flag
 
@@ -43,23 +43,24 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         pause_hooks: called with ``True`` between training steps, and with ``False`` while many steps are collected.
     """
 
-    pace: Pace | RolloutPace
+    pace: Pace | RolloutPace | UpdatePace
     collection: Collector
     observation_space: gymnasium.Space[Any] | None
     action_space: gymnasium.Space[Any] | None
     evaluation_episodes: int
     updates_per_checkpoint = 10_000
-    steps_environments = True
 
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env[Any, Any]],
+        env: str | Callable[..., gymnasium.Env[Any, Any]] | None,
         asynchronous: bool,
         env_kwargs: dict[str, Any] | None,
         evaluation_env_kwargs: dict[str, Any] | None,
     ) -> None:
         super().__init__()
-        check_env(env)
+        if env is not None:
+            check_env(env)
+        self.steps_environments: bool = env is not None
         for name, given in (("env_kwargs", env_kwargs), ("evaluation_env_kwargs", evaluation_env_kwargs)):
             check_kind(name, given, Mapping | None, "arguments of the environment by name, or None")
         self.env = env
@@ -76,10 +77,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     def _describe(self, source: str) -> str:
         env = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", repr(self.env))
         updates = self.updates_done + self.remaining_updates
-        return (
-            f"{type(self).__name__}({env}, {self.env_steps_done:,} of {self.pace.env_steps:,} env steps, "
-            f"{self.updates_done:,} of {updates:,} updates, {source})"
-        )
+        steps = f"{self.env_steps_done:,} of {self.pace.env_steps:,} env steps, " if self.pace.env_steps else ""
+        return f"{type(self).__name__}({env}, {steps}{self.updates_done:,} of {updates:,} updates, {source})"
 
     @abstractmethod
     def __repr__(self) -> str: ...
@@ -88,7 +87,15 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return repr(self)  # Lightning's builds the dataloaders, which need a trainer
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
-        return make_environment(self.env, self.evaluation_env_kwargs)
+        return make_environment(self.required_environment("an evaluation"), self.evaluation_env_kwargs)
+
+    def required_environment(self, purpose: str) -> str | Callable[..., gymnasium.Env[Any, Any]]:
+        if self.env is None:
+            raise ValueError(
+                f"{type(self).__name__} has no environment, and {purpose} plays episodes in one. Give it env beside "
+                "updates, which is then for evaluation alone, or leave the evaluation out."
+            )
+        return self.env
 
     @abstractmethod
     def draw(self) -> TensorDictBase:
@@ -119,6 +126,16 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return self.env_steps_done, self.updates_done
 
     @property
+    def steps_done(self) -> int:
+        """Environment steps, or updates where none are collected: the axis of loggers, evaluations and pictures."""
+        return self.env_steps_done if self.pace.env_steps else self.updates_done
+
+    @property
+    def total_steps(self) -> int:
+        """What :attr:`steps_done` is at the end of the run."""
+        return self.pace.env_steps or self.updates_done + self.remaining_updates
+
+    @property
     def is_finished(self) -> bool:
         return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
 
@@ -138,7 +155,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                     f"precision is {precision}, in which weights are not float32; observations and replayed rows are. "
                     "Use Trainer(precision='32-true'), or 'bf16-mixed' for faster layers on float32 weights."
                 )
-        if self.observation_space is None:
+        if self.observation_space is None and self.env is not None:
             with closing(make_environment(self.env, self.env_kwargs)) as probe:
                 if self.replay is not None and self.replay.tasks:
                     check_tasks(probe, self.replay.tasks)
@@ -169,7 +186,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             attributes["log_metrics"] = partial(self._log_metrics, before)
 
     def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        log_metrics({**metrics, "updates": self.updates_done}, step=self.env_steps_done)
+        log_metrics({**metrics, "updates": self.updates_done}, step=self.steps_done)
 
     def check_processes(self, world_size: int) -> None:
         if world_size > 1 and not (self.replay is not None and self.replay.is_shared):
@@ -210,9 +227,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                     "self.trainer.callback_metrics['eval/return']."
                 )
         if self.is_finished:
+            clock, ended = ("env_steps", "collected and updated on") if self.pace.env_steps else ("updates", "done")
             rank_zero_warn(
-                f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. Give a "
-                f"larger env_steps to continue, or a new {type(self).__name__} to start again."
+                f"all {self.total_steps} {clock} are {ended}; nothing is left to train. Give a larger {clock} to "
+                f"continue, or a new {type(self).__name__} to start again."
             )
 
     @property

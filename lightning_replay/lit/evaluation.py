@@ -62,7 +62,7 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
         source = trainer.datamodule  # type: ignore[attr-defined]
         if not self._is_enabled or not isinstance(source, EnvStepDataModule):
             return
-        self._bar = tqdm(total=source.pace.env_steps, initial=source.env_steps_done, unit="step", dynamic_ncols=True)
+        self._bar = tqdm(total=source.total_steps, initial=source.steps_done, unit="step", dynamic_ncols=True)
         self._last_updates, self._last_time = source.updates_done, time.perf_counter()
         self._last_described = self._last_time
 
@@ -92,7 +92,7 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
             name: f"{value:.{1 if abs(value) >= 10 else 2}f}" for name, value in shown.items() if not math.isnan(value)
         }
         self._bar.set_postfix(postfix, refresh=False)
-        self._bar.n = source.env_steps_done
+        self._bar.n = source.steps_done
         self._bar.refresh()
         self._last_updates, self._last_time = source.updates_done, now
 
@@ -115,7 +115,7 @@ class Evaluate(L.Callback, ActsAtUpdates):
     checkpoint holds.
 
     Args:
-        every_n_env_steps: training steps between evaluations.
+        every_n_env_steps: training steps between evaluations; updates in a run that collects nothing.
         episodes: episodes per evaluation.
         seed: of the first episode; the others count on from it.
         max_episode_steps: after which an episode that has not ended counts up to there, with a warning.
@@ -137,11 +137,13 @@ class Evaluate(L.Callback, ActsAtUpdates):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == TrainerFn.FITTING:
-            source_of(trainer, self).is_evaluated = True  # each evaluation ends an epoch
+            source = source_of(trainer, self)
+            source.required_environment(type(self).__name__)
+            source.is_evaluated = True  # each evaluation ends an epoch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # After a resume the last evaluation is published again; else the untrained agent is evaluated.
-        if self.history and self.history[-1][0] <= source_of(trainer, self).env_steps_done > 0:
+        if self.history and self.history[-1][0] <= source_of(trainer, self).steps_done > 0:
             self._publish(trainer)
         else:
             self.history.clear()
@@ -174,8 +176,8 @@ class Evaluate(L.Callback, ActsAtUpdates):
             self._evaluate_epoch(trainer, pl_module)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
-        last, now = self.history[-1][0], source.env_steps_done
-        if now >= source.pace.env_steps:  # further updates may follow the last step
+        last, now = self.history[-1][0], source.steps_done
+        if now >= source.total_steps:  # further updates may follow the last step
             return source.is_finished and now > last
         return now // self.every_n_env_steps > last // self.every_n_env_steps
 
@@ -200,7 +202,7 @@ class Evaluate(L.Callback, ActsAtUpdates):
                 if isinstance(bar, ReplayProgressBar):  # games may be long
                     is_last = len(returns) == self.episodes
                     bar.describe("" if is_last else f"evaluating, {len(returns)} of {self.episodes} played")
-        self.history.append((source.env_steps_done, float(np.mean(returns))))
+        self.history.append((source.steps_done, float(np.mean(returns))))
 
     def _metrics(self) -> dict[str, float]:
         return {"eval/return": self.history[-1][1]}

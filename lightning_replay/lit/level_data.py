@@ -12,6 +12,7 @@ import lightning as L
 import numpy as np
 from tensordict import TensorDictBase
 
+from lightning_replay.envs.building import check_env
 from lightning_replay.levels import LevelSelector, update_rollout
 from lightning_replay.levels.environments import LevelWrapper, checked_probes, make_level_vector
 from lightning_replay.levels.level_ids import checked_held_out
@@ -70,6 +71,7 @@ class LevelDataModule(EnvStepDataModule):
         (1, True)
     """
 
+    env: str | Callable[..., gymnasium.Env[Any, Any]]
     pace: RolloutPace
     collection: LevelCollection
     updates_done: int
@@ -93,6 +95,7 @@ class LevelDataModule(EnvStepDataModule):
         check: bool | Sequence[int] = True,
         seed: int | None = None,
     ) -> None:
+        check_env(env)
         super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
         accepted = "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels"
         check_kind("levels", levels, LevelSelector, f"{accepted}; transitions are replayed with ReplayDataModule")

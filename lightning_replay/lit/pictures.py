@@ -100,7 +100,7 @@ class InspectBuffer(_Pictures, ActsAtUpdates):
         if isinstance(source, ReplayDataModule):
             accepted = "a Replay in this process, whose rows can be read; leave InspectBuffer out"
             check_kind("replay", source.replay, Replay, accepted)
-        if any(steps[-1] > source.env_steps_done for steps, _ in self.history.values()):
+        if any(steps[-1] > source.steps_done for steps, _ in self.history.values()):
             self.history.clear()  # of another run
         self._last = source.updates_done
 
@@ -138,12 +138,12 @@ class InspectBuffer(_Pictures, ActsAtUpdates):
         figures = contents.figures()
         for name, value in figures.items():
             steps, values = self.history.setdefault(name, ([], []))
-            steps.append(source.env_steps_done)
+            steps.append(source.steps_done)
             values.append(float(value))
         pictures, histograms = pictures_of(contents), _histograms(contents)
         for logger in trainer.loggers:
             logger.log_metrics({f"{prefix}/{name}": float(value) for name, value in figures.items()})
-            _log_pictures(logger, prefix, pictures, histograms, source.env_steps_done)
+            _log_pictures(logger, prefix, pictures, histograms, source.steps_done)
         if trainer.is_global_zero:
             file = self._file(trainer)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ class LearningCurve(_Picture, ActsAtUpdates):
         self._newest: Episode | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.history and self.history[-1][0] > source_of(trainer, self).env_steps_done:
+        if self.history and self.history[-1][0] > source_of(trainer, self).steps_done:
             self.history.clear()
 
     def on_train_batch_end(

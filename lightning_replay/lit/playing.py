@@ -18,7 +18,13 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 import lightning_replay.envs  # noqa: F401  registers the library's own ids
-from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent, acting_agent
+from lightning_replay.agents.interfaces import (
+    ActingAgent,
+    RecurrentAgent,
+    RolloutAgent,
+    acting_agent,
+    recurrent_agent,
+)
 from lightning_replay.agents.spaces import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import (
     MAX_EPISODE_STEPS,
@@ -37,6 +43,7 @@ from lightning_replay.storage.rows import assemble_unchecked
 __all__ = [
     "Action",
     "ActionReader",
+    "States",
     "act_on",
     "act_with_value_on",
     "acting",
@@ -48,6 +55,7 @@ __all__ = [
     "make_environment",
     "make_environments",
     "random_actions",
+    "states_of",
     "stochastic_policy",
     "values_of",
 ]
@@ -149,11 +157,54 @@ def _bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
     return (0, 1) if isinstance(space, MultiBinary) else None
 
 
-def act_on(agent: ActingAgent, observation: Any, explore: bool, read: ActionReader) -> Action:
+class States:
+    """The states ``[N, ...]`` of a recurrent agent in N environments: those before the present step."""
+
+    def __init__(self, agent: RecurrentAgent, count: int) -> None:
+        self._agent, self._count = agent, count
+        self._initial = self._checked(agent.initial_state(count), "initial_state", (count,))
+        self.current: Tensor = self._initial.clone()
+        self._following = self.current
+
+    def act(self, observation: Any, explore: bool) -> Any:
+        """Returns what the agent's ``act_with_state`` returns as actions; its states count from :meth:`advance` on."""
+        returned = self._agent.act_with_state(observation, self.current, explore=explore)
+        following = returned[1] if isinstance(returned, tuple | list) and len(returned) == 2 else returned
+        self._following = self._checked(following, "act_with_state", self.current.shape)
+        return returned[0]
+
+    def advance(self, done: np.ndarray) -> None:
+        """Ends the step: environments whose episode ended, bool ``[N]``, have the initial state again."""
+        ended = torch.from_numpy(done).to(self.current.device).view(-1, *[1] * (self.current.ndim - 1))
+        self.current = torch.where(ended, self._initial, self._following)  # a copy: an agent may reuse its tensors
+
+    def _checked(self, state: Any, method: str, shape: Sequence[int]) -> Tensor:
+        is_float = isinstance(state, Tensor) and state.is_floating_point()
+        if not is_float or (state.shape[:1] if method == "initial_state" else state.shape) != shape:
+            raise ValueError(
+                f"{type(self._agent).__name__}.{method} returned as states {_shown(state)} for {self._count} "
+                f"environments; accepted is one tensor of floats {[*shape]} (h and c of an LSTM stacked)"
+                + ("." if method == "initial_state" else ", after the actions: (action, state).")
+            )
+        return state.detach().float()
+
+
+def states_of(agent: L.LightningModule, count: int) -> States | None:
+    """Returns the states of an agent in ``count`` environments, ``None`` for an agent without; errors of both."""
+    recurrent = recurrent_agent(agent)
+    if recurrent is None:
+        acting_agent(agent)
+    return None if recurrent is None else States(recurrent, count)
+
+
+def act_on(
+    agent: ActingAgent, observation: Any, explore: bool, read: ActionReader, states: States | None = None
+) -> Action:
     """Returns the actions for observations ``[N, ...]``, floats as float32; errors as :class:`ActionReader`."""
+    act, method = (agent.act, "act") if states is None else (states.act, "act_with_state")
     given = as_input(observation)
-    returned = agent.act(given if agent.device.type == "cpu" else given.to(agent.device), explore=explore)
-    return read(returned, len(given), f"{type(agent).__name__}.act")
+    returned = act(given if agent.device.type == "cpu" else given.to(agent.device), explore=explore)
+    return read(returned, len(given), f"{type(agent).__name__}.{method}")
 
 
 def act_with_value_on(
@@ -248,17 +299,21 @@ def episode_returns(
     One that has not ended after ``max_episode_steps`` counts up to there, with a warning.
     """
     environment = LimitedEpisodes(environment, max_episode_steps)
-    policy, read = acting_agent(agent), ActionReader(environment.action_space)
+    policy: Any = agent
+    read = ActionReader(environment.action_space)
     for episode in range(episodes):
         observation, _ = checked_reset(environment.reset(seed=seed + episode), environment.env)
         total, done = 0.0, False
         with acting(policy):
+            states = states_of(agent, 1)
             while not done:
-                given = act_on(policy, batch_of_one(observation), False, read)
+                given = act_on(policy, batch_of_one(observation), False, read, states)
                 action = given[0] if read.actions is None else read.actions.for_one(*given)
                 observation, reward, terminated, truncated, _ = environment.step(action)
                 total += float(reward)
                 done = terminated or truncated
+                if states is not None:
+                    states.advance(np.array([done]))
         yield total
 
 

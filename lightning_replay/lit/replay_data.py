@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gymnasium
@@ -20,15 +21,21 @@ from torch import Tensor
 
 from lightning_replay.agents.interfaces import (
     UpdatePriorities,
+    check_sequences,
     is_compiled,
     observes_batches,
+    recurrent_agent,
     takes_update_batches,
 )
-from lightning_replay.lit.checkpoint_files import saved_replay
-from lightning_replay.lit.collection import Collection, Pace, TaskAssignment
+from lightning_replay.envs.building import checked_info_keys
+from lightning_replay.lit.checkpoint_files import downloaded_replay, saved_replay
+from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import episode_returns, make_environments
+from lightning_replay.lit.stored_rows import Columns, row_differences
+from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, with_named_arguments
+from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
 
@@ -49,12 +56,15 @@ class ReplayDataModule(EnvStepDataModule):
     Its two clocks are ``env_steps_done`` and ``updates_done``. The replay is saved beside every checkpoint and
     restored by ``fit(ckpt_path=...)``; the environments then start new episodes.
 
+    With ``updates`` in place of ``env_steps`` nothing is collected: it trains on the rows that the replay holds, and
+    ``env`` is for evaluation alone and may be absent. Loggers and evaluations then count updates.
+
     Args:
-        env: Gymnasium id, or a callable that builds one environment.
+        env: Gymnasium id, or a callable that builds one environment; ``None`` only with ``updates``.
         replay: the buffer, usually from :mod:`lightning_replay.recipes`; or a ``ShardedReplay``, for which each process
             of the trainer collects its share of ``env_steps``, and draws its share of every batch.
         env_steps: environment steps of the whole run, warm-up included.
-        warmup_steps: environment steps with random actions before the first update.
+        warmup_steps: environment steps with random actions before the first update; 0 if the replay holds a batch.
         updates_per_env_step: replay ratio; a fraction or several. A resumed run follows another ratio from there on.
         num_envs: environments stepped together.
         asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
@@ -73,9 +83,12 @@ class ReplayDataModule(EnvStepDataModule):
         progress: for a replay with tasks: makes the scheduler's signals from the returns of finished episodes.
         info_keys: of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
             conditions; 0 where an info lacks one.
+        updates: of the whole run, on rows that are there; excludes all options of collecting.
 
     If the replay keeps transitions by their surprise and was built without a function that measures it, the agent's
     method ``initial_surprise``, where it has one, is called for new rows.
+
+    Of an agent with a state (``is_recurrent``) each environment has one, which rows carry as ``recurrent_state``.
 
     If the replay has tasks, its scheduler chooses the task of each environment, rows carry ``task``, and evaluation
     plays the first task unless ``env_kwargs`` name one.
@@ -84,8 +97,10 @@ class ReplayDataModule(EnvStepDataModule):
         TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
             run a reward that is no number, or steps and actions of another form than Gymnasium's.
         ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
-            without tasks; several environments for a replay that draws slices of consecutive steps; during the run an
-            environment without the replay's tasks, or an info never seen.
+            without tasks; several environments for a replay that draws slices of consecutive steps; ``updates`` beside
+            options of collecting, or neither. In ``fit`` less rows than a batch where the first one is drawn from them,
+            rows that do not fit the environment, a recurrent agent with a replay of single rows, or another with one of
+            sequences. During the run an environment without the replay's tasks, or an info never seen.
 
     Example:
         >>> from lightning_replay import recipes
@@ -94,7 +109,7 @@ class ReplayDataModule(EnvStepDataModule):
         100
     """
 
-    pace: Pace
+    pace: Pace | UpdatePace
     collection: Collection
     replay: TrainingReplay
     updates_done: int
@@ -104,10 +119,10 @@ class ReplayDataModule(EnvStepDataModule):
     @with_named_arguments
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env[Any, Any]],
-        replay: TrainingReplay,
-        env_steps: int,
-        warmup_steps: int,
+        env: str | Callable[..., gymnasium.Env[Any, Any]] | None = None,
+        replay: TrainingReplay | None = None,
+        env_steps: int | None = None,
+        warmup_steps: int | None = None,
         updates_per_env_step: float = 1.0,
         num_envs: int = 1,
         asynchronous: bool = False,
@@ -119,17 +134,37 @@ class ReplayDataModule(EnvStepDataModule):
         progress: ReturnProgress | None = None,
         info_keys: tuple[str, ...] = (),
         evaluation_env_kwargs: dict[str, Any] | None = None,
+        updates: int | None = None,
     ) -> None:
         super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
         accepted = "a Replay, such as lightning_replay.recipes.prioritized(capacity=100_000)"
         check_kind("replay", replay, TrainingReplay, f"{accepted}; levels are replayed with LevelDataModule")
+        assert replay is not None
         if checked_count("num_envs", num_envs) > 1 and replay.needs_consecutive_rows:
             raise ValueError(
                 f"num_envs is {num_envs}, and the replay draws with {replay.sampler_name}, which cuts slices "
-                "out of rows that lie side by side; rows of several environments are stored interleaved. Use num_envs=1"
+                "out of rows that lie side by side; rows of several environments are stored interleaved. Use "
+                "num_envs=1, or draw with lightning_replay.samplers.SequenceSampler, as recipes.sequences does"
             )
-        self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
-        self.replay = replay
+        if updates is not None:
+            self.pace = UpdatePace(updates)
+            collecting: dict[str, Any] = {"env_steps": env_steps, "warmup_steps": warmup_steps, "progress": progress}
+            collecting |= {"info_keys": info_keys, "asynchronous": asynchronous, "num_envs": num_envs != 1}
+            collecting |= {"updates_per_env_step": updates_per_env_step != 1}
+            refused = [name for name, value in collecting.items() if value]
+            if refused:
+                raise ValueError(
+                    f"updates is {updates}, with which nothing is collected, beside {', '.join(refused)}. Leave these "
+                    "out, or give env, env_steps and warmup_steps without updates"
+                )
+        elif env is None or env_steps is None or warmup_steps is None:
+            raise TypeError(
+                f"env is {env!r}, env_steps {env_steps} and warmup_steps {warmup_steps}; give all three to collect, or "
+                "updates in place of the last two to train on the rows that the replay holds"
+            )
+        else:
+            self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
+        self.replay: TrainingReplay = replay
         for name, given in (
             ("updates_per_training_step", updates_per_training_step),
             ("updates_per_epoch", updates_per_epoch),
@@ -141,7 +176,10 @@ class ReplayDataModule(EnvStepDataModule):
         self._updates_per_env_step = updates_per_env_step
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
         self._saved_replay: Path | None = None  # of the checkpoint that is being restored
+        self._downloaded: TemporaryDirectory[str] | None = None
         self._tasks = replay.tasks
+        self._num_envs = num_envs
+        self._info_keys = checked_info_keys(info_keys)
         check_kind("progress", progress, ReturnProgress | None, "an object of lightning_replay.schedulers, or None")
         if progress is not None and not self._tasks:
             raise ValueError(
@@ -150,12 +188,13 @@ class ReplayDataModule(EnvStepDataModule):
             )
         self.collection = Collection(
             replay,
-            partial(make_environments, env, self.env_kwargs, num_envs, asynchronous),
-            warmup_steps=warmup_steps,
-            env_steps=env_steps,
+            # Without an environment it is never called.
+            partial(make_environments, env, self.env_kwargs, num_envs, asynchronous),  # type: ignore[arg-type]
+            warmup_steps=warmup_steps or 0,
+            env_steps=env_steps or 0,
             seed=seed,
             assignment=TaskAssignment(replay, progress) if self._tasks else None,
-            info_keys=info_keys,
+            info_keys=self._info_keys,
         )
         if seed is not None:
             replay.seed(seed)
@@ -178,6 +217,8 @@ class ReplayDataModule(EnvStepDataModule):
         """Reads the spaces and makes the trainer save the replay beside its checkpoints."""
         if self.trainer is not None and self.replay.is_shared:
             self._join_processes(self.trainer.strategy, self.trainer.global_rank, self.trainer.world_size)
+        if self.trainer is not None and stage == TrainerFn.FITTING:
+            check_sequences(self._agent, self.replay)
         super().setup(stage)
         if self.trainer is not None and stage == TrainerFn.FITTING and self.replay.needs_initial_surprise:
             surprise = getattr(self._agent, "initial_surprise", None)  # an agent may have it
@@ -217,6 +258,8 @@ class ReplayDataModule(EnvStepDataModule):
 
     def train_dataloader(self) -> UpdateStream:
         """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer."""
+        if self._is_fitting and not any(self.clocks):  # a run that goes on has rows of its own
+            self._check_rows()
         several = self.updates_per_training_step
         updates = self._updates_of_epoch("updates_per_epoch", self.updates_per_epoch, 1_000)
         if several is None:
@@ -229,6 +272,39 @@ class ReplayDataModule(EnvStepDataModule):
                 "compiled, which would draw the batches in compiled code. Leave the option out or set it to 1."
             )
         return UpdateStream(self, math.ceil(updates / several), several)
+
+    def _check_rows(self) -> None:
+        """Refuses less rows than a first batch needs, and rows that do not fit the environment."""
+        replay = self.replay
+        if not self.pace.warmup_steps and len(replay) < replay.batch_size:
+            remedy = "collect at least as many by warmup_steps, or fill it" if self.pace.env_steps else "fill it"
+            raise ValueError(
+                f"the replay holds {len(replay)} rows and its batches have {replay.batch_size}, and the first one is "
+                f"drawn from rows that are there; {remedy} before fit, see lightning_replay.datasets"
+            )
+        observation, action = self.observation_space, self.action_space
+        if observation is None or action is None:
+            return
+        further: Columns = {("next", key): (torch.float32, (1,)) for key in self._info_keys}
+        further |= {("task",): (torch.int64, ())} if self._tasks else {}
+        recurrent, num_envs = recurrent_agent(self._agent), self._num_envs if self.pace.env_steps else 0
+        if recurrent is not None:
+            further["recurrent_state",] = (torch.float32, tuple(recurrent.initial_state(1).shape[1:]))
+        sides: list[tuple[Any, int]] = [(replay, num_envs)]
+        if isinstance(replay, MixedReplay):  # which compares further columns of its sides itself
+            sides = [(replay.online, num_envs), (replay.offline, 0)]
+        differences = [
+            one
+            for side, count in sides
+            if isinstance(side, Replay) and len(side)
+            for one in row_differences(side, observation, action, count, further)
+        ]
+        if differences:
+            raise ValueError(
+                f"rows of the replay are not those of the environment {self.env!r}. Different: "
+                f"{'; '.join(differences)}. Store rows as lightning_replay.datasets makes them, and leave others out "
+                "(exclude); where environments are several, trajectory is the number of each row's episode"
+            )
 
     def _joins_updates(self) -> bool:
         # Nothing but the speed may change: no limit counts batches, no hook moves them, no callback looks at each.
@@ -286,12 +362,17 @@ class ReplayDataModule(EnvStepDataModule):
         """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
         return super().state_dict() | {"replay": None, "pace": self.pace.state_dict()}
 
-    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None:
+    def find_replay(self, checkpoint: dict[str, Any], path: str | Path) -> Path | None:
         """Finds the replay of a checkpoint, before the agent is restored from it; ``None`` for the weights alone."""
         state = checkpoint.get(type(self).__qualname__)
         if not self._is_fitting or state is None:
             return None
-        self._saved_replay = saved_replay(path, state["replay"], state["replay_id"])
+        if "://" in str(path):
+            self._downloaded = TemporaryDirectory()
+            target = Path(self._downloaded.name)
+            self._saved_replay = downloaded_replay(str(path), state["replay"], state["replay_id"], target)
+        else:
+            self._saved_replay = saved_replay(Path(path), state["replay"], state["replay_id"])
         return self._saved_replay
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -301,6 +382,7 @@ class ReplayDataModule(EnvStepDataModule):
         assert self.trainer is not None
         if self.trainer.is_global_zero:  # a shared replay is loaded once for all processes
             self.replay.load(self._saved_replay)
+        self._downloaded = None
         self.trainer.strategy.barrier()
         super().load_state_dict(state)
         self.pace.resume(state["pace"], *self.clocks)

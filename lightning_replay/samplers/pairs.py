@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -31,14 +31,144 @@ def _of_first(name: str) -> Any:
     return property(lambda self: read(declared_sampler(self.first)))
 
 
-class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
+class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
+    """Draws by another sampler, ``first``, which keeps the priorities; base class of samplers that add to its draws.
+
+    TorchRL's buffers pass TD errors to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the base class; its
+    constructor is not called: it builds priority trees, which ``first`` has.
+    """
+
+    first: Sampler
+
+    def __init__(self, first: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
+        if first is not None:
+            check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
+        self._seed_generator(seed)
+        self.first = default(self._derived_seed()) if first is None else first
+        self.reduction = "max"
+
+    def extend(self, index: Any) -> None:
+        self.first.extend(index)
+
+    def add(self, index: Any) -> None:
+        self.first.add(index)
+
+    _draws_from_tables: bool = _of_first("_draws_from_tables")
+    _reads_columns: bool = _of_first("_reads_columns")
+    num_slots: int | None = _of_first("num_slots")
+    uses_priorities: bool = _of_first("uses_priorities")
+    check_rows: Any = _of_first("check_rows")
+    check_priority: Any = _of_first("check_priority")
+    on_evict: Any = _of_first("on_evict")
+    cut: Any = _of_first("cut")
+    priority_of: Any = _of_first("priority_of")
+    raise_largest_priority: Any = _of_first("raise_largest_priority")
+    group_totals: Any = _of_first("group_totals")
+    rows_of_groups: Any = _of_first("rows_of_groups")
+    weigh: Any = _of_first("weigh")
+    advance: Any = _of_first("advance")
+    stats: Any = _of_first("stats")
+
+    @property
+    def default_priority(self) -> float:
+        return self.first.default_priority
+
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Passes priorities ``[B]`` of rows ``[B]`` on to ``first``."""
+        self.first.update_priority(slots, magnitudes, storage=storage)
+
+    def reseed(self, seed: int) -> None:
+        super().reseed(seed)
+        if self.first._rng is not self._rng:
+            declared_sampler(self.first).reseed(self._derived_seed())
+
+    @property
+    def nbytes(self) -> int:
+        return declared_sampler(self.first).nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **self._generator_state(),
+            "shares_generator": self.first._rng is self._rng,
+            "first": self.first.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restore_generator(state_dict)
+        self.first.load_state_dict(state_dict["first"])
+        if state_dict["shares_generator"]:
+            # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
+            self.first._rng = self._rng
+
+    @property
+    def _rng(self) -> torch.Generator:
+        return self._generator
+
+    @_rng.setter
+    def _rng(self, generator: torch.Generator | None) -> None:
+        if generator is not None:
+            self._generator = generator
+            self.first._rng = generator
+
+    def _derived_seed(self) -> int:
+        return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
+
+    def _empty(self) -> None:
+        self.first._empty()
+
+
+class DependentSampler(SamplerOver):
+    """Draws rows by ``first``, and further ones that go with each.
+
+    A subclass defines ``sample``, and :meth:`on_insert` where it keeps something of new rows.
+    """
+
+    _reads_columns = True
+
+    def __init__(self, first: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
+        super().__init__(first, default, seed)
+        self._is_attached = False
+
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
+        """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
+        slots = written_slots(index, storage, type(self).__name__)
+        assert storage is not None
+        self.first.mark_update(index, storage=storage)
+        self._attach_storage(storage, slots)
+        self.on_insert(slots, storage)
+
+    def state_dict(self) -> dict[str, Any]:
+        # Last what a subclass keeps of rows.
+        return super().state_dict() | {"met_storage": self._is_attached, "learned": {}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._is_attached = state_dict["met_storage"]
+
+    def _attach_storage(self, storage: Storage, new: Tensor) -> None:
+        # Rows that were stored before this sampler came, in slot order.
+        if self._is_attached:
+            return
+        self._is_attached = True
+        earlier = stored_before(storage, new)
+        if len(earlier):
+            self.on_insert(earlier, storage)
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._is_attached = False
+
+
+class PairSampler(DependentSampler):
     """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
     :meth:`on_insert` where it keeps something of new rows. TD errors go to ``first`` when that is prioritized and are
-    ignored otherwise; TorchRL's buffers pass them to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the
-    base class. TorchRL's ``update_tensordict_priority`` updates only the first of each pair; with ``update_partners``
-    call ``buffer.update_priority(batch["index"], td_error)``.
+    ignored otherwise. TorchRL's ``update_tensordict_priority`` updates only the first of each pair; with
+    ``update_partners`` call ``buffer.update_priority(batch["index"], td_error)``.
 
     Over tables ``first`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
 
@@ -52,38 +182,13 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
         priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
     """
 
-    _reads_columns = True
-
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
-        # TorchRL's constructor is not called: it builds priority trees, which ``first`` has.
-        if first is not None:
-            check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
-        self._seed_generator(seed)
-        self.first: UniformSampler | Sampler = UniformSampler(seed=self._derived_seed()) if first is None else first
+        super().__init__(first, UniformSampler, seed)
         self.update_partners: bool = checked_flag("update_partners", update_partners)
-        self.reduction = "max"
-        self._is_attached = False
 
     @abstractmethod
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns the partner of each row, int64 ``[B]``; the row itself where there is none: it stays unmixed."""
-
-    def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
-
-    def extend(self, index: Any) -> None:
-        self.first.extend(index)
-
-    def add(self, index: Any) -> None:
-        self.first.add(index)
-
-    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
-        slots = written_slots(index, storage, type(self).__name__)
-        assert storage is not None
-        self.first.mark_update(index, storage=storage)
-        self._attach_storage(storage, slots)
-        self.on_insert(slots, storage)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
@@ -112,25 +217,6 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
             partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1)
 
-    _draws_from_tables: bool = _of_first("_draws_from_tables")
-    num_slots: int | None = _of_first("num_slots")
-    uses_priorities: bool = _of_first("uses_priorities")
-    check_rows: Any = _of_first("check_rows")
-    check_priority: Any = _of_first("check_priority")
-    on_evict: Any = _of_first("on_evict")  # as partners these rows are not drawn, see _paired
-    cut: Any = _of_first("cut")
-    priority_of: Any = _of_first("priority_of")
-    raise_largest_priority: Any = _of_first("raise_largest_priority")
-    group_totals: Any = _of_first("group_totals")
-    rows_of_groups: Any = _of_first("rows_of_groups")
-    weigh: Any = _of_first("weigh")
-    advance: Any = _of_first("advance")
-    stats: Any = _of_first("stats")
-
-    @property
-    def default_priority(self) -> float:
-        return self.first.default_priority
-
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``.
 
@@ -142,59 +228,7 @@ class PairSampler(ReplaySampler, TorchRLPrioritizedSampler):
             slots, magnitudes = slots.t().flip(0).reshape(-1), magnitudes.reshape(-1).repeat(2)
         elif slots.ndim == 2:
             slots = slots[:, 0].contiguous()
-        self.first.update_priority(slots, magnitudes, storage=storage)
-
-    def reseed(self, seed: int) -> None:
-        super().reseed(seed)
-        if self.first._rng is not self._rng:
-            declared_sampler(self.first).reseed(self._derived_seed())
-
-    @property
-    def nbytes(self) -> int:
-        return declared_sampler(self.first).nbytes
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **self._generator_state(),
-            "shares_generator": self.first._rng is self._rng,
-            "met_storage": self._is_attached,
-            "first": self.first.state_dict(),
-            "learned": {},  # of what a subclass keeps of rows
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restore_generator(state_dict)
-        self.first.load_state_dict(state_dict["first"])
-        if state_dict["shares_generator"]:
-            # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
-            self.first._rng = self._rng
-        self._is_attached = state_dict["met_storage"]
-
-    @property
-    def _rng(self) -> torch.Generator:
-        return self._generator
-
-    @_rng.setter
-    def _rng(self, generator: torch.Generator | None) -> None:
-        if generator is not None:
-            self._generator = generator
-            self.first._rng = generator
-
-    def _derived_seed(self) -> int:
-        return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
-
-    def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        # Rows that were stored before this sampler came, in slot order.
-        if self._is_attached:
-            return
-        self._is_attached = True
-        earlier = stored_before(storage, new)
-        if len(earlier):
-            self.on_insert(earlier, storage)
-
-    def _empty(self) -> None:
-        self.first._empty()
-        self._is_attached = False
+        super().set_priorities(slots, magnitudes, storage)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(first={self.first!r}, update_partners={self.update_partners})"
@@ -224,13 +258,14 @@ class RandomPairSampler(PairSampler):
 
 
 class FollowedEpisodes:
-    """The links between stored rows, for a sampler that follows episodes."""
+    """The links between stored rows, for a sampler that follows episodes; on a device, by default that of the rows."""
 
-    def __init__(self, done_key: NestedKey, check_continuity: bool) -> None:
+    def __init__(self, done_key: NestedKey, check_continuity: bool, device: str | None = None) -> None:
         checked_key("done_key", done_key)
         self.done_key: NestedKey = tuple(done_key) if isinstance(done_key, list) else done_key
         self.links: EpisodeLinks | None = None  # until rows are stored
         self._check_continuity = checked_flag("check_continuity", check_continuity)
+        self._device = device
 
     def check_rows(self, rows: TensorDictBase, sampler: str, purpose: str) -> None:
         """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
@@ -245,12 +280,14 @@ class FollowedEpisodes:
 
     def write(self, index: Tensor, storage: Storage) -> None:
         """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order."""
-        (done,) = read_columns(storage, index, [self.done_key])
+        (done,), trajectory = read_columns(storage, index, [self.done_key]), read_trajectory(storage, index)
+        if self._device is not None:
+            done, trajectory = done.to(self._device), None if trajectory is None else trajectory.to(self._device)
         if self.links is None:
             self.links = EpisodeLinks(storage.max_size, device=done.device)
         if self._check_continuity and self.links.continuity is None:
             self.links.continuity = Continuity(storage)
-        self.links_on(done.device).write(index.to(done.device), read_trajectory(storage, index), done)
+        self.links_on(done.device).write(index.to(done.device), trajectory, done)
 
     def warn(self) -> None:
         """Warns once where most rows do not continue the row before them, once the sampler has the new rows."""

@@ -134,8 +134,8 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
 
     def _differs(self, option: str, state_dict: Mapping[str, Any]) -> bool:
-        # Format 3 began without the options that a sampler was built with.
-        return state_dict.get("built_with", self._built_with)[option] != self._built_with[option]
+        # Format 3 began without the options that a sampler was built with, and these without the smallest priority.
+        return state_dict.get("built_with", self._built_with).get(option, 0.0) != self._built_with[option]
 
     def _shared_state(self) -> dict[str, Any]:
         schedule = self._importance_exponent
@@ -155,7 +155,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
             self.beta = state_dict["importance_exponent"]
         different = [name for name in self._built_with if self._differs(name, state_dict)]
         if different:
-            built, saved = self._built_with, state_dict["built_with"]
+            built, saved = self._built_with, {"smallest_priority": 0.0} | state_dict["built_with"]
             values = ", ".join(f"{name} {_shown(built[name])} (saved: {_shown(saved[name])})" for name in different)
             logger.warning("the options with which the buffer is built count, not those of the save: %s", values)
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
@@ -198,6 +198,9 @@ class PrioritizedSampler(PrioritizedBase):
         importance_exponent: β of the correction ``priority_weight``; 1 removes all bias. A schedule follows its clock:
             the sampler counts its own draws, :meth:`advance` sets the other two.
         priority_offset: ε added to every priority, so that an item of error 0 can still be drawn.
+        smallest_priority: smaller ones are raised to it. With 1, ``priority_exponent=0.4``, ``importance_exponent=0``
+            and a Huber loss these are the loss-adjusted priorities (LAP) of Fujimoto et al. 2020,
+            https://arxiv.org/abs/2007.06049; :func:`lightning_replay.losses.pal_loss` is their loss for uniform draws.
         normalize_over_batch: divide the weights by the largest of the batch, not by the largest over the memory.
         backend: of the :class:`~lightning_replay.priority_tree.PriorityTree`.
         seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
@@ -227,9 +230,12 @@ class PrioritizedSampler(PrioritizedBase):
         normalize_over_batch: bool = False,
         backend: str = "auto",
         seed: int | None = None,
+        smallest_priority: float = 0.0,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
         self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
+        self.smallest_priority: float = checked_number("smallest_priority", smallest_priority, 0.0)
+        self._built_with["smallest_priority"] = self.smallest_priority
         self._backend = backend
         self._tree = PriorityTree(capacity, backend=backend)
         self._set_largest(-1.0)
@@ -294,6 +300,12 @@ class PrioritizedSampler(PrioritizedBase):
             return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
         return index, {"priority_weight": weight}
 
+    def weights_of(self, index: Tensor) -> Tensor:
+        """Returns the ``priority_weight`` of a batch of these rows, slots ``[B]``; float32 ``[B]``."""
+        least = self._tree.min()
+        value = torch.maximum(self._tree.get(index), least)  # a row of priority 0 is never drawn
+        return (value / (value.amin() if self.normalize_over_batch else least)) ** -self.beta
+
     def _without_mass(self, stored: int) -> RuntimeError:
         return RuntimeError(
             f"every one of the {stored} stored rows has priority 0 and priority_offset is {self.priority_offset}, "
@@ -330,6 +342,9 @@ class PrioritizedSampler(PrioritizedBase):
         if not len(slots):
             return
         limit = self.max_size if storage is None else min(self.max_size, len(storage))
+        if self.smallest_priority > 0:
+            # Not of negative ones and NaN, which are refused.
+            magnitudes = magnitudes.clamp(min=self.smallest_priority).where(magnitudes >= 0, magnitudes)
         largest = self._tree.set_checked(
             slots, magnitudes, limit, offset=self.priority_offset, exponent=self._priority_exponent
         )
@@ -346,6 +361,8 @@ class PrioritizedSampler(PrioritizedBase):
         # The torch back end has no pass that compares generations.
         if not self._has_rows or self._tree.backend != "numba":
             return None
+        if self.smallest_priority > 0:
+            errors = np.maximum(np.abs(errors), np.float32(self.smallest_priority))
         updated = self._tree.update(
             slots, errors, generation, stored, length, offset=self.priority_offset, exponent=self._priority_exponent
         )
@@ -384,8 +401,8 @@ class PrioritizedSampler(PrioritizedBase):
     def default_priority(self) -> float | Tensor:
         """Returns the priority of new rows, before any exponent, the largest so far; 1 where none is positive."""
         if isinstance(self._largest, Tensor):
-            return torch.where(self._largest > 0, self._largest, 1.0)
-        return self._largest if self._largest > 0 else 1.0
+            return torch.where(self._largest > 0, self._largest, max(1.0, self.smallest_priority))
+        return self._largest if self._largest > 0 else max(1.0, self.smallest_priority)
 
     @property
     def nbytes(self) -> int:
@@ -408,13 +425,15 @@ class PrioritizedSampler(PrioritizedBase):
                     stacklevel=2,
                 )
         else:
-            leaves = self._tree.leaves()
-            # The tree keeps p ** α: p ** (α'/α · α) is the priority at the new exponent α'.
-            powered = leaves.pow(value / self._priority_exponent)
+            leaves, powered = self._tree.leaves(), self._repowered(value)
             if not torch.isfinite(powered).all():
                 raise ValueError(f"priority_exponent is {value}, at which a stored priority does not fit float32")
             self._tree.load_state_dict({"leaves": torch.where(leaves > 0, powered, leaves)})
         self._priority_exponent = value
+
+    def _repowered(self, exponent: float) -> Tensor:
+        # The tree keeps p ** α: p ** (α'/α · α) is the priority at the new exponent α'.
+        return self._tree.leaves().pow(exponent / self._priority_exponent)
 
     def _empty(self) -> None:
         self._tree.clear()
@@ -441,6 +460,10 @@ class PrioritizedSampler(PrioritizedBase):
             self._set_offset(offset)
         if self._differs("priority_exponent", state_dict):
             self.priority_exponent = exponent
+        if self._differs("smallest_priority", state_dict):
+            leaves = self._tree.leaves()
+            least = (self.smallest_priority + self.priority_offset) ** self._priority_exponent
+            self._tree.load_state_dict({"leaves": torch.where(leaves > 0, leaves.clamp(min=least), leaves)})
         self._load_shared_state(state_dict)
 
     def _set_offset(self, offset: float) -> None:
@@ -454,6 +477,6 @@ class PrioritizedSampler(PrioritizedBase):
 
     def __repr__(self) -> str:
         return (
-            f"PrioritizedSampler(capacity={self.max_size}, priority_exponent={self._priority_exponent}, "
+            f"{type(self).__name__}(capacity={self.max_size}, priority_exponent={self._priority_exponent}, "
             f"importance_exponent={self._importance_exponent}, priority_offset={self.priority_offset})"
         )

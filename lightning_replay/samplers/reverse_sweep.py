@@ -249,7 +249,7 @@ class ReverseSweepSampler(UniformSampler):
         assert self.followed.links is not None
         own = torch.arange(len(index), device=index.device)
         self._place[index] = own
-        before = self.followed.links.predecessors(index)
+        before = self.followed.links.predecessor[index]
         place = torch.where(before >= 0, self._place[before], -1)
         self._place[index] = -1
         first = torch.where(place >= 0, place, own)
@@ -264,10 +264,10 @@ class ReverseSweepSampler(UniformSampler):
         # The steps of an episode lie equally far apart in most rings: that distance is assumed, then checked.
         assert self.followed.links is not None
         here = torch.tensor([self._cursor], device=self._episode.device)
-        before = self.followed.links.predecessors(here)
+        before = self.followed.links.predecessor[here]
         distance = here - before
         guess = (here - distance * torch.arange(count, device=here.device)) % self.followed.links.capacity
-        before = self.followed.links.predecessors(guess)
+        before = self.followed.links.predecessor[guess]
         wrong = (before[:-1] != guess[1:]).nonzero()
         right = count if not len(wrong) else int(wrong[0]) + 1
         self._cursor = int(before[right - 1])

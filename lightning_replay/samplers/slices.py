@@ -108,7 +108,7 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
                 f"{len(last)} runs of rows of one {named!r} end without it, so that slices would go from one episode "
                 "into another: rows of several environments are interleaved, or episodes broke off. Where each "
                 f"episode's rows lie side by side, build the sampler with traj_key={named!r}; otherwise with "
-                f"{_fragmented(named)}, or collect from one environment"
+                f"{_fragmented(named)}, draw with SequenceSampler, or collect from one environment"
             )
         return
     _, place, runs = trajectory[last].unique(return_inverse=True, return_counts=True)
@@ -119,7 +119,7 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
             f"the rows of several environments are interleaved: {broken} of {len(last)} runs of rows of one {named!r} "
             f"are shorter than a slice of {steps} and continue elsewhere; {type(sampler).__name__} cuts slices from "
             f"rows that lie side by side. Build it with {_fragmented(named)}; or store each environment's rows one "
-            "after another, or collect from one environment"
+            "after another, draw with SequenceSampler, or collect from one environment"
         )
 
 

@@ -18,9 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from lightning_replay.options import missing_extra
 from lightning_replay.saving.files import MALFORMED, DamagedFileError, check_regular, replace_file, sync
+
+if TYPE_CHECKING:
+    from lightning_replay.saving.folders import Folder
 
 try:
     import fcntl
@@ -40,6 +44,29 @@ class NewSave:
     data: Path
     manifest: dict[str, Any]
     bytes_of_manifest: int = 0
+
+
+@contextmanager
+def local_folder(path: str | Path, *, writes: bool = False) -> Iterator[Path]:
+    """Context manager for a folder on this machine: that at the path, or of a URL of fsspec a copy.
+
+    A copy that was written is uploaded at the end, data before the manifest that names them.
+    """
+    if "://" not in str(path):
+        yield Path(path)
+        return
+    folder = remote_folder(str(path))
+    with folder.to_write() if writes else folder.to_read() as local:
+        yield local
+
+
+def remote_folder(url: str) -> Folder:
+    """Returns the folder at a URL of fsspec."""
+    try:
+        from lightning_replay.saving.folders import Folder
+    except ModuleNotFoundError as error:  # pyarrow
+        raise missing_extra(f"{url}, on another file system,", "pyarrow", "remote") from error
+    return Folder.at_url(url)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
-from lightning_replay.sharded.folders import Folder
+from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded.options import ShardOptions, placement_of
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import numpy as np
 import ray
 
 from lightning_replay.divided_draws import Divider
+from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.draws import DividedDraws, DrawnRows
-from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import ReplayOptions
 from lightning_replay.sharded.rate_limiter import RateLimiter
 from lightning_replay.sharded.rows import NUM_KEYS, Layout, check_layout

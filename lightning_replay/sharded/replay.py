@@ -29,10 +29,10 @@ from lightning_replay.feedback import given_feedback, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_number
 from lightning_replay.parts import WriterHooks, declared_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
+from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded.actors import START_TIMEOUT_S
 from lightning_replay.sharded.coordinator import Coordinator, NotYet
 from lightning_replay.sharded.draws import DrawnRows, batch_of, check_td_errors
-from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import ReplayOptions, check_room
 from lightning_replay.sharded.rate_limiter import RateLimiter
 from lightning_replay.sharded.rows import SLOT_BITS, Columns, RowRouter, columns_of, layout_of, row_ids_of

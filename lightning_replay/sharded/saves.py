@@ -18,10 +18,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lightning_replay.saving import DamagedFileError, read_state, write_state
 from lightning_replay.saving.directory import read_manifest, replaced_save
+from lightning_replay.saving.folders import Folder
 from lightning_replay.saving.states import MANIFEST as MANIFEST_OF_REPLAY
 from lightning_replay.saving.states import MANIFEST_OF_SHARDS, SHARDS_VERSION, replay_manifest
 from lightning_replay.sharded.actors import Losses, ShardActors, ShardLostError
-from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.rows import Layout
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from lightning_replay.episodes.running import stored_trajectories
 from lightning_replay.parts import DrawPart
 from lightning_replay.replay import Replay
 from lightning_replay.saves import save_replay
+from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport
-from lightning_replay.sharded.folders import Folder
 from lightning_replay.sharded.options import options_of_shard, seed_of_shard
 from lightning_replay.sharded.resharding import ReshardedRows
 from lightning_replay.sharded.rows import Columns, columns_of, fetched, is_of_writer, layout_of

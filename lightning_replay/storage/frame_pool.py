@@ -207,11 +207,15 @@ class FramePool:
         return int(held[-1]) + 1 if len(held) else 1
 
     @property
+    def bytes_of_frames(self) -> int:
+        """Bytes of frames; on the CPU of those written so far."""
+        frames = self._written if self.frames.device.type == "cpu" else len(self.frames)
+        return -(-frames * self.frame_bytes // 8) * 8
+
+    @property
     def nbytes(self) -> int:
         """Bytes of frames, references, free list and index; of frames on the CPU those written so far."""
-        frames = self._written if self.frames.device.type == "cpu" else len(self.frames)
-        kept_beside = sum(array.nbytes for array in (self.references, self._free, *self._index))
-        return -(-frames * self.frame_bytes // 8) * 8 + kept_beside
+        return self.bytes_of_frames + sum(array.nbytes for array in (self.references, self._free, *self._index))
 
     def find(self, first: Tensor, second: Tensor) -> Found:
         """Returns which frames of two stacks, uint8 ``[N, k, *shape]`` each, are held already."""
@@ -229,6 +233,15 @@ class FramePool:
             loops.count(held, -1, self.references)
         return max(lacking, 0)
 
+    def check_room(self, found: Found, given_up: np.ndarray) -> None:
+        """Raises ``RuntimeError`` where too few frames are free for :meth:`replace` with these arguments."""
+        lacking = self.missing(found, given_up)
+        if lacking:
+            raise RuntimeError(
+                f"{lacking} more frames are needed than the {self.capacity:,} the pool has room for; nothing was "
+                "written. Release rows first, or raise frame_capacity"
+            )
+
     def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
         """Stores two stacks ``[N, k, *shape]`` and returns their frames, int32 ``[N, 2 k]``.
 
@@ -238,12 +251,7 @@ class FramePool:
             found: of :meth:`find`, with nothing changed since.
             given_up: int32, frames of rows that are overwritten, which lose a reference each; 0 is none.
         """
-        lacking = self.missing(found, given_up)
-        if lacking:
-            raise RuntimeError(
-                f"{lacking} more frames are needed than the {self.capacity:,} the pool has room for; nothing was "
-                "written. Release rows first, or raise frame_capacity"
-            )
+        self.check_room(found, given_up)
         count = len(found.sources)
         # Counted before others are released: a frame that new rows share with leaving ones stays.
         loops.count(found.frames.ravel(), 1, self.references)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from lightning_replay.options import checked_count, checked_key
+from lightning_replay.options import checked_count, checked_key, checked_keys
 from lightning_replay.parts import BufferHooks
 from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.saving.spec import recorded
@@ -22,7 +22,7 @@ from lightning_replay.storage.columns import GENERATION, NOT_STORED, Column
 from lightning_replay.storage.frame_pool import Found, FramePool
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
 from lightning_replay.storage.packed import PackedStorage, is_key
-from lightning_replay.storage.rows import FRAMES, Key, Leaf, RowLayout, leaves_of, shown
+from lightning_replay.storage.rows import FRAMES, Key, Leaf, RowLayout, frames_by_column, leaves_of, shown
 
 __all__ = ["FrameStorage"]
 
@@ -30,30 +30,50 @@ __all__ = ["FrameStorage"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 
+class _Stacks(NamedTuple):
+    """Both stacks ``[N, k, ...]`` of new rows, and which of their frames are held."""
+
+    first: Tensor
+    second: Tensor
+    found: Found
+
+
+class _Images(NamedTuple):
+    """One column of stacks: the pool of its frames and, int32 ``[capacity, 2 k]``, the numbers of them in all rows."""
+
+    pool: FramePool
+    numbers: Tensor
+    is_stacked: bool  # whether the column has an axis of frames, which single images may lack
+
+
 @recorded
 class FrameStorage(PackedStorage):
     """Keeps every frame of the stacks under ``image_key`` and ``("next", image_key)`` once, by counted references.
 
+    Several columns of images, such as those of several cameras, may differ in shape; each has a pool of its own.
+
     Rows are written and drawn as with :class:`~lightning_replay.storage.PackedStorage`, with stacks uint8
-    ``[N, k, H, W]`` (or ``[N, k, H, W, C]``) of k frames, oldest first. Inside, a row holds 2 k numbers of frames, the
-    column ``frames_of_stacks`` of ``all_rows``. Equal frames are found by their bytes, not by ``trajectory`` or the
-    order of rows: this works with any writer, any order of eviction, environments side by side and n-step successors.
+    ``[N, k, H, W]`` (or ``[N, k, H, W, C]``) of k frames, oldest first, or for k = 1 images without that axis. Inside,
+    a row holds 2 k numbers of frames for each column of images, the column ``frames_of_stacks`` of ``all_rows``. Equal
+    frames are found by their bytes, not by ``trajectory`` or the order of rows: this works with any writer, any order
+    of eviction, environments side by side and n-step successors.
     A frame leaves with the last row that refers to it: when rows are overwritten, or by :meth:`release`. Drawn stacks
     are built by one gather and are contiguous copies.
 
     Args:
         capacity: rows.
         frame_stack: k, frames of a stack.
-        image_key: the stacks' key; their successors are ``("next", image_key)``.
-        frame_capacity: most frames kept, each for its bytes and about 25 more; a CPU's memory is taken as they come.
-            When they are full, writers release rows until new ones fit.
+        image_key: the stacks' key, a tuple where it is nested; their successors are ``("next", image_key)``. A list
+            has the keys of several columns.
+        frame_capacity: most frames kept of each column, each for its bytes and about 25 more; a CPU's memory is taken
+            as they come. When a column is full, writers release rows until new ones fit.
         device: where rows and frames are kept; the counts are kept by the CPU.
         memmap: a directory for scratch files that hold rows and frames.
 
     Raises:
         MemoryError: at the first rows, when rows and frames do not fit.
         ValueError: sizes that are not positive whole numbers, a ``frame_capacity`` below the 2 k frames of a single
-            row; at the first rows: no such column, or one that holds no stacks of uint8 images.
+            row, a key given twice; at the first rows: no such column, or one that holds no stacks of uint8 images.
 
     Example:
         >>> from tensordict import TensorDict
@@ -68,19 +88,19 @@ class FrameStorage(PackedStorage):
 
     _of_columns = (
         *PackedStorage._of_columns,
-        *("_pool", "_live", "_frames_of", "_outer_layout", "_looked_up"),
+        *("_images", "_live", "_frames_of", "_outer_layout", "_looked_up"),
     )
-    _pool: FramePool | None
+    _images: list[_Images] | None  # in the order of image_keys
     _live: SlotSet | None  # from the first release on, unless tables hold the rows
-    _frames_of: Tensor | None  # int32 [capacity, 2 k], a column of the rows
+    _frames_of: Tensor | None  # int32 [capacity, 2 k], or [capacity, columns, 2 k] of several; a column of the rows
     _outer_layout: RowLayout | None  # of rows with stacks in place of the numbers of their frames
-    _looked_up: tuple[Tensor, Tensor, Found] | None
+    _looked_up: tuple[Tensor, list[_Stacks]] | None
 
     def __init__(
         self,
         capacity: int,
         frame_stack: int,
-        image_key: NestedKey = "pixels",
+        image_key: NestedKey | list[NestedKey] = "pixels",
         *,
         frame_capacity: int,
         device: str | torch.device = "cpu",
@@ -95,23 +115,29 @@ class FrameStorage(PackedStorage):
                 f"frames, {frame_stack} in each of its two stacks. Raise frame_capacity to {2 * frame_stack} or more"
             )
         self.rows_at_once: int = min(self.capacity, frame_capacity // (2 * frame_stack))  # if all frames are different
-        self.image_key: Key = checked_key("image_key", image_key)
-        self.next_key: Key = ("next", *self.image_key)
+        several = isinstance(image_key, list)
+        self.image_keys: list[Key] = (
+            checked_keys("image_key", image_key) if several else [checked_key("image_key", image_key)]
+        )
+        if len(set(self.image_keys)) < max(len(self.image_keys), 1):
+            raise ValueError(f"image_key is {image_key!r}; it must have at least one key, and each once")
+        self._given_images = [given for key in self.image_keys for given in (key, ("next", *key))]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all rows, references and index and, on the CPU, of the most frames held so far; 0 before any."""
-        return super().nbytes + sum(0 if part is None else part.nbytes for part in (self._pool, self._live))
+        pools = [images.pool.nbytes for images in self._images or ()]
+        return super().nbytes + sum(pools) + (0 if self._live is None else self._live.nbytes)
 
     @property
     def frames_held(self) -> int:
-        """Frames that stored rows refer to, all different."""
-        return 0 if self._pool is None else self._pool.num_held
+        """Frames that stored rows refer to, all different; of several columns those of the one that has the most."""
+        return max((images.pool.num_held for images in self._images or ()), default=0)
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of one frame, 0 before the first rows."""
-        return 0 if self._pool is None else self._pool.frame_bytes
+        """Bytes of one frame, with several columns of one of each, 0 before the first rows."""
+        return sum(images.pool.frame_bytes for images in self._images or ())
 
     @property
     def occupancy(self) -> Occupancy:
@@ -122,13 +148,14 @@ class FrameStorage(PackedStorage):
 
     def held_slots(self) -> np.ndarray:
         """Slots that hold a row, int64 ``[num_held]``, ascending."""
-        if self._frames_of is None:
+        if self._images is None:
             return np.zeros(0, dtype=np.int64)
-        return self._frames_of[: self._len, 0].nonzero().flatten().cpu().numpy()
+        return self._images[0].numbers[: self._len, 0].nonzero().flatten().cpu().numpy()
 
     def build_options(self) -> dict[str, Any]:
         """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``."""
-        image_key, capacity = list(self.image_key), self.frame_capacity
+        keys, capacity = [list(key) for key in self.image_keys], self.frame_capacity
+        image_key = keys if len(keys) > 1 else keys[0]
         return {"frames": {"frame_stack": self.frame_stack, "image_key": image_key, "frame_capacity": capacity}}
 
     @property
@@ -137,12 +164,14 @@ class FrameStorage(PackedStorage):
         return max(self.num_held, 1)
 
     def stats(self) -> dict[str, Any]:
-        """Returns frames held, their capacity, bytes of one, and frames held per transition held."""
+        """Returns frames held, their capacity, bytes of one, frames held per transition held, and bytes by column."""
+        columns = zip(self.image_keys, self._images or (), strict=False)
         return {
             "frames_held": self.frames_held,
             "frame_capacity": self.frame_capacity,
             "frame_bytes": self.frame_bytes,
             "frames_per_transition": self.frames_held / max(self.num_held, 1),
+            "image_bytes": {".".join(key): images.pool.bytes_of_frames for key, images in columns},
         }
 
     def _forget_columns(self) -> None:
@@ -161,12 +190,18 @@ class FrameStorage(PackedStorage):
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
         """Returns how many frames lack to write the values of :meth:`checked_values`; 0 if they fit.
 
+        Of several columns the number of the one that lacks the most.
+
         ``slots``, int64 ``[N]``, are where they are to be written, whose frames become free; ``None`` for empty ones.
         """
-        assert self._pool is not None
-        if len(values[0]) * 2 * self.frame_stack <= self._pool.num_free:
+        assert self._images is not None
+        most = len(values[0]) * 2 * self.frame_stack
+        if all(most <= images.pool.num_free for images in self._images):
             return 0
-        missing = self._pool.missing(self._find(values)[2], self._frames_at(slots))
+        missing = max(
+            images.pool.missing(stacks.found, self._numbers_at(images, slots))
+            for images, stacks in zip(self._images, self._find(values), strict=True)
+        )
         if missing and not self._was_full:
             self._was_full = True
             held, room = f"{self.num_held:,}", f"{self.frame_capacity:,}"
@@ -181,11 +216,11 @@ class FrameStorage(PackedStorage):
         Args:
             slots: int64 ``[n]``, all different; empty ones are skipped.
         """
-        if self._pool is None or self._frames_of is None:
+        if self._images is None or self._frames_of is None:
             return
         self.check_writable()
         index = torch.as_tensor(slots, dtype=torch.int64, device=self._frames_of.device).reshape(-1)
-        holds = self._frames_of[index, 0] != 0
+        holds = self._images[0].numbers[index, 0] != 0
         index = index[holds]
         if not len(index):
             return
@@ -196,7 +231,8 @@ class FrameStorage(PackedStorage):
                 if self._live is None:
                     self._live = SlotSet.from_state(self.capacity, torch.from_numpy(self.held_slots()))
                 self._live.remove(index.cpu().numpy())
-            self._pool.release(self._frames_at(index))
+            for images in self._images:
+                images.pool.release(self._numbers_at(images, index))
             self._looked_up = None
             self._frames_of[index] = 0
         self._bump_mutation_revision()
@@ -210,36 +246,57 @@ class FrameStorage(PackedStorage):
         Raises:
             RuntimeError: too few frames are free; nothing is written.
         """
-        assert self._pool is not None and self._frames_of is not None
+        assert self._images is not None
         if not len(values[0]):
             return
         with self.snapshots.lock:
             self.begin_write(slice(0, 0))  # the frames are changed first
-            first, second, found = self._find(values)
-            frames = self._pool.replace(found, first, second, self._frames_at(slots))
+            stacks, left = self._find(values), [self._numbers_at(images, slots) for images in self._images]
+            if len(self._images) > 1:  # all have room, or none is changed
+                for images, (_, _, found), given_up in zip(self._images, stacks, left, strict=True):
+                    images.pool.check_room(found, given_up)
+            numbers = [
+                images.pool.replace(found, first, second, given_up)
+                for images, (first, second, found), given_up in zip(self._images, stacks, left, strict=True)
+            ]
             self._looked_up = None
-            super().write(slots, [*values[:-2], frames], grow=grow)
+            frames = numbers[0] if len(numbers) == 1 else np.stack(numbers, 1)
+            super().write(slots, [*values[: -2 * len(numbers)], frames], grow=grow)
             if self._live is not None:
                 self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy())
 
-    def _find(self, values: Sequence[Column]) -> tuple[Tensor, Tensor, Found]:
-        """Returns the stacks of new rows and which of their frames are held."""
-        first, second = values[-2:]
-        assert self._pool is not None and isinstance(first, Tensor) and isinstance(second, Tensor)
+    def _find(self, values: Sequence[Column]) -> list[_Stacks]:
+        """Returns the stacks of new rows by column, and which of their frames are held."""
+        assert self._images is not None
+        given: Any = values[-2 * len(self._images) :]
         # The check for room and the write that follows it look up the same stacks once.
-        if self._looked_up is None or self._looked_up[0] is not first or self._looked_up[1] is not second:
-            self._looked_up = (first, second, self._pool.find(first, second))
-        return self._looked_up
+        if self._looked_up is None or self._looked_up[0] is not given[0]:
+            looked_up = []
+            for place, (pool, _, is_stacked) in enumerate(self._images):
+                first, second = given[2 * place : 2 * place + 2]
+                if not is_stacked:
+                    first, second = first.unsqueeze(1), second.unsqueeze(1)
+                looked_up.append(_Stacks(first, second, pool.find(first, second)))
+            self._looked_up = given[0], looked_up
+        return self._looked_up[1]
 
-    def _frames_at(self, slots: slice | Tensor | np.ndarray | None) -> np.ndarray:
-        assert self._frames_of is not None
+    @staticmethod
+    def _numbers_at(images: _Images, slots: slice | Tensor | np.ndarray | None) -> np.ndarray:
         if slots is None:
             return np.zeros(0, dtype=np.int32)
         if isinstance(slots, np.ndarray):
             slots = torch.from_numpy(slots)
         if isinstance(slots, Tensor):
-            slots = slots.to(self._frames_of.device)
-        return np.ascontiguousarray(self._frames_of[slots].cpu().numpy())
+            slots = slots.to(images.numbers.device)
+        return np.ascontiguousarray(images.numbers[slots].cpu().numpy())
+
+    @staticmethod
+    def _gather(images: _Images, slots: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
+        """Returns both stacks ``[*shape, ...]`` of the rows in ``slots``, int64 ``[N]``."""
+        stacks = images.pool.gather_stacks(images.numbers, slots)
+        if not images.is_stacked:
+            stacks = tuple(stack.squeeze(1) for stack in stacks)
+        return stacks if len(shape) == 1 else tuple(stack.view(*shape, *stack.shape[1:]) for stack in stacks)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
         """Returns rows, their stacks rebuilt, as a copy; see :class:`~lightning_replay.storage.PackedStorage`.
@@ -247,7 +304,7 @@ class FrameStorage(PackedStorage):
         Raises:
             RuntimeError: the storage is empty, or a row was released.
         """
-        if self._outer_layout is None or self._frames_of is None or self._pool is None:
+        if self._outer_layout is None or self._images is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
             if is_key(index):
@@ -257,82 +314,111 @@ class FrameStorage(PackedStorage):
         slots = index if index.ndim == 1 else index.flatten()
         rows = self.packed_rows(slots)
         # Not on a GPU, for which every draw would wait; nothing but a release leaves rows without frames.
-        if self._live is not None and rows.device.type == "cpu" and not bool(self._frames_of[slots, 0].all()):
+        numbers = self._images[0].numbers
+        if self._live is not None and rows.device.type == "cpu" and not bool(numbers[slots, 0].all()):
             raise RuntimeError(
                 "a slot was drawn whose row was released to make room for frames; use a sampler of "
                 "lightning_replay.samplers, which draws rows that are held"
             )
-        first, second = self._pool.gather_stacks(self._frames_of, slots)
+        stacks = [stack for images in self._images for stack in self._gather(images, slots, index.shape)]
         if self._shared_writes is not None:
             self.check_read()
-        if index.ndim != 1:
-            first, second = (stack.view(*index.shape, *stack.shape[1:]) for stack in (first, second))
-        read = self._outer_layout.unpack(rows, index.shape, extra, (first, second))
+        read = self._outer_layout.unpack(rows, index.shape, extra, stacks)
         return self._indexed(read, index) if self._is_torchrls else read
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
         """Returns one column ``[N, ...]`` of the rows ``index``, stacks rebuilt; ``None`` when it is not stored."""
         name: Key = (key,) if isinstance(key, str) else tuple(key)
-        if name not in (self.image_key, self.next_key) or self._frames_of is None or self._pool is None:
+        if name not in self._given_images or self._images is None:
             return super().column(key, index)
-        return self._pool.gather_stacks(self._frames_of, index.to(self._frames_of.device))[name == self.next_key]
+        place, is_next = divmod(self._given_images.index(name), 2)
+        images = self._images[place]
+        return self._gather(images, index.to(images.numbers.device), index.shape)[is_next]
 
     def _init(self, data: TensorDictBase) -> None:
-        if data.get(self.next_key, None) is None or data.get(self.image_key, None) is None:
-            raise self._wrong_stacks("there are " + ", ".join(shown(key) for key, _, _ in leaves_of(data[0])))
+        for key in self.image_keys:
+            if data.get(("next", *key), None) is None or data.get(key, None) is None:
+                there_are = ", ".join(shown(key) for key, _, _ in leaves_of(data[0]))
+                raise self._wrong_stacks(key, f"there are {there_are}")
         leaves = {key: (dtype, shape) for key, dtype, shape in leaves_of(data[0]) if key not in NOT_STORED}
         if FRAMES in leaves:
             raise ValueError(f"the column {FRAMES[0]!r} is the storage's own; rename it. Nothing was stored")
-        images = (self.image_key, self.next_key)
-        for key in images:
-            dtype, shape = leaves.get(key, (None, torch.Size()))
-            if dtype != torch.uint8 or len(shape) not in (3, 4) or shape[0] != self.frame_stack or not shape.numel():
-                given = data.get(key)
-                is_dense = isinstance(given, Tensor) and not given.is_nested
-                described = f"{given.dtype} {list(given.shape)}" if is_dense else type(given).__name__
-                raise self._wrong_stacks(f"{shown(key)} is {described}")
-        one, other = (list(leaves[key][1][1:]) for key in images)
-        if one != other:
-            raise ValueError(
-                f"the frames under {shown(self.image_key)} have shape {one} and those under {shown(self.next_key)} "
-                f"{other}; all frames need one shape. Nothing was stored"
-            )
+        for key in self.image_keys:
+            frames = []
+            for given in (key, ("next", *key)):
+                dtype, shape = leaves.get(given, (None, torch.Size()))
+                if dtype != torch.uint8 or not self.takes_shape(shape):
+                    value = data.get(given)
+                    is_dense = isinstance(value, Tensor) and not value.is_nested
+                    described = f"{value.dtype} {list(value.shape)}" if is_dense else type(value).__name__
+                    raise self._wrong_stacks(key, f"{shown(given)} is {described}")
+                frames.append(list(shape[not self._is_image(shape) :]))
+            if frames[0] != frames[1]:
+                raise ValueError(
+                    f"the frames under {shown(key)} have shape {frames[0]} and those under {shown(('next', *key))} "
+                    f"{frames[1]}; all frames of a column need one shape. Nothing was stored"
+                )
         self._allocate_all([(key, *leaf) for key, leaf in leaves.items()])
 
-    def _wrong_stacks(self, given: str) -> ValueError:
+    def takes_shape(self, shape: Sequence[int]) -> bool:
+        """Returns whether a row of this shape is a stack of frames, or, for stacks of one, an image alone."""
+        is_stack = len(shape) in (3, 4) and shape[0] == self.frame_stack
+        return (is_stack or self._is_image(shape)) and 0 not in shape
+
+    def _is_image(self, shape: Sequence[int]) -> bool:
+        # [H, W] or [H, W, C]; [1, H, W] is a stack of one.
+        return self.frame_stack == 1 and len(shape) in (2, 3) and shape[0] != 1
+
+    def _wrong_stacks(self, key: Key, given: str) -> ValueError:
         return ValueError(
             f"rows need stacks of {self.frame_stack} frames, uint8 [N, {self.frame_stack}, H, W], under "
-            f"{shown(self.image_key)} and {shown(self.next_key)}; {given}. Nothing was stored; give their key as "
-            "image_key and their number of frames as frame_stack, and convert them to uint8 images"
+            f"{shown(key)} and {shown(('next', *key))}; {given}. Nothing was stored; give their key as image_key (a "
+            "tuple where it is nested, a list of keys for several columns) and their number of frames as frame_stack "
+            "(1 for images without an axis of frames), and convert them to uint8 images"
         )
 
     def _allocate_all(self, leaves: list[Leaf]) -> None:
         # Frames and rows get memory, or neither does.
-        images = (self.image_key, self.next_key)
-        shape = next(shape for key, _, shape in leaves if key == self.image_key)[1:]
-        pool = FramePool(self.frame_capacity, shape, self.device, self._memmap)
-        frames = (FRAMES, torch.int32, torch.Size([2 * self.frame_stack]))
-        packed = [leaf for leaf in leaves if leaf[0] not in images]
+        kinds = {key: (dtype, shape) for key, dtype, shape in leaves}
+        stacks = {key: kinds[key] for key in self._given_images}
+        pools = []
+        for key in self.image_keys:
+            _, shape = kinds[key]
+            frame = shape if self._is_image(shape) else shape[1:]
+            pools.append(FramePool(self.frame_capacity, frame, self.device, self._memmap))
+        several = [len(pools)] if len(pools) > 1 else []
+        frames = (FRAMES, torch.int32, torch.Size([*several, 2 * self.frame_stack]))
+        packed = [leaf for leaf in leaves if leaf[0] not in stacks]
         self._allocate(RowLayout([*packed, frames, (GENERATION, torch.int64, torch.Size([]))]))
         assert self._storage is not None and self.layout is not None
-        self._pool = pool
         self._live = self._looked_up = None
-        self._frames_of = self._storage.get(FRAMES)
-        stack = (torch.uint8, torch.Size([self.frame_stack, *shape]))
-        self._expect({key: (dtype, size) for key, dtype, size in packed} | dict.fromkeys(images, stack))
+        self._frames_of = numbers = self._storage.get(FRAMES)
+        of_each = numbers.unbind(1) if several else [numbers]
+        stacked = [not self._is_image(kinds[key][1]) for key in self.image_keys]
+        self._images = [_Images(*one) for one in zip(pools, of_each, stacked, strict=True)]
+        self._expect({key: (dtype, size) for key, dtype, size in packed} | stacks)
         self._order = [*(leaf[0] for leaf in leaves), GENERATION]
-        self._outer_layout = self.layout.replacing(FRAMES, images, self._order)
-        sizes = f"{self.frame_capacity:,}", f"{pool.frame_bytes:,}"
+        self._outer_layout = self.layout.replacing(FRAMES, self._given_images, self._order)
+        sizes = f"{self.frame_capacity:,}", f"{self.frame_bytes:,}"
         logger.info("room for %s frames of %s bytes is taken as frames come, with about 25 bytes more for each", *sizes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of packed rows and the frames that are used, uint8 ``[F, bytes]`` (a view, not a copy)."""
+        """Returns the state of packed rows and the frames that are used, uint8 ``[F, bytes]`` (a view, not a copy).
+
+        With several columns of images ``frames`` and ``frame_shape`` are lists.
+        """
         state = super().state_dict()
-        if self._pool is None:
+        if self._images is None:
             return state | {"frames": None, "frame_shape": None, "live": None}
+        pools = [images.pool for images in self._images]
+        frames, shapes = [pool.frames[: pool.num_used] for pool in pools], [list(pool.shape) for pool in pools]
+        if self.frame_stack == 1:
+            state["unstacked"] = [not images.is_stacked for images in self._images]
+        if len(pools) > 1:
+            state["image_keys"] = [list(key) for key in self.image_keys]
         return state | {
-            "frames": self._pool.frames[: self._pool.num_used],
-            "frame_shape": list(self._pool.shape),
+            "frames": frames if len(pools) > 1 else frames[0],
+            "frame_shape": shapes if len(pools) > 1 else shapes[0],
             "order": [list(key) for key in self._order],
             "live": None if self._live is None else self._live.state(),
         }
@@ -343,17 +429,19 @@ class FrameStorage(PackedStorage):
         with ExitStack() as taken:
             with self.snapshots.lock:
                 state = taken.enter_context(super().frozen_state())
-                if self._pool is not None:
-                    frames = self._pool.snapshots.take(state["frames"])
-                    taken.callback(self._pool.snapshots.close, frames)
-                    state["frames"] = frames
+                if self._images is not None:
+                    frames = []
+                    for images, (_, used, _) in zip(self._images, frames_by_column(state), strict=True):
+                        frames.append(images.pool.snapshots.take(used))
+                        taken.callback(images.pool.snapshots.close, frames[-1])
+                    state["frames"] = frames if len(frames) > 1 else frames[0]
             yield state
 
     def after_fork(self) -> None:
         """Replaces the locks of rows and frames in a forked process."""
         super().after_fork()
-        if self._pool is not None:
-            self._pool.snapshots = Snapshots()
+        for images in self._images or ():
+            images.pool.snapshots = Snapshots()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.check_writable()
@@ -361,42 +449,49 @@ class FrameStorage(PackedStorage):
         frames = state_dict["frames"]
         if frames is not None:
             leaves = self._saved_columns(state_dict)
-            if self._pool is None or self.row_columns != {key: (dtype, shape) for key, dtype, shape in leaves}:
+            if self._images is None or self.row_columns != {key: (dtype, shape) for key, dtype, shape in leaves}:
                 self._allocate_all(leaves)
         before = self._len
         super().load_state_dict(state_dict)
         self._looked_up = None
-        if self._pool is None or self._frames_of is None:
+        if self._images is None or self._frames_of is None:
             return
         # Rows above those that were loaded refer to nothing any more.
         self._frames_of[self._len : max(before, self._len)] = 0
         if frames is None:
-            self._pool.clear()
+            for images in self._images:
+                images.pool.clear()
             self._live = None
             return
-        self._pool.restore(frames, self._frames_of[: self._len].cpu().numpy().ravel())
+        for images, (_, saved, _) in zip(self._images, frames_by_column(state_dict), strict=True):
+            images.pool.restore(saved, images.numbers[: self._len].cpu().numpy().ravel())
         live = state_dict["live"]
         self._live = None if live is None else SlotSet.from_state(self.capacity, live)
 
     def _saved_columns(self, state: Mapping[str, Any]) -> list[Leaf]:
         """Returns the columns of a saved storage, in the order in which rows were given; refuses other stacks."""
         layout = {tuple(leaf["key"]): leaf for leaf in state["layout"]}
-        stacked = layout[FRAMES]["shape"][0] // 2 if FRAMES in layout else 0
-        if stacked != self.frame_stack or list(self.image_key) not in state["order"]:
+        stacked = layout[FRAMES]["shape"][-1] // 2 if FRAMES in layout else 0
+        saved = frames_by_column(state)
+        if stacked != self.frame_stack or [key for key, _, _ in saved] != self.image_keys:
             raise ValueError(
                 f"the saved storage has stacks of {stacked} frames in rows of {state['order']}, this one stacks of "
-                f"{self.frame_stack} under {shown(self.image_key)}; build it with the saved options"
+                f"{self.frame_stack} under {', '.join(map(shown, self.image_keys))}; build it with the saved options"
             )
-        if len(state["frames"]) > self.frame_capacity + 1:
+        most = max(len(frames) for _, frames, _ in saved)
+        if most > self.frame_capacity + 1:
             raise ValueError(
-                f"the saved storage has {len(state['frames']) - 1:,} frames and this one room for "
+                f"the saved storage has {most - 1:,} frames and this one room for "
                 f"{self.frame_capacity:,}; build it with the saved frame_capacity"
             )
-        stack = torch.Size([self.frame_stack, *state["frame_shape"]])
+        unstacked = state.get("unstacked", [False] * len(saved))
+        stacks: dict[Key, torch.Size] = {}
+        for is_alone, (key, _, shape) in zip(unstacked, saved, strict=True):
+            stacks[key] = stacks["next", *key] = torch.Size(shape if is_alone else [stacked, *shape])
         columns: list[Leaf] = []
         for key in map(tuple, state["order"]):
-            if key in (self.image_key, self.next_key):
-                columns.append((key, torch.uint8, stack))
+            if key in stacks:
+                columns.append((key, torch.uint8, stacks[key]))
             elif key != GENERATION:
                 columns.append((key, getattr(torch, layout[key]["dtype"]), torch.Size(layout[key]["shape"])))
         return columns
@@ -404,9 +499,10 @@ class FrameStorage(PackedStorage):
     def _empty(self) -> None:
         super()._empty()
         self._live = self._looked_up = None
-        if self._pool is not None and self._frames_of is not None:
+        if self._images is not None and self._frames_of is not None:
             self._frames_of.zero_()
-            self._pool.clear()
+            for images in self._images:
+                images.pool.clear()
 
     def __repr__(self) -> str:
         return (

@@ -16,7 +16,8 @@ Leaf = tuple[Key, torch.dtype, torch.Size]  # a column, and dtype and shape of o
 
 WORD_BYTES = 8
 ROW_ALIGNMENT_BYTES = 64
-FRAMES: Key = ("frames_of_stacks",)  # int32 [2 k]: the observation's frames, then the next one's; 0 is none
+# int32 [2 k], of several columns of images [columns, 2 k]: the observation's frames, then the next one's; 0 is none
+FRAMES: Key = ("frames_of_stacks",)
 _NO_OBSERVATIONS = frozenset(("reward", "done", "terminated", "truncated", "is_init"))
 
 
@@ -167,9 +168,27 @@ def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
     keys = observation_keys({key: (value.dtype, value.shape) for key, value in leaves.items()})
     pairs = [(leaves[key], leaves["next", *key]) for key in keys]
     if FRAMES in leaves:
-        first, second = leaves[FRAMES].unflatten(-1, (2, -1)).unbind(1)
-        pairs.append((first, second))
+        numbers = leaves[FRAMES]
+        # Each column of images alone: half of all at once could be flattened only as a copy.
+        for frames in numbers.unbind(1) if numbers.ndim > 2 else [numbers]:
+            first, second = frames.unflatten(-1, (2, -1)).unbind(1)
+            pairs.append((first, second))
     return pairs
+
+
+def frames_by_column(state: Mapping[str, Any]) -> list[tuple[Key, Any, Sequence[int]]]:
+    """Returns key, frames ``[F, bytes]`` and the shape of a frame of each column of images in the state of a storage.
+
+    Empty where no frames are stored once.
+    """
+    frames, shapes = state.get("frames"), state.get("frame_shape")
+    if frames is None:
+        return []
+    if not isinstance(frames, list):  # of a single column, whose key is in the order alone
+        frames, shapes = [frames], [shapes]
+    packed = [leaf["key"] for leaf in state["layout"]]
+    keys = state.get("image_keys") or [key for key in state["order"] if key not in packed and key[0] != "next"]
+    return list(zip(map(tuple, keys), frames, shapes or (), strict=True))
 
 
 def shown(key: Key) -> str:

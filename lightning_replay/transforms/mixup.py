@@ -261,6 +261,7 @@ class MixPairs(ReplayTransform):
         True
     """
 
+    takes_sequences = False
     saved_attributes: tuple[str, ...] = ("_ahead",)
 
     def __init__(
@@ -394,6 +395,8 @@ class MixStates(ReplayTransform):
         True
     """
 
+    takes_sequences = False
+
     def __init__(
         self, mixup_concentration: float = 0.75, keys: Sequence[NestedKey] = ("observation",), seed: int | None = None
     ) -> None:
@@ -418,7 +421,7 @@ class MixStates(ReplayTransform):
                 )
             if not observation.is_floating_point():
                 raise ValueError(
-                    f"{path[-1]!r} has dtype {observation.dtype}; MixStates mixes floating observations. "
+                    f"{listed([path])} has dtype {observation.dtype}; MixStates mixes floating observations. "
                     "Convert it before it is stored, or name other keys with keys=."
                 )
             if following.dtype != observation.dtype or following.shape != observation.shape:

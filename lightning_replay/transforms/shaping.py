@@ -25,6 +25,8 @@ from lightning_replay.options import (
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
 
+_MOST_SHOWN = 100  # numbers of an observation in a message
+
 
 @recorded
 class ManhattanDistance:
@@ -108,7 +110,8 @@ class PotentialShaping(ReplayTransform):
         potential: observations ``[B, ...]`` to ``[B]``: :class:`ManhattanDistance`, :class:`OneAt` or any callable; a
             lambda works, but a saved buffer is not rebuilt with it.
         discount: γ of the agent, per step.
-        observation_key: the argument of the potential; the next one is under ``"next"``.
+        observation_key: the argument of the potential; the next one is under ``"next"``. Of observations with several
+            parts, such as ``("observation", "state")``; all of them are a TensorDict ``[B]``.
 
     Raises:
         ValueError: potentials of another shape, NaN or infinite ones, or no ``("next", "terminated")`` or observations
@@ -172,8 +175,9 @@ class PotentialShaping(ReplayTransform):
         potential = potential.detach().to(_dtype_of(potential)).reshape(2, count).masked_fill(ends, 0.0)
         if not bool(torch.isfinite(potential).all()):
             state = states[int((~torch.isfinite(potential.flatten())).nonzero()[0])]
+            shown = state.tolist() if isinstance(state, Tensor) and state.numel() <= _MOST_SHOWN else state
             raise ValueError(
-                f"{self.potential!r} is NaN or infinite, for example at the observation {state.tolist()}; a potential "
+                f"{self.potential!r} is NaN or infinite, for example at the observation {shown}; a potential "
                 "must be finite in every state that is not terminal."
             )
         return potential
@@ -195,6 +199,11 @@ def _checked_components(components: Sequence[int] | None, count: int) -> list[in
 
 
 def _choose(observation: Tensor, components: list[int] | None, count: int, name: str) -> Tensor:
+    if not isinstance(observation, Tensor):
+        raise ValueError(
+            f"{name} is of one column, and the observations have the parts {sorted(observation.keys())}; name one of "
+            "them with observation_key=, such as ('observation', 'state')."
+        )
     flat = observation.reshape(observation.shape[0], -1)
     width = flat.shape[1]
     if components is None and width != count:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
+SEVERAL_LEARNERS = (  # which would get both parts of a sequence that RLlib divides under one name
+    "modules with memory of several agents need a single Learner; set .learners(num_learners=0) or 1, or use modules "
+    "without state"
+)
 MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
 
 
@@ -64,7 +68,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
             flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
             ``progress``: of :mod:`lightning_replay.schedulers`, makes a curriculum's signals from episode returns.
-            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames, if any.
+            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames, if any;
+            a list names several.
 
     Raises:
         ValueError: an unknown recipe, layout or option, or values that are refused.
@@ -204,18 +209,19 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
 
         Raises:
             RuntimeError: the buffer is empty.
-            ValueError: sequences of several agents, of n-step returns, of pairs or of rows without state, or with a
-                burn-in longer than the episodes; other returns than those formed before rows were stored.
+            ValueError: sequences of several agents with several Learners, of n-step returns, of pairs or of rows
+                without state, or with a burn-in longer than the episodes; other returns than those formed before rows
+                were stored.
         """
         num_items = checked_count("num_items", num_items, of="rows")
-        if batch_length_T:
-            return self._sequences(num_items, n_step or 1, batch_length_T, min_batch_length_T)
         drawable = self.modules
         if len(drawable) > 1:
             # A module whose agents have not acted yet has nothing to draw from.
             drawable = {name: module for name, module in drawable.items() if len(module)} or drawable
         if not drawable:
             raise RuntimeError("cannot sample from an empty replay buffer: no module that stores steps has any yet")
+        if batch_length_T:
+            return self._sequences(drawable, num_items, n_step or 1, gamma, batch_length_T, min_batch_length_T)
         pieces = {name: module.draw(num_items, n_step or 1, gamma) for name, module in drawable.items()}
         # TD errors come back in the order of the Learners, which is not that of the draw.
         dealt, places = deal(pieces, self.num_learners)
@@ -224,18 +230,24 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             self.counters.counts["steps_sampled", name] += len(places[name])
         return [piece.episode for _, piece in dealt]
 
-    def _sequences(self, num_steps: int, n_step: Any, longest: int, burn_in: int) -> list[SingleAgentEpisode]:
+    def _sequences(
+        self, modules: dict[str, ModuleReplay], num_steps: int, n_step: Any, gamma: float, longest: int, burn_in: int
+    ) -> list[SingleAgentEpisode]:
         if n_step != 1:
             raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
-        if self._several_agents:
-            raise ValueError(
-                f"batch_length_T is {longest}, sequences for a recurrent module, and there are several agents "
-                f"({sorted(self.modules)}); recurrent modules are supported with one agent"
-            )
-        module = self.modules[DEFAULT_MODULE_ID]
-        episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
-        self.counters.counts["steps_sampled", DEFAULT_MODULE_ID] += sum(map(len, episodes))
-        return episodes
+        if self._several_agents and self.num_learners > 1:
+            raise ValueError(SEVERAL_LEARNERS)
+        drawn: list[SingleAgentEpisode] = []
+        for name, module in modules.items():
+            if self._several_agents and not module.is_recurrent:  # beside one that is
+                dealt, places = deal({name: module.draw(num_steps, 1, gamma, "blocks")}, 0)
+                module.expect(places[name])
+                episodes = [piece.episode for _, piece in dealt]
+            else:
+                episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
+            self.counters.counts["steps_sampled", name] += sum(map(len, episodes))
+            drawn += episodes
+        return drawn
 
     def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
         """Updates the rows of the last draw with their TD errors; replays without feedback ignore them.
@@ -428,6 +440,11 @@ class ModuleReplay:
         return len(self.replay)
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether the stored steps have the state of the module."""
+        return "state_out" in self.converter.columns
+
+    @property
     def max_rows(self) -> int:
         tables = self.replay.tables  # of a curriculum one for each task
         return self.replay.capacity if tables is None else int(tables.capacity[0])
@@ -446,11 +463,6 @@ class ModuleReplay:
             raise ValueError(
                 f"capacity is {max_rows}, and {steps} steps came with one add(). Raise the capacity to that of "
                 "several rounds of all EnvRunners, or shorten rollout_fragment_length"
-            )
-        if "state_out" in columns and self._module_id is not None:
-            raise ValueError(
-                f"module {self._module_id!r} is recurrent (its episodes carry state_out); recurrent modules are "
-                "supported with one agent. Use modules without state"
             )
         if "state_out" in columns and self._stored_returns is not None:
             raise ValueError(
@@ -474,7 +486,7 @@ class ModuleReplay:
         rows = self.converter.transitions(flat)
         if rows is None:  # each fragment was sent before
             return Added(0, rows_before + stored - len(self.replay), 0)
-        if "state_out" in self.converter.columns:
+        if self.is_recurrent:
             self._returns.attach(self.replay)  # from the first row on: sequences are drawn along the links
         try:
             stored += len(self.replay.extend_columns(rows))
@@ -490,7 +502,9 @@ class ModuleReplay:
         self.replay.advance(env_steps=fragments.steps)
         return Added(len(trajectory), rows_before + stored - len(self.replay), fragments.episodes - episodes_before)
 
-    def draw(self, num_items: int, n_step: int | tuple[int, int], gamma: float) -> list[Piece]:
+    def draw(
+        self, num_items: int, n_step: int | tuple[int, int], gamma: float, layout: str | None = None
+    ) -> list[Piece]:
         self._set_returns(n_step, gamma)
         self._advance()
         if self._min_sizes is not None:
@@ -498,7 +512,7 @@ class ModuleReplay:
         self._batch = self.replay.sample(num_items)
         rows = self._drawn_rows(self._batch)
         self.mean_n_step = rows.mean_n_step
-        return LAYOUTS[self._options.layout](rows)
+        return LAYOUTS[layout or self._options.layout](rows)
 
     def draw_part(
         self, part: DrawPart, n_step: int | tuple[int, int], gamma: float, *, env_steps: int, updates: int
@@ -539,7 +553,7 @@ class ModuleReplay:
             )
         if not len(self.replay):
             raise RuntimeError("cannot sample from an empty replay buffer; call add first")
-        if "state_out" not in self.converter.columns:
+        if not self.is_recurrent:
             raise ValueError(
                 f"batch_length_T is {longest}: a recurrent module learns from sequences with its state, and the stored "
                 "episodes carry no state_out among their extra model outputs. Fill the buffer with episodes that the "
@@ -549,7 +563,7 @@ class ModuleReplay:
         assert self._returns.links is not None
         drawn = draw_sequences(self.replay, self._returns.links, num_steps, longest, shortest=burn_in + 1)
         self.mean_n_step = 1.0
-        episodes = read_episodes(drawn, self.replay.storage, self.converter.columns)
+        episodes = read_episodes(drawn, self.replay.storage, self.converter.columns, self._module_id)
         priorities = SequencePriorities(drawn.lengths.tolist(), num_learners, longest, burn_in)
         if self.replay.is_prioritized:
             self._expected = Expected(drawn.drawn, drawn.generation, sequences=priorities)

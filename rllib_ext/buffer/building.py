@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lightning_replay.options import accepted_names, check_kind, did_you_mean
 from lightning_replay.sharded.options import SHARD_OPTIONS
-from rllib_ext.buffer.images import image_column
+from rllib_ext.buffer.images import image_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,14 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     for name in options:
         if name in _SET_BY_RLLIB:
             raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
-    return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
+    replay = _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
+    if replay.sequence_length is not None:
+        raise ValueError(
+            f"{replay.sampler_name} draws sequences, and RLlib's modules without state learn from single steps; "
+            "recurrent modules get sequences from replays of single steps, by max_seq_len in their model_config and "
+            'burn_in_len. Use replay_config("uniform", ...) or replay_config("prioritized", ...)'
+        )
+    return replay
 
 
 def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> Replay:
@@ -70,7 +77,7 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
     arguments = {name: built(value, name) for name, value in options.items()}
     if options.get("frame_stack") is not None and "image_key" in accepted:
-        arguments["image_key"] = image_column(options.get("image_key"))
+        arguments["image_key"] = image_columns(options.get("image_key"))
     if recipe in _BY_IMPORTANCE:
         arguments["n_steps"], arguments["discount"] = _single_length(returns)
     # RLlib gives the batch size with each draw; the recipe checks this one against the capacity.
@@ -120,7 +127,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
             device=options.get("device", "cpu"),
             memmap=options.get("memmap"),
             frame_stack=frame_stack,
-            image_key=image_column(image_key) if frame_stack is not None else image_key or "pixels",
+            image_key=image_columns(image_key) if frame_stack is not None else image_key or "pixels",
             frame_capacity=options.get("frame_capacity"),
             default_frame_capacity=worst,
             n_steps=n_steps,

@@ -17,6 +17,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from tensordict import TensorDictBase
 
+from lightning_replay.envs.fitting import bounds_of, outside_bounds
 from lightning_replay.episodes.links import trajectory_of
 from lightning_replay.replay import Replay
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
@@ -24,7 +25,6 @@ from rllib_ext.episodes import TASK
 from rllib_ext.rllib_compat import local_replay_buffer
 
 logger: logging.Logger = logging.getLogger(__name__)
-_ROUNDING = 1e-5  # how far float32 actions may be out of bounds, relative to the bound
 
 
 def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
@@ -225,14 +225,16 @@ def fit_action(column: np.ndarray, space: gym.Space[Any], name: str, *, normaliz
         >>> fit_action(np.array([[0, 0, 1], [1, 0, 0]]), gym.spaces.Discrete(3), "action", normalized=True).tolist()
         [2, 0]
     """
-    if isinstance(space, gym.spaces.Discrete):
-        if space.start != 0:
-            raise ValueError(f"{name} is of {space}; RLlib's modules compute actions from 0 on. Wrap the environment")
-        if column.shape[1:] == (space.n,) and np.isin(column, (0, 1)).all() and (column.sum(1) == 1).all():
-            column = column.argmax(1)  # one-hot
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete) and np.any(space.start):
+        raise ValueError(f"{name} is of {space}; RLlib's modules compute actions from 0 on. Wrap the environment")
+    if isinstance(space, gym.spaces.Discrete) and column.shape[1:] == (space.n,):
+        column = column.argmax(1) if np.isin(column, (0, 1)).all() and (column.sum(1) == 1).all() else column  # one-hot
     _check_shape(column, space, name)
-    low, high = _bounds(space)
-    _check_bounds(column, low, high, space, name)
+    low, high = bounds_of(space)
+    wrong = outside_bounds(column, space, name)
+    if wrong:
+        stored = "Actions are stored as the environment got them; were these collected in another one?"
+        raise ValueError(f"{wrong}. {stored}")
     floats = column.dtype.kind == "f"
     if normalized and isinstance(space, gym.spaces.Box) and space.is_bounded("both"):
         if floats:  # a bound with itself as the other leaves one action, at -1
@@ -250,31 +252,4 @@ def _check_shape(column: np.ndarray, space: gym.Space[Any], name: str) -> None:
         raise ValueError(
             f"{name} has rows of {column.dtype} {column.shape[1:]}; the algorithm's space is {space}, of {space.dtype} "
             f"{space.shape}. Fill with rows collected in the same environment, converted before they are stored"
-        )
-
-
-def _bounds(space: Any) -> tuple[Any, Any]:
-    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiBinary):
-        return 0, 1 if isinstance(space, gym.spaces.MultiBinary) else int(space.n) - 1
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return 0, space.nvec.astype(np.int64) - 1
-    if isinstance(space, gym.spaces.Box):
-        wide = np.float64 if space.low.dtype.kind == "f" else np.int64
-        return space.low.astype(wide), space.high.astype(wide)
-    raise ValueError(
-        f"actions of the space {space} are not supported; Box, Discrete, MultiDiscrete, MultiBinary, and Dict and "
-        "Tuple of them are"
-    )
-
-
-def _check_bounds(column: np.ndarray, low: Any, high: Any, space: gym.Space[Any], name: str) -> None:
-    if column.dtype.kind == "f":
-        low, high = low - _ROUNDING * np.abs(low), high + _ROUNDING * np.abs(high)
-    inside = (column >= low) & (column <= high)  # NaN is not inside
-    if not inside.all():
-        rows = len(inside) - int(inside.reshape(len(inside), -1).all(1).sum())
-        raise ValueError(
-            f"{name} is out of the bounds of {space} in {rows} of {len(column)} rows: the values go from "
-            f"{column.min()} to {column.max()}. Actions are stored as the environment got them; were these collected "
-            "in another one?"
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay.samplers.pairs import PairSampler
+from lightning_replay.samplers.sequences import sequence_priorities
 from lightning_replay.storage.packed import read_columns
 from rllib_ext.episodes import Columns
 from rllib_ext.learner.blocks import dealt_rows
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from lightning_replay.episodes.links import EpisodeLinks
     from lightning_replay.replay import Replay
 
-# η of R2D2, Kapturowski et al. 2019, section 2.3: priority = η max|δ| + (1 - η) mean|δ|.
-SHARE_OF_LARGEST = 0.9
 _MAX_EMPTY_ROUNDS = 1000  # in a row without one sequence that is long enough; 0.1 s
 
 
@@ -88,7 +87,7 @@ def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest:
 def _draw_round(replay: Replay, links: EpisodeLinks, count: int, longest: int, shortest: int) -> Sequences:
     drawn = replay.sample(count)
     index = drawn.get("index").to(links.successor.device)
-    before = links.predecessors(index)
+    before = links.predecessor[index]
     unknown = (drawn.get("step").flatten() > 0) & (before < 0)
     start = torch.where(unknown, links.successor[index], index)
     before = torch.where(unknown, index, before)
@@ -112,7 +111,9 @@ class Sequences(NamedTuple):
     weight: Tensor  # float32, their importance weights
 
 
-def read_episodes(drawn: Sequences, storage: Storage, columns: Mapping[str, Columns]) -> list[SingleAgentEpisode]:
+def read_episodes(
+    drawn: Sequences, storage: Storage, columns: Mapping[str, Columns], module_id: str | None = None
+) -> list[SingleAgentEpisode]:
     """Returns the drawn sequences as episodes of NumPy arrays, in their order.
 
     Each begins at the step it was drawn from, with the step before as its lookback where there is one: that step's
@@ -151,6 +152,10 @@ def read_episodes(drawn: Sequences, storage: Storage, columns: Mapping[str, Colu
             SingleAgentEpisode(
                 # No underscore: RLlib then gives ids of their own to the parts that it cuts for several Learners.
                 id_=f"sequence{number}",
+                # RLlib files steps under (episode, agent, module) where there are several agents.
+                agent_id=None if module_id is None else f"sequence{number}",
+                module_id=module_id,
+                multi_agent_episode_id=None if module_id is None else f"sequence{number}",
                 observations=buffer(observation.unflatten(seen)),
                 infos=buffer([{} for _ in range(end - begin + 1)]),
                 actions=buffer(action.unflatten([array[rows] for array in actions])),
@@ -169,8 +174,8 @@ class SequencePriorities:
     """Turns the TD errors of a batch of sequences, ``[chunks, T]`` as they come back, into one for each sequence.
 
     A Learner pads every sequence to T steps, a chunk; where RLlib cuts a sequence for several Learners, its parts are
-    chunks of their own. The priority is ``0.9 * max|δ| + 0.1 * mean|δ|`` of the steps a Learner learned from, without
-    the burn-in of each chunk and the padding.
+    chunks of their own. The priority is :func:`~lightning_replay.samplers.sequence_priorities` of the steps a Learner
+    learned from, without the burn-in of each chunk and the padding.
 
     ::
 
@@ -197,10 +202,14 @@ class SequencePriorities:
                     f"train_batch_size_per_learner to at least max_seq_len={longest}, or lower burn_in_len"
                 )
         chunks = [part for shard in shards for part in shard]
-        self._sequence = np.repeat(np.arange(len(lengths)), lengths)[[part[0] for part in chunks]]
+        of_chunk = np.repeat(np.arange(len(lengths)), lengths)[[part[0] for part in chunks]]
         step = np.arange(longest)
         self._counts = (step >= burn_in) & (step < np.array([[len(part)] for part in chunks]))
-        self._num_sequences = len(lengths)
+        # The chunks of each sequence, side by side; as many places as the most that one has, -1 in those left over.
+        self._chunks = np.full((len(lengths), np.bincount(of_chunk).max()), -1)
+        order = of_chunk.argsort(kind="stable")
+        place = np.arange(len(order)) - np.searchsorted(of_chunk[order], of_chunk[order])
+        self._chunks[of_chunk[order], place] = order
 
     def of(self, td_errors: object) -> tuple[np.ndarray, np.ndarray]:
         """Returns the sequences with a step that counts, int64 ``[n]``, and the priority of each."""
@@ -217,11 +226,10 @@ class SequencePriorities:
                 "the TD errors of steps that were learned from must be finite; some are NaN or infinite. No priority "
                 "was changed. Look for a diverging loss before this update"
             )
-        magnitude = np.where(self._counts, np.abs(given), 0.0)
-        largest, total, count = (np.zeros(self._num_sequences) for _ in range(3))
-        np.maximum.at(largest, self._sequence, magnitude.max(1))
-        np.add.at(total, self._sequence, magnitude.sum(1))
-        np.add.at(count, self._sequence, self._counts.sum(1))
-        learned = np.flatnonzero(count)
-        mean = total[learned] / count[learned]
-        return learned, SHARE_OF_LARGEST * largest[learned] + (1 - SHARE_OF_LARGEST) * mean
+
+        def by_sequence(steps: np.ndarray) -> Tensor:
+            return torch.from_numpy(steps[self._chunks].reshape(len(self._chunks), -1))
+
+        counts = by_sequence(self._counts) & torch.from_numpy(np.repeat(self._chunks >= 0, self._counts.shape[1], 1))
+        learned = counts.any(1)
+        return np.flatnonzero(learned), sequence_priorities(by_sequence(given)[learned], counts[learned]).numpy()

@@ -19,8 +19,8 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving.folders import Folder
 from lightning_replay.saving.states import STATE_MANIFEST
-from lightning_replay.sharded.folders import Folder
 from rllib_ext.checkpoints import CheckFiles
 from rllib_ext.rllib_compat import Attached
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded import saves
-from lightning_replay.sharded.folders import Folder
 from rllib_ext.checkpoints import MANIFEST as BUFFER_MANIFEST
 from rllib_ext.checkpoints import MANIFEST_OF_SHARDS as MANIFEST
 from rllib_ext.checkpoints import CheckFiles, ReplayPart, WarmUp, read_buffer_manifest, read_shards_manifest

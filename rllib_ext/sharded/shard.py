@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from lightning_replay.parts import DrawPart
     from lightning_replay.replay import Replay
-    from lightning_replay.sharded.folders import Folder
+    from lightning_replay.saving.folders import Folder
 
 
 class EpisodeShard(ReplayShard):

@@ -104,4 +104,4 @@ def test_endurance_finds_what_is_kept_of_every_block(monkeypatch: pytest.MonkeyP
         return extend(self, rows)
 
     monkeypatch.setattr(Replay, "extend", keeping)
-    finds(endurance.attack("uniform()", rows=300_000), "bytes more")
+    finds(endurance.attack("uniform()", rows=100_000), "bytes more")

@@ -16,7 +16,8 @@ from lightning_replay.replay import Replay
 from lightning_replay.saving.spec import recorded
 from lightning_replay.writers import OldestLeaves, SmallestReturnLeaves, StochasticSurprise
 from tests.attack.worlds import World
-from tests.recipe_options import required_options
+from tests.frame_steps import WRIST
+from tests.recipe_options import ROW_RECIPES, required_options
 
 TASKS = ["target", "near"]
 DISCOUNT = 0.5
@@ -103,7 +104,7 @@ class Variant:
 
     def world(self, seed: int) -> World:
         tasks = len(TASKS) if self.recipe == "parallel_curriculum" else 0
-        return World(seed, tasks=tasks, has_frames=self.has_frames)
+        return World(seed, tasks=tasks, has_frames=self.has_frames, has_wrist="image_key" in self.chosen)
 
 
 def _variants() -> list[Variant]:
@@ -112,13 +113,14 @@ def _variants() -> list[Variant]:
     def add(recipe: str, **options: Any) -> None:
         found.append(Variant(recipe, tuple(options.items())))
 
-    for recipe in sorted(recipes.known()):
+    for recipe in ROW_RECIPES:
         add(recipe)
         add(recipe, n_steps=3, prefetch=2)
         add(recipe, in_file=True)
     for recipe in ("uniform", "prioritized", "reverse_sweep", "event_tables", "parallel_curriculum"):
         add(recipe, frame_stack=2, frame_capacity=30, n_steps=3)
     add("surprise_retention", frame_stack=2, frame_capacity=30, n_steps=3)
+    add("prioritized", frame_stack=2, image_key=["pixels", WRIST], frame_capacity=30, n_steps=3)
     for rule in (OldestLeaves, SmallestReturnLeaves, StochasticSurprise):
         add("surprise_retention", rule=rule, always_admit=rule is StochasticSurprise)
     for n_steps in (1, 3):

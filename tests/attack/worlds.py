@@ -38,9 +38,11 @@ class World:
     The task of environment i is ``i % tasks``; 0 is for no column ``task``.
     """
 
-    def __init__(self, seed: int, *, tasks: int = 0, has_frames: bool = False, environments: int = 3) -> None:
+    def __init__(
+        self, seed: int, *, tasks: int = 0, has_frames: bool = False, has_wrist: bool = False, environments: int = 3
+    ) -> None:
         self.steps: list[Step] = []
-        self.tasks, self.has_frames = tasks, has_frames
+        self.tasks, self.has_frames, self.has_wrist = tasks, has_frames, has_wrist
         self._random = random.Random(seed)
         self._newest: list[int | None] = [None] * environments
         self._trajectories = self._frames = 0
@@ -115,6 +117,9 @@ class World:
             del columns["observation"], following["observation"]
             columns["pixels"] = torch.stack([_images(step.frames[:2]) for step in steps])
             following["pixels"] = torch.stack([_images(step.frames[1:]) for step in steps])
+        if self.has_wrist:  # which shows a part of it, upside down
+            for branch in (columns, following):
+                branch["arm"] = {"wrist": branch["pixels"][:, :, 1:].flip(-1)}
         return TensorDict(columns, [len(numbers)])
 
     def chain(self, number: int, n_steps: int) -> list[int]:

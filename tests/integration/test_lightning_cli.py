@@ -5,13 +5,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
+import torch
 import yaml
+from tensordict import TensorDict
 
+from lightning_replay import recipes
 from lightning_replay.agents import DQN
+from lightning_replay.datasets import fill, from_d4rl
 from lightning_replay.lit.cli import main
 from lightning_replay.options import config_directory, config_files
 
+ENDS = ("terminated", "truncated", "done")
 LIGHTNING_CONFIGS = [name for name in config_files() if name.startswith("lightning/")]
 # those of levels have other options, and are tried in test_lightning_levels.py
 WITH_REPLAY = [name for name in LIGHTNING_CONFIGS if "LevelDataModule" not in (config_directory() / name).read_text()]
@@ -46,8 +53,20 @@ SHORTENED = {
 }
 
 
+def demonstrate(folder: Path) -> None:
+    """What the example of the same name writes: one step of the car."""
+    observation, action = torch.tensor([[-0.5, 0.0]]), torch.ones(1, 1)
+    flag = torch.zeros(1, 1, dtype=torch.bool)
+    following = {"observation": observation, "reward": torch.zeros(1, 1)} | dict.fromkeys(ENDS, flag)
+    replay = recipes.uniform(capacity=10, batch_size=4)
+    replay.extend(TensorDict({"observation": observation, "action": action, "next": following}, [1]))
+    replay.save(folder / "runs/lightning_halves/demonstrations")
+
+
 @pytest.mark.parametrize("name", WITH_REPLAY)
 def test_each_file_trains_and_leaves_checkpoint_replay_and_picture(name: str, tmp_path: Path) -> None:
+    if "offline" in (config_directory() / name).read_text():
+        demonstrate(tmp_path)
     run_tiny(name, *SHORTENED.get(name, []))
     (run,) = (tmp_path / "lightning_logs").iterdir()
     assert (run / "checkpoints" / "best.ckpt").exists() and (run / "checkpoints" / "last.ckpt").exists()
@@ -59,6 +78,29 @@ def test_each_file_trains_and_leaves_checkpoint_replay_and_picture(name: str, tm
 @pytest.mark.parametrize("name", LIGHTNING_CONFIGS)
 def test_each_file_begins_with_its_command(name: str) -> None:
     assert (config_directory() / name).read_text().startswith(f"# lightning-replay fit -c configs/{name}\n# ")
+
+
+def test_a_file_names_a_data_set_or_a_saved_replay(tmp_path: Path) -> None:
+    with h5py.File("steps.hdf5", "w") as file:
+        file["observations"], file["actions"] = np.zeros((60, 3)), np.zeros((60, 1))
+        file["rewards"], file["terminals"], file["timeouts"] = np.zeros((3, 60))
+    made = {"class_path": "lightning_replay.recipes.uniform", "init_args": {"capacity": 100, "batch_size": 8}}
+    rows = {"class_path": "lightning_replay.datasets.from_d4rl", "init_args": {"path": "steps.hdf5"}}
+    filled = {"class_path": "lightning_replay.datasets.fill", "init_args": {"replay": made, "rows": rows}}
+    saved = {"class_path": "lightning_replay.load_replay", "init_args": {"path": "saved"}}
+    fill(recipes.uniform(capacity=100, batch_size=8), from_d4rl("steps.hdf5")).save("saved")
+    sizes = {"observation_size": 3, "action_low": [-2.0], "action_high": [2.0], "hidden_sizes": [8]}
+    for folder, replay in (("first", filled), ("second", saved)):
+        data = {"class_path": "ReplayDataModule", "init_args": {"updates": 12, "replay": replay}}
+        callbacks = [{"class_path": "ReplayCheckpoint", "init_args": {"monitor": None, "dirpath": folder}}]
+        trainer = {"logger": False, "accelerator": "cpu", "callbacks": callbacks}
+        model = {"class_path": "SAC", "init_args": sizes}
+        Path("offline.yaml").write_text(
+            yaml.safe_dump({"seed_everything": 0, "model": model, "data": data, "trainer": trainer})
+        )
+        main(["fit", "-c=offline.yaml"])
+        main(["fit", "-c=offline.yaml", "--data.init_args.updates=15", f"--ckpt_path={folder}/last.ckpt"])
+        assert {path.name for path in Path(folder).glob("last*")} == {"last.15.replay", "last.ckpt"}
 
 
 def test_agents_trained_by_the_command_line_load_and_go_on(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_replay import recipes
+from lightning_replay import load_replay, recipes
 from lightning_replay.agents import DQN, TD3
 from lightning_replay.lit import Evaluate, ReplayDataModule
 from tests.unit.lit.toys import make_trainer
@@ -44,6 +44,17 @@ def test_demo(tmp_path: Path) -> None:
 def test_example(run_script: Any, tmp_path: Path) -> None:
     output = "\n".join(run_script("lightning_nmer.py", "--directory", str(tmp_path)))
     assert "900 transitions in the replay" in output and "the best policy is TD3" in output
+
+
+def test_offline(run_script: Any, tmp_path: Path) -> None:
+    output = run_script("lightning_offline.py", "--directory", str(tmp_path))
+    assert output[-1].endswith("after 300 environment steps, 598 rows") and "after 300 updates" in "\n".join(output)
+
+
+def test_halves(run_script: Any, tmp_path: Path) -> None:
+    output = run_script("lightning_halves.py", "--directory", str(tmp_path))
+    assert output[-1] == "32 of 64 rows of a batch are demonstrations"
+    assert len(load_replay(tmp_path / "demonstrations")) > 100
 
 
 def test_event_tables(run_script: Any, tmp_path: Path) -> None:

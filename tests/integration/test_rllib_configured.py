@@ -11,7 +11,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from ray.rllib.algorithms.cql import CQLConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.iql import IQLConfig
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -185,7 +184,7 @@ def refused(config: Any, message: str) -> None:
 
 
 def test_other_algorithms_stacks_and_buffers_are_refused() -> None:
-    for algorithm in (CQLConfig, IQLConfig, PPOConfig):
+    for algorithm in (IQLConfig, PPOConfig):
         refused(algorithm(), "has no replay buffer on the new API stack")
     old = {"enable_rl_module_and_learner": False, "enable_env_runner_and_connector_v2": False}
     refused(small(DQNConfig, "CartPole-v1", "uniform").api_stack(**old), "old API stack")

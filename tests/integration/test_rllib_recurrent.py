@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from typing import Any
@@ -13,6 +14,9 @@ import ray
 import torch
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.multi_agent_env import make_multi_agent
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import TD_ERROR_KEY
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
@@ -38,7 +42,9 @@ class EchoLearner(DQNTorchLearner):
     """Returns the first number of each step's observation as its TD error, and a million for padding."""
 
     def compute_loss_for_module(self, *, module_id: Any, config: Any, batch: Any, fwd_out: Any) -> torch.Tensor:
-        echo = torch.where(batch["loss_mask"], batch["obs"][..., 0], 1e6)
+        echo = batch["obs"][..., 0]
+        if "loss_mask" in batch:
+            echo = torch.where(batch["loss_mask"], echo, 1e6)
         self.metrics.log_value((module_id, TD_ERROR_KEY), echo, reduce="item_series")
         return (fwd_out["qf_preds"] ** 2).mean()
 
@@ -107,6 +113,40 @@ def test_every_td_error_comes_home(num_learners: int, burn_in: int, monkeypatch:
     assert len(home) > 100 and all(home)
     assert np.isfinite(result["learners"]["default_policy"]["total_loss"])
     assert buffer.replay.stats()["priorities_updated"] > 100 and buffer.replay.stats()["late_updates_dropped"] == 0
+
+
+def test_an_agent_with_memory_learns_beside_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several Learners are refused when the algorithm is built."""
+    specs = {"0": RLModuleSpec(model_config=LSTM), "1": RLModuleSpec(model_config=LSTM | {"use_lstm": False})}
+    config = recurrent(make_multi_agent(CountingLonger), "prioritized", 0, burn_in=1)
+    config.environment(env_config={"num_agents": 2}).learners(learner_class=EchoLearner)
+    config.multi_agent(policies={"0", "1"}, policy_mapping_fn=lambda agent, *args, **rest: str(agent))
+    config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+    with pytest.raises(ValueError, match="modules with memory of several agents need a single Learner"):
+        config.copy(copy_frozen=False).learners(num_learners=2).build_algo()
+    algorithm = config.build_algo()
+    buffer = algorithm.local_replay_buffer
+    drawn: list[SingleAgentEpisode] = []
+    home: dict[str, list[bool]] = {"0": [], "1": []}
+    draw = buffer.sample
+    monkeypatch.setattr(buffer, "sample", lambda **request: drawn.__setitem__(slice(None), draw(**request)) or drawn)
+
+    def compared(name: str, replay: Any, update: Any, index: torch.Tensor, td_error: torch.Tensor, **rest: Any) -> None:
+        first = replay.storage.get(index)["observation"][:, 0].tolist()
+        own = [episode for episode in drawn if episode.module_id == name]
+        expected = priorities_by_hand(own, 0, 1) if name == "0" else [(number, number) for number in first]
+        for number, magnitude, (start, priority) in zip(first, td_error.tolist(), expected, strict=True):
+            home[name].append(number == start and abs(magnitude - priority) < 1e-3)
+        update(index, td_error, **rest)
+
+    while len(buffer.modules) < 2 or not home["1"]:
+        algorithm.train()
+        for name, module in buffer.modules.items():
+            if not home[name]:
+                update = functools.partial(compared, name, module.replay, module.replay.update_priority)
+                monkeypatch.setattr(module.replay, "update_priority", update)
+    algorithm.train()
+    assert all(len(one) > 50 and all(one) for one in home.values())
 
 
 def test_states_stored_are_those_of_the_module() -> None:

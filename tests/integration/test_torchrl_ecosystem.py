@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import minari
-import numpy
 import pytest
 import torch
 from minari.data_collector import EpisodeBuffer
@@ -28,7 +26,7 @@ from torchrl.trainers import ReplayBufferTrainer
 from torchrl.trainers.algorithms import DQNTrainer, SACTrainer
 
 from lightning_replay import recipes
-from lightning_replay.datasets import minari_transitions
+from lightning_replay.datasets import fill, from_minari, from_torchrl
 from lightning_replay.replay import Replay
 
 EPISODE_STEPS = 200  # Pendulum truncates here
@@ -119,7 +117,7 @@ def minari_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> minari.Mi
 
 def test_a_minari_dataset_fills_a_replay_in_one_call(minari_dataset: minari.MinariDataset) -> None:
     replay = recipes.continuous_transition(capacity=1_000, batch_size=64, seed=0)
-    replay.extend(minari_transitions(minari_dataset))
+    fill(replay, from_minari(minari_dataset))
     assert len(replay) == 3 * EPISODE_STEPS
     rows = replay.storage.get(torch.arange(len(replay)))
     assert rows["next", "truncated"].nonzero()[:, 0].tolist() == [199, 399, 599]
@@ -130,28 +128,6 @@ def test_a_minari_dataset_fills_a_replay_in_one_call(minari_dataset: minari.Mina
     assert (index[:, 0] // EPISODE_STEPS == index[:, 1] // EPISODE_STEPS).all()
 
 
-def test_nested_observations_and_other_dtypes_of_a_dataset_are_kept_and_bad_ones_refused() -> None:
-    steps = 3
-    goals = numpy.arange(8, dtype=numpy.float64).reshape(4, 2)
-    episode = SimpleNamespace(
-        observations={"goal": goals, "seen": numpy.arange(4)},
-        actions=numpy.arange(steps),
-        rewards=[0.0, 1.0, 2.0],
-        terminations=[False, False, True],
-        truncations=[False] * steps,
-    )
-    rows = minari_transitions(SimpleNamespace(iterate_episodes=lambda: iter([episode])), dtype=None)
-    assert rows["next", "observation", "goal"].tolist() == goals[1:].tolist()
-    assert rows["observation", "goal"].dtype == torch.float64
-    assert rows["observation", "seen"].dtype == rows["action"].dtype == torch.int64
-    assert rows["next", "done"][:, 0].tolist() == [False, False, True]
-    with pytest.raises(ValueError, match="no episode"):
-        minari_transitions(SimpleNamespace(iterate_episodes=lambda: iter([])))
-    episode = SimpleNamespace(observations=(1, 2), actions=0, rewards=[0.0], terminations=[True], truncations=[False])
-    with pytest.raises(TypeError, match=r"got tuple.*Flatten"):
-        minari_transitions(SimpleNamespace(iterate_episodes=lambda: iter([episode])))
-
-
 def test_a_torchrl_dataset_fills_a_replay_in_one_call(tmp_path: Path) -> None:
     """TorchRL's data sets are buffers over memory-mapped rows; this one is written and opened the same way."""
     rollout = GymEnv("Pendulum-v1").rollout(2 * EPISODE_STEPS, break_when_any_done=False)
@@ -159,7 +135,7 @@ def test_a_torchrl_dataset_fills_a_replay_in_one_call(tmp_path: Path) -> None:
     stored = TensorStorage(TensorDict.load_memmap(tmp_path / "pendulum"))
     dataset = TensorDictReplayBuffer(storage=stored, writer=ImmutableDatasetWriter(), batch_size=16)
     replay = recipes.neighborhood_mixup(capacity=1_000, batch_size=16, seed=0)
-    replay.extend(dataset[:])
+    fill(replay, from_torchrl(dataset))
     assert len(replay) == 2 * EPISODE_STEPS
     _assert_rows_follow_each_other(replay.storage.get(torch.arange(len(replay))))
     assert replay.sample()["observation"].shape == (16, 3)
@@ -239,3 +215,8 @@ def test_a_trainer_saves_and_loads_the_replay_it_was_given(tmp_path: Path, unifi
     slots = torch.arange(200)
     assert again.sampler.priority_of(slots).equal(replay.sampler.priority_of(slots))
     assert again.sample()["index"].equal(replay.sample()["index"])
+
+
+def test_an_lstm_of_torchrl_learns_from_sequences_with_the_states_of_its_collector(run_script: Any) -> None:
+    (last,) = run_script("torchrl_recurrent.py")
+    assert last.startswith("36 episodes, mean return of the last 20: 0.")

@@ -20,6 +20,7 @@ from lightning_replay.samplers import ContinuousTransitionSampler, ReverseSweepS
 from lightning_replay.storage import PackedStorage
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.transforms import NStepTransitions
+from tests.frame_steps import IMAGE_KEYS, WRIST
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows of several environments or runs are mixed")
 
@@ -165,11 +166,14 @@ def test_returns_formed_before_rows_are_stored_are_of_rows_that_connect(batches)
     assert {seen: tuple(formed) for seen, *formed in found} == expected
 
 
-@settings(max_examples=40, deadline=None)
-@given(histories())
-def test_stacks_of_frames_are_compared_as_they_are(batches) -> None:
-    """Observation n is the stack of frames n and n + 1, so that stacks of one episode share a frame."""
-    storage = FrameStorage(100, frame_stack=2, frame_capacity=300)
+@settings(max_examples=60, deadline=None)
+@given(histories(), st.sampled_from(IMAGE_KEYS))
+def test_stacks_of_frames_are_compared_as_they_are(batches, image_key) -> None:
+    """Observation n is the stack of frames n and n + 1, so that stacks of one episode share a frame.
+
+    Of two cameras each shows a part of the number.
+    """
+    storage = FrameStorage(100, 2, image_key, frame_capacity=300)
     replay = Replay(storage=storage, n_steps=3, batch_size=4)
     for batch in batches:
         rows = rows_of(batch)
@@ -177,6 +181,8 @@ def test_stacks_of_frames_are_compared_as_they_are(batches) -> None:
             number = branch.pop("observation")[:, 0].int()
             pixels = torch.stack((number, number // 256, number + 1, (number + 1) // 256), 1).to(torch.uint8)
             branch["pixels"] = pixels.view(-1, 2, 1, 2)
+            if isinstance(image_key, list):
+                branch[WRIST], branch["pixels"] = branch["pixels"].split(1, -1)
         replay.extend(rows)
     expected = followers(batches)
     assert replay.successors(torch.arange(len(expected))).tolist() == expected

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.schedules import Linear
 from lightning_replay.writers import OldestLeaves, SurpriseOnPolicyness
-from tests.frame_steps import Stacks, distinct, frame_rows, stacks_in, stacks_of
+from tests.frame_steps import IMAGE_KEYS, Stacks, distinct, frame_rows, stacks_in, stacks_of
 
 CAPACITY = 6
 DEPTH = 2
@@ -89,6 +89,7 @@ class FrameRetentionOracle:
     room: int
     always_admit: bool
     ties_enter: bool
+    image_key: str | list = "pixels"
     rows: list[Kept] = field(default_factory=list)
     offered: int = 0
     admitted: int = 0
@@ -112,7 +113,7 @@ class FrameRetentionOracle:
             if any(not self.drives_out(priority, victim.priority) for victim in victims):
                 self.refused += 1
                 return
-            if distinct([row.stacks, *(kept.row.stacks for kept in staying)]) <= self.room:
+            if distinct([row.stacks, *(kept.row.stacks for kept in staying)], self.image_key) <= self.room:
                 break
             leave += 1
         self.rows = sorted([*staying, Kept(arrival, surprise or 0.0, priority, row)], key=lambda kept: kept.arrival)
@@ -130,8 +131,10 @@ class FrameRetentionMachine(RuleBasedStateMachine):
         which=st.sampled_from(["both", "annealed", "oldest"]),
         always_admit=st.sampled_from([False, False, False, True]),
         knows_surprise=st.booleans(),
+        image_key=st.sampled_from(IMAGE_KEYS),
     )
-    def build(self, room: int, n_steps: int, which: str, always_admit: bool, knows_surprise: bool) -> None:
+    def build(self, room, n_steps: int, which: str, always_admit: bool, knows_surprise: bool, image_key) -> None:
+        self.image_key = image_key
         self.learns = which != "oldest"
         self.is_annealed = which == "annealed"
         self.knows_surprise = knows_surprise = knows_surprise or self.is_annealed
@@ -145,13 +148,14 @@ class FrameRetentionMachine(RuleBasedStateMachine):
             n_steps=n_steps,
             discount=DISCOUNT,
             frame_stack=DEPTH,
+            image_key=image_key,
             frame_capacity=room,
             check_continuity=False,
             seed=0,
         )
         self.former = ReturnOracle(n_steps)
         self.oracle = FrameRetentionOracle(
-            room, always_admit or not self.learns, ties_enter=self.learns and not knows_surprise
+            room, always_admit or not self.learns, self.learns and not knows_surprise, image_key
         )
         self.steps = self.trajectories = 0
         self.drawn: list[tuple[torch.Tensor, torch.Tensor, list[int]]] = []
@@ -175,9 +179,9 @@ class FrameRetentionMachine(RuleBasedStateMachine):
             )
 
     def extend_by(self, steps: list[Step]) -> None:
-        rows = frame_rows(
-            [step.stacks for step in steps], first=self.steps, trajectory=[step.trajectory for step in steps]
-        )
+        trajectory = [step.trajectory for step in steps]
+        stacks = [step.stacks for step in steps]
+        rows = frame_rows(stacks, first=self.steps, trajectory=trajectory, key=self.image_key)
         rows["offered"] = torch.tensor([step.offered for step in steps])
         for name in ("done", "terminated"):
             rows["next", name] = torch.tensor([[step.done] for step in steps])
@@ -260,7 +264,7 @@ class FrameRetentionMachine(RuleBasedStateMachine):
         assert len(replay) == len(rows)
         stats = replay.stats()
         counted = [stats[name] for name in ("admitted", "refused", "evicted", "frames_held")]
-        frames = distinct([kept.row.stacks for kept in rows])
+        frames = distinct([kept.row.stacks for kept in rows], self.image_key)
         assert counted == [self.oracle.admitted, self.oracle.refused, self.oracle.evicted, frames]
         if not rows:
             return
@@ -268,7 +272,7 @@ class FrameRetentionMachine(RuleBasedStateMachine):
         slots = slots[replay.writer.age_of(slots).argsort(descending=True)]
         stored = replay.storage.get(slots)
         assert stored["action"].tolist() == [kept.row.action for kept in rows]
-        assert stacks_in(stored) == [kept.row.stacks for kept in rows]
+        assert stacks_in(stored, self.image_key) == [kept.row.stacks for kept in rows]
         assert stored["next", "reward"].flatten().tolist() == [kept.row.value for kept in rows]
         ages = [self.oracle.offered - 1 - kept.arrival for kept in rows]
         assert replay.writer.age_of(slots).tolist() == ages
@@ -285,7 +289,7 @@ class FrameRetentionMachine(RuleBasedStateMachine):
     def sample(self) -> None:
         batch = self.replay.sample(8)
         expected = {kept.row.action: kept.row.stacks for kept in self.oracle.rows}
-        assert stacks_in(batch) == [expected[action] for action in batch["action"].tolist()]
+        assert stacks_in(batch, self.image_key) == [expected[action] for action in batch["action"].tolist()]
         self.drawn.append((batch["index"], batch["generation"], batch["action"].tolist()))
 
 

@@ -20,7 +20,7 @@ from lightning_replay.storage import frame_pool as pool_module
 from lightning_replay.storage.frame_pool import NumbaSearch, TorchSearch
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.occupancy import SlotSet
-from tests.frame_steps import Stacks, distinct, frame_rows, stacks_in, stacks_of
+from tests.frame_steps import IMAGE_KEYS, Stacks, distinct, frame_rows, of_wrist, stacks_in, stacks_of
 from tests.table_oracle import TableOracle
 
 DEPTH = 2
@@ -37,12 +37,13 @@ class StorageMachine(RuleBasedStateMachine):
     """Rows anywhere, in any order; the oracle is a list of what each slot holds."""
 
     search: type = TorchSearch
+    image_key = IMAGE_KEYS[0]
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(pool_module, "NumbaSearch", self.search)
-        self.storage = FrameStorage(SLOTS, DEPTH, frame_capacity=ROOM)
+        self.storage = FrameStorage(SLOTS, DEPTH, self.image_key, frame_capacity=ROOM)
         self.held: list[Stacks | None] = [None] * SLOTS
 
     def teardown(self) -> None:
@@ -52,14 +53,14 @@ class StorageMachine(RuleBasedStateMachine):
     def write(self, stacks: list[Stacks], data: st.DataObject) -> None:
         stacks = stacks[:SLOTS]
         slots = data.draw(st.permutations(range(SLOTS)))[: len(stacks)]
-        rows = frame_rows(stacks, trajectory=data.draw(st.integers(0, 2)))
+        rows = frame_rows(stacks, trajectory=data.draw(st.integers(0, 2)), key=self.image_key)
         staying = [both for slot, both in enumerate(self.held) if both and slot not in slots]
-        fits = distinct([*staying, *stacks]) <= ROOM
+        fits = distinct([*staying, *stacks], self.image_key) <= ROOM
         if data.draw(st.booleans()):
             assert self.storage.room_for(self.storage.checked_values(rows), torch.tensor(slots)) == fits
             everything = [both for both in self.held if both]
             assert self.storage.room_for(self.storage.checked_values(rows)) == (
-                distinct([*everything, *stacks]) <= ROOM
+                distinct([*everything, *stacks], self.image_key) <= ROOM
             )
         before = len(self.storage)
         if not fits:
@@ -84,9 +85,9 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(into_used=st.booleans())
     def save_and_load(self, into_used: bool) -> None:
-        again = FrameStorage(SLOTS, DEPTH, frame_capacity=ROOM)
+        again = FrameStorage(SLOTS, DEPTH, self.image_key, frame_capacity=ROOM)
         if into_used:
-            again.set(slice(0, 2), frame_rows([((7, 8), (8, 9)), ((1, 1), (1, 2))], trajectory=5))
+            again.set(slice(0, 2), frame_rows([((7, 8), (8, 9)), ((1, 1), (1, 2))], trajectory=5, key=self.image_key))
         values, tensors = split_state(self.storage.state_dict())
         again.load_state_dict(join_state(values, {name: tensor.clone() for name, tensor in tensors.items()}))
         self.storage = again
@@ -99,16 +100,19 @@ class StorageMachine(RuleBasedStateMachine):
     def every_row_comes_back(self) -> None:
         slots = [slot for slot, both in enumerate(self.held) if both]
         if slots:
-            assert stacks_in(self.storage.get(torch.tensor(slots))) == [self.held[slot] for slot in slots]
+            rows = self.storage.get(torch.tensor(slots))
+            assert stacks_in(rows, self.image_key) == [self.held[slot] for slot in slots]
         assert self.storage.num_held <= len(self.storage)
 
     @invariant()
     def each_frame_is_held_once_and_counted(self) -> None:
         rows = [both for both in self.held if both]
-        assert self.storage.frames_held == distinct(rows)
-        pool = self.storage._pool
-        if pool is None:
-            return
+        assert self.storage.frames_held == distinct(rows, self.image_key)
+        for images, shown in zip(self.storage._images or (), (rows, of_wrist(rows)), strict=False):
+            self.check_pool(images.pool, shown)
+
+    @staticmethod
+    def check_pool(pool: pool_module.FramePool, rows: list[Stacks]) -> None:
         counts = Counter(number for both in rows for stack in both for number in stack)
         assert sorted(counts.values()) == sorted(pool.references[pool.references > 0].tolist())
         assert pool.num_free == ROOM - len(counts)
@@ -136,11 +140,20 @@ class CompiledMachine(StorageMachine):
     search = NumbaSearch
 
 
+class TwoCamerasMachine(CompiledMachine):
+    """With two columns of stacks, of different shapes."""
+
+    image_key = IMAGE_KEYS[1]
+
+
 CHECKS = settings(max_examples=40, stateful_step_count=20, deadline=None)
-StorageMachine.TestCase.settings = CollidingMachine.TestCase.settings = CompiledMachine.TestCase.settings = CHECKS
+for machine in (StorageMachine, CollidingMachine, CompiledMachine, TwoCamerasMachine):
+    machine.TestCase.settings = CHECKS
 TestTorch = StorageMachine.TestCase
 TestColliding = CollidingMachine.TestCase
 TestCompiled = CompiledMachine.TestCase
+TestTwoCameras = TwoCamerasMachine.TestCase
+CAMERAS = st.sampled_from(IMAGE_KEYS)
 
 # Environments side by side: rows of several trajectories, shuffled together in pieces.
 BATCHES = st.lists(st.lists(EPISODES, min_size=1, max_size=3), min_size=1, max_size=5)
@@ -154,42 +167,41 @@ def side_by_side(episodes: list[list[Stacks]]) -> tuple[list[Stacks], list[int]]
 
 
 @settings(max_examples=60, deadline=None)
-@given(BATCHES, st.integers(DEPTH + 1, 12), st.integers(2 * DEPTH, 14), st.integers(1, 30), st.booleans())
-def test_a_ring_keeps_the_newest_rows_whose_frames_fit(batches, capacity, room, at_once, prioritized) -> None:
+@given(BATCHES, st.integers(DEPTH + 1, 12), st.integers(2 * DEPTH, 14), st.integers(1, 30), st.booleans(), CAMERAS)
+def test_a_ring_keeps_the_newest_rows_whose_frames_fit(batches, capacity, room, at_once, prioritized, key) -> None:
     recipe = recipes.prioritized if prioritized else recipes.uniform
-    replay = recipe(capacity, 1, frame_stack=DEPTH, frame_capacity=room, seed=0)
+    replay = recipe(capacity, 1, frame_stack=DEPTH, image_key=key, frame_capacity=room, seed=0)
     oracle: list[Stacks] = []
     written = 0
     for episodes in batches:
         stacks, names = side_by_side(episodes)
         for start in range(0, len(stacks), at_once):
             part = stacks[start : start + at_once]
-            rows = frame_rows(part, first=written, trajectory=names[start : start + at_once])
+            rows = frame_rows(part, first=written, trajectory=names[start : start + at_once], key=key)
             index = replay.extend(rows)
             written += len(part)
             for both in part:  # one at a time, which batches of any size must equal
                 oracle.append(both)
-                while len(oracle) > capacity or distinct(oracle) > room:
+                while len(oracle) > capacity or distinct(oracle, key) > room:
                     oracle.pop(0)
             assert len(index) == min(len(part), len(oracle))
-            assert stacks_in(replay.storage.get(index)) == part[len(part) - len(index) :]
+            assert stacks_in(replay.storage.get(index), key) == part[len(part) - len(index) :]
     slots = replay.storage.occupancy.slots()
     slots = slots[replay.writer.age_of(slots).argsort(descending=True)]
     stored = replay.storage.get(slots)
-    assert stacks_in(stored) == oracle and len(replay) == len(oracle)
+    assert stacks_in(stored, key) == oracle and len(replay) == len(oracle)
     assert stored["action"].tolist() == list(range(written - len(oracle), written))
-    assert replay.storage.frames_held == distinct(oracle)
+    assert replay.storage.frames_held == distinct(oracle, key)
     drawn = replay.sample(64)
-    for number, both in zip(drawn["action"].tolist(), stacks_in(drawn), strict=True):
+    for number, both in zip(drawn["action"].tolist(), stacks_in(drawn, key), strict=True):
         assert oracle[number - written + len(oracle)] == both
 
 
 @settings(max_examples=40, deadline=None)
-@given(BATCHES, st.integers(8, 14), st.integers(2 * DEPTH, 14), st.integers(1, 30), st.data())
-def test_returns_drawn_from_a_ring_end_with_the_stack_of_their_last_step(batches, capacity, room, at_once, data):
-    replay = recipes.uniform(
-        capacity, 1, n_steps=3, discount=0.5, frame_stack=DEPTH, frame_capacity=room, check_continuity=False, seed=0
-    )
+@given(BATCHES, st.integers(8, 14), st.integers(2 * DEPTH, 14), st.integers(1, 30), CAMERAS, st.data())
+def test_returns_drawn_from_a_ring_end_with_the_stack_of_their_last_step(batches, capacity, room, at_once, key, data):
+    frames = {"frame_stack": DEPTH, "image_key": key, "frame_capacity": room}
+    replay = recipes.uniform(capacity, 1, n_steps=3, discount=0.5, check_continuity=False, seed=0, **frames)
     oracle: list[tuple[int, int, Stacks, bool]] = []  # number, trajectory, stacks, done
     written = trajectories = 0
     for episodes in batches:
@@ -198,14 +210,14 @@ def test_returns_drawn_from_a_ring_end_with_the_stack_of_their_last_step(batches
         for start in range(0, len(stacks), at_once):
             part = slice(start, start + at_once)
             names_now = [trajectories + name for name in names[part]]
-            rows = frame_rows(stacks[part], first=written, trajectory=names_now)
+            rows = frame_rows(stacks[part], first=written, trajectory=names_now, key=key)
             for name in ("done", "terminated"):
                 rows["next", name] = torch.tensor(done[part]).unsqueeze(1)
             replay.extend(rows)
             for both, name, is_done in zip(stacks[part], names_now, done[part], strict=True):
                 oracle.append((written, name, both, is_done))
                 written += 1
-                while len(oracle) > capacity or distinct([row[2] for row in oracle]) > room:
+                while len(oracle) > capacity or distinct([row[2] for row in oracle], key) > room:
                     oracle.pop(0)
         trajectories += len(episodes)
     batch = replay.sample(48)
@@ -215,7 +227,7 @@ def test_returns_drawn_from_a_ring_end_with_the_stack_of_their_last_step(batches
         for row in oracle[numbers.index(number) :]:
             if row[1] == oracle[numbers.index(number)][1] and len(steps) < 3 and not (steps and steps[-1][3]):
                 steps.append(row)
-        assert stacks_in(batch[place : place + 1]) == [(steps[0][2][0], steps[-1][2][1])]
+        assert stacks_in(batch[place : place + 1], key) == [(steps[0][2][0], steps[-1][2][1])]
         assert int(batch["steps_to_next_obs"][place]) == len(steps)
         assert float(batch["next", "reward"][place]) == sum(0.5**later * row[0] for later, row in enumerate(steps))
 
@@ -225,9 +237,10 @@ def is_event(rows) -> torch.Tensor:
 
 
 @settings(max_examples=40, deadline=None)
-@given(BATCHES, st.integers(2 * DEPTH, 30), st.integers(1, 30), st.sampled_from(["events", "tasks"]), st.booleans())
-def test_tables_keep_the_frames_of_their_rows_alone(batches, room, at_once, kind, prioritized) -> None:
+@given(BATCHES, st.integers(4, 30), st.integers(1, 30), st.sampled_from(["events", "tasks"]), st.booleans(), CAMERAS)
+def test_tables_keep_the_frames_of_their_rows_alone(batches, room, at_once, kind, prioritized, key) -> None:
     options = {"frame_stack": DEPTH, "frame_capacity": room, "priority_exponent": float(prioritized), "seed": 0}
+    options["image_key"] = key
     if kind == "events":
         table = EventTable("event", condition=is_event, history_length=3, capacity=4, min_size=1)
         replay = recipes.event_tables(6, 1, tables=[table], max_trajectories=8, check_continuity=False, **options)
@@ -240,30 +253,30 @@ def test_tables_keep_the_frames_of_their_rows_alone(batches, room, at_once, kind
         for start in range(0, len(stacks), at_once):
             part = stacks[start : start + at_once]
             names_now = names[start : start + at_once]
-            rows = frame_rows(part, first=len(given_rows), trajectory=names_now)
+            rows = frame_rows(part, first=len(given_rows), trajectory=names_now, key=key)
             replay.extend(rows.set("task", torch.tensor(names_now) % 2) if kind == "tasks" else rows)
             given_rows += part
             appended += len(part)
-            check_tables(replay, given_rows)
-    if replay.storage.frames_held and distinct(given_rows) <= room:  # then nothing left early
+            check_tables(replay, given_rows, key)
+    if replay.storage.frames_held and distinct(given_rows, key) <= room:  # then nothing left early
         tables = replay.tables
         assert (tables.length == np.minimum(tables.appended, tables.capacity)).all()
 
 
-def check_tables(replay, given_rows: list[Stacks]) -> None:
+def check_tables(replay, given_rows: list[Stacks], key="pixels") -> None:
     tables, storage = replay.tables, replay.storage
     held = torch.from_numpy(np.flatnonzero(tables.references))
     rows = storage.get(held)
     numbers = rows["action"].tolist()
-    assert stacks_in(rows) == [given_rows[number] for number in numbers]
-    assert storage.frames_held == distinct([given_rows[number] for number in numbers]) <= storage.frame_capacity
+    assert stacks_in(rows, key) == [given_rows[number] for number in numbers]
+    assert storage.frames_held == distinct([given_rows[number] for number in numbers], key) <= storage.frame_capacity
     for table, name in enumerate(tables.names):
         if tables.length[table]:
             actions = replay.table(name)["action"].tolist()
             assert actions == sorted(actions) or name == "event"
     batch = replay.sample(16)
     assert set(batch["action"].tolist()) <= set(numbers)
-    assert stacks_in(batch) == [given_rows[number] for number in batch["action"].tolist()]
+    assert stacks_in(batch, key) == [given_rows[number] for number in batch["action"].tolist()]
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from lightning_replay.sharded.folders import Folder
+from lightning_replay.saving.folders import Folder
 from rllib_ext.checkpoints import WarmUp
 from rllib_ext.sharded.shard import EpisodeShard
 from tests.integration.shard_contents import trajectories

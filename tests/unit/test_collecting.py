@@ -167,10 +167,11 @@ class Nested(gymnasium.Env):
         return self._seen(), 0.0, self.count == 3, False, {}
 
 
+@pytest.mark.parametrize("options", [{}, {"frame_stack": 1, "image_key": ("observation", "camera")}])
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_parts_of_spaces_are_nested_columns(mode: AutoresetMode) -> None:
+def test_parts_of_spaces_are_nested_columns(mode: AutoresetMode, options: dict[str, Any]) -> None:
     envs = VectorSteps(SyncVectorEnv([Nested, Nested], autoreset_mode=mode))
-    replay = recipes.uniform(capacity=100, batch_size=8)
+    replay = recipes.uniform(capacity=100, batch_size=8, **options)
     envs.reset(seed=0)
     for _ in range(4):
         envs.step({"move": np.ones((2, 2)), "jump": np.array([0, 1])})

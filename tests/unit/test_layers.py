@@ -18,13 +18,14 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 ORDER = (
     *("options", "envs", "memory", "saving", "state", "compiled", "parts", "storage", "levels"),
     *("divided_draws", "tables", "episodes", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
-    *("schedules", "samplers", "saves", "training_replay", "retention", "writers", "replay", "agents"),
-    *("collecting", "loading", "inspection", "table_replay", "transforms", "recipes", "lit", "__main__"),
+    *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "agents"),
+    *("collecting", "loading", "inspection", "table_replay", "mixed_replay", "transforms", "recipes", "lit"),
+    *("__main__",),
     *("datasets", "sharded", "start_method"),
 )
 RLLIB_ORDER = (
     *("interruption", "rllib_compat", "apex", "episodes", "learner", "tasks", "buffer", "checkpoints"),
-    *("sharded", "checks", "environments", "levels", "hooks", "api", "config_file", "__main__"),
+    *("sharded", "cql", "checks", "environments", "levels", "hooks", "api", "config_file", "__main__"),
 )
 ORDERS = {"lightning_replay": ORDER, "rllib_ext": RLLIB_ORDER}
 

@@ -22,7 +22,7 @@ from lightning_replay.transforms import NStepTransitions
 from lightning_replay.transforms.mixup import MIXED_KEYS
 from tests.attack.states import difference
 from tests.frame_steps import frame_rows, stacks_of
-from tests.recipe_options import built, fitting
+from tests.recipe_options import ROW_RECIPES, built, fitting
 from tests.transitions import numbered_steps
 
 
@@ -320,7 +320,7 @@ def test_torchrls_storages_take_prioritized_and_n_step_draws(storage, n_steps) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", sorted(recipes.known()))
+@pytest.mark.parametrize("name", ROW_RECIPES)
 def test_rows_kept_on_a_gpu_come_from_the_cpu_before_and_after_a_load(name, tmp_path) -> None:
     replay = built(name, capacity=64, batch_size=8, n_steps=2, device="cuda", seed=0)
     replay.extend(fitting(replay, numbered_steps(0, 48, done_every=7)))
@@ -386,7 +386,7 @@ def flat(steps: TensorDict) -> TensorDict:
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
-@pytest.mark.parametrize("name", [*recipes.known(), "TorchRL's storage", "own n-step transform", "frames"])
+@pytest.mark.parametrize("name", [*ROW_RECIPES, "TorchRL's storage", "own n-step transform", "frames"])
 def test_rewards_and_flags_have_one_shape_however_they_are_given(name: str, n_steps: int) -> None:
     def build() -> Replay:
         if name == "TorchRL's storage":

@@ -36,7 +36,8 @@ def buffers() -> dict[str, Callable[[], Replay]]:
     options: dict[str, dict[str, Any]] = {name: {} for name in recipes.known()}
     options |= {f"{name}, n_steps": {"n_steps": 3} for name in ("uniform", "prioritized", "event_tables", "mixup")}
     options |= {"neighborhood_mixup, prioritized": {"priority_exponent": 0.6, "update_partners": True}}
-    options |= {"event_tables, prioritized": {"priority_exponent": 0.6}}
+    options |= {f"{name}, prioritized": {"priority_exponent": 0.6} for name in ("event_tables", "sequences")}
+    options |= {"event_tables, sequences": {"sequence_length": 3, "burn_in": 1}}
     options |= {"uniform, frames": {"frame_stack": 2}, "prioritized, prefetch": {"prefetch": 2}}
     return {name: lambda name=name, given=given: _built(name, given) for name, given in options.items()} | {
         "own parts": lambda: Replay(
@@ -71,7 +72,6 @@ def life(name: str, where: str, mode: Callable[[], Any]) -> list[TensorDict]:
     with here("build"):
         replay, other = BUFFERS[name](), BUFFERS[name]()
     given = [steps_for(name, replay, first, count) for first, count in ((0, 24), (24, 24), (48, 1), (49, 30))]
-    errors = torch.arange(8.0)
     with here("first rows"):
         replay.extend(given[0])
     with here("later rows"):
@@ -82,6 +82,7 @@ def life(name: str, where: str, mode: Callable[[], Any]) -> list[TensorDict]:
     for _ in range(3):
         with here("draw"):
             batches.append(replay.sample())
+        errors = torch.arange(float(batches[-1].numel())).view(batches[-1].shape)
         with here("update"):
             if replay.takes_feedback:
                 replay.update_priority(batches[-1], errors)

@@ -37,7 +37,7 @@ from tests.recipe_options import required_options
 from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options
 
 HIGH = events.reward_at_least(1.0)
-BUFFER = {"storage": lightning_replay.PackedStorage(10), "batch_size": 1}
+BUFFER: dict[str, Any] = {"storage": lightning_replay.PackedStorage(10), "batch_size": 1}
 EVENT_TABLE = events.EventTable("goal", condition=HIGH, history_length=5, capacity=10)
 COLUMNS = {name: torch.zeros(1) for name in ("reward", "state_value", "next_state_value")}
 COLUMNS |= {name: torch.zeros(1, dtype=torch.bool) for name in ("terminated", "done")}
@@ -63,6 +63,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Linear": {"start": 0.4, "end": 1.0, "duration": 10},
     "ManhattanDistance": {"goal": [1.0]},
     "MeanReturn": {"low": 0.0, "high": 1.0},
+    "MixedReplay": {"online": lightning_replay.Replay(**BUFFER), "offline": lightning_replay.Replay(**BUFFER)},
     "NStepTransitions": {"n_steps": 2, "discount": 0.9},
     "OneAt": {"low": [0.0], "high": [1.0]},
     "PackedStorage": {"capacity": 10},
@@ -70,12 +71,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "PrioritizedSampler": {"capacity": 10},
     "RelabelGoals": {"env": "BitFlipping-v0"},
     "Reestablished": {"condition": HIGH, "steps": 2},
+    "ReliabilityAdjustedSampler": {"capacity": 10},
     "ReturnChange": {"low": 0.0, "high": 1.0},
     "ReverseCurriculum": {"order": ["near"]},
     "ReverseSweepSampler": {"goal": HIGH},
     "RewardAtLeast": {"threshold": 1.0},
     "RewardBelow": {"threshold": 1.0},
     "ScheduledSampler": {"tasks": ["near"], "scheduler": schedulers.UniformTasks()},
+    "SequenceSampler": {"length": 4},
     "Sustained": {"condition": HIGH, "steps": 2},
     "TableShares": {"table_shares": {"default": 1.0}},
     "TaskTableWriter": {"tasks": ["near"], "capacity_per_task": 10},

@@ -54,6 +54,10 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
         "half-field offense, 1v0: 99.5 % goals after a million updates, a direct buffer fails",
         ("half-field",),
     ),
+    "Recurrent agents on sequences": (
+        "stored recurrent states and prioritized sequences solve tasks of memory that an agent without state cannot",
+        ("memory",),
+    ),
     "Retention by surprise and on-policyness": (
         "Atari, 1M steps, 10,000 transitions: better than FIFO in 39 of 52 games",
         (
@@ -69,6 +73,15 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
         "bit flipping: DQN alone solves no more than 13 bits, with hindsight up to 50; sparse rewards of robots are "
         "hardly learned without it",
         ("bits", "goals"),
+    ),
+    "Demonstrations in half of each batch": (
+        "RLPD: sparse tasks of Adroit and AntMaze that online rows alone do not solve",
+        ("halves",),
+    ),
+    "Prioritization variants": (
+        "LAP, PAL, reliability, the newest row in every batch and reshuffling: each better than uniform or prioritized "
+        "draws on its paper's tasks",
+        ("variants",),
     ),
     "Combinations of these": (
         "of no paper",

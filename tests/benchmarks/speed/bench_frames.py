@@ -122,7 +122,9 @@ def main() -> None:
     theirs = TensorDictReplayBuffer(storage=LazyTensorStorage(rows), batch_size=32)
     fill(theirs, rows)
     transition = 2 * STACK * FRAME_BYTES
-    arena = torch.zeros(ring.storage._pool.frames.numel() // transition, transition // 8, dtype=torch.int64).random_()
+    arena = torch.zeros(
+        ring.storage._images[0].pool.frames.numel() // transition, transition // 8, dtype=torch.int64
+    ).random_()
     for batch_size in (32, 256):
         indices = itertools.cycle(torch.randint(len(arena), (1024, batch_size)).unbind())
         kept = arena.new_empty(batch_size, arena.shape[1])

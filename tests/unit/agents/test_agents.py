@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
+from lightning_replay.agents import CQL, DQN, IQL, SAC, TD3, OffPolicyAgent
 from lightning_replay.agents.agent import weighted_mean
 from tests.unit.agents.toys import Batches, fit, make_rows
 
@@ -23,6 +23,8 @@ DISCRETE = {"observation_size": 3, "num_actions": 4, "hidden_sizes": (8,)}
 AGENTS = [
     pytest.param(lambda **options: TD3(**CONTINUOUS, **options), id="td3"),
     pytest.param(lambda **options: SAC(**CONTINUOUS, **options), id="sac"),
+    pytest.param(lambda **options: IQL(**CONTINUOUS, **options), id="iql"),
+    pytest.param(lambda **options: CQL(**CONTINUOUS, **options), id="cql"),
     pytest.param(lambda **options: DQN(**DISCRETE, **options), id="dqn"),
 ]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.agents import DQN, MPDQN, SAC, TD3
+from lightning_replay.agents import CQL, DQN, IQL, MPDQN, SAC, TD3
 from tests.unit.agents.toys import fit, make_rows
 
 # fitted without a data module here
@@ -26,6 +26,8 @@ AGENTS = [
     pytest.param(lambda: DQN(3, 2, hidden_sizes=(8,), conflict_aversion=0.5), id="dqn-averse"),
     pytest.param(lambda: TD3(**SIZES), id="td3"),
     pytest.param(lambda: SAC(**SIZES), id="sac"),
+    pytest.param(lambda: IQL(**SIZES), id="iql"),
+    pytest.param(lambda: CQL(**SIZES), id="cql"),
 ]
 
 

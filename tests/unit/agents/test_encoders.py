@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from lightning_replay.agents import DQN, MPDQN, SAC, TD3
+from lightning_replay.agents import CQL, DQN, IQL, MPDQN, SAC, TD3
 from lightning_replay.agents.continuous import ContinuousAgent
 from lightning_replay.agents.encoders import Encoder, described_image
 from lightning_replay.agents.spaces import observation_size
@@ -112,6 +112,8 @@ AGENTS = {
     "averse": lambda size, **options: DQN(size, 2, hidden_sizes=(8,), conflict_aversion=0.5, **options),
     "td3": lambda size, **options: TD3(size, **BOUNDS, policy_delay=1, **options),
     "sac": lambda size, **options: SAC(size, **BOUNDS, **options),
+    "iql": lambda size, **options: IQL(size, **BOUNDS, **options),
+    "cql": lambda size, **options: CQL(size, **BOUNDS, sampled_actions=2, **options),
     "mpdqn": lambda size, **options: MPDQN(size, **PARAMETERS, hidden_sizes=(8,), **options),
 }
 

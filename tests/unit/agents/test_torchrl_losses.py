@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DQN, TD3 and SAC learn what TorchRL's losses with its target update learn, to the last digits."""
+"""DQN, TD3, SAC, IQL and CQL learn what TorchRL's losses with its target update learn, to the last digits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
-from torchrl.modules import ProbabilisticActor, QValueActor, TanhNormal
-from torchrl.objectives import DQNLoss, LossModule, SACLoss, SoftUpdate, TD3Loss
+from torchrl.modules import IndependentNormal, ProbabilisticActor, QValueActor, TanhNormal
+from torchrl.objectives import CQLLoss, DQNLoss, IQLLoss, LossModule, SACLoss, SoftUpdate, TD3Loss
 
-from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
+from lightning_replay.agents import CQL, DQN, IQL, SAC, TD3, OffPolicyAgent
 from lightning_replay.agents.agent import weighted_mean
 from lightning_replay.agents.cagrad import ConflictAverseStep
 from lightning_replay.agents.networks import Layers
@@ -90,6 +90,28 @@ class Critic(nn.Module):
         return self.network(torch.cat([observation, action], dim=-1))
 
 
+class ImitatingActor(nn.Module):
+    def __init__(self, agent: IQL) -> None:
+        super().__init__()
+        self.network = plain(agent.actor.layers())
+        self.bias = nn.Parameter(agent.log_deviation.detach().clone())
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = torch.tanh(self.network(observation))
+        return mean, self.bias.exp().expand_as(mean)
+
+
+class ScaledNormal(IndependentNormal):
+    """Of actions scaled to [-1, 1]."""
+
+    def __init__(self, loc: torch.Tensor, scale: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> None:
+        super().__init__(loc, scale)
+        self.low, self.high = low, high
+
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        return super().log_prob((2 * value - self.high - self.low) / (self.high - self.low))
+
+
 class ScaledTanhNormal(TanhNormal):
     """Its density is that of the action scaled to [-1, 1], whatever the bounds."""
 
@@ -116,6 +138,19 @@ def torchrl_loss(agent: OffPolicyAgent) -> LossModule:
             del loss.policy_noise, loss.noise_clip
             loss.register_buffer("policy_noise", options["target_noise"] * agent.action_half_range)
             loss.register_buffer("noise_clip", options["target_noise_clip"] * agent.action_half_range)
+        elif isinstance(agent, IQL):
+            actor = ProbabilisticActor(
+                TensorDictModule(ImitatingActor(agent), in_keys=["observation"], out_keys=["loc", "scale"]),
+                in_keys=["loc", "scale"],
+                distribution_class=ScaledNormal,
+                distribution_kwargs=bounds,
+            )
+            value = TensorDictModule(plain(agent.value.layers()), ["observation"], ["state_value"])
+            beta = options["inverse_temperature"]
+            common |= {"temperature": beta, "expectile": options["expectile"], "scalar_output_mode": "exclude"}
+            common.pop("use_prioritized_weights")
+            loss = IQLLoss(actor, critics, value, loss_function="l2", **common)
+            loss.use_prioritized_weights = False
         else:
             network = nn.Sequential(plain(agent.actor.layers()), NormalParamExtractor())
             actor = ProbabilisticActor(
@@ -127,7 +162,11 @@ def torchrl_loss(agent: OffPolicyAgent) -> LossModule:
             )
             common["alpha_init"], entropy = options["initial_entropy_coefficient"], options["target_entropy"]
             common |= {"target_entropy": -2.0 if entropy is None else entropy, "scalar_output_mode": "exclude"}
-            loss = SACLoss(actor, critics, loss_function="l2", **common)
+            if isinstance(agent, CQL):
+                common.pop("use_prioritized_weights")
+                loss = CQLLoss(actor, critics, loss_function="l2", num_random=1, **common)
+            else:
+                loss = SACLoss(actor, critics, loss_function="l2", **common)
     loss.make_value_estimator(gamma=options["discount"])
     return loss
 
@@ -143,6 +182,8 @@ class Oracle:
             return
         self.critic = agent.adam(self.parameters("qvalue"), "critic_learning_rate")
         self.others = [agent.adam(self.parameters("actor"), "actor_learning_rate")]
+        if isinstance(agent, IQL):
+            self.others.append(agent.adam(self.parameters("value"), "value_learning_rate"))
         if isinstance(agent, SAC):
             self.others.append(agent.adam([self.loss.log_alpha], "entropy_learning_rate"))
 
@@ -157,6 +198,8 @@ class Oracle:
         networks = [*self.parameters("actor"), *self.parameters("qvalue")]
         if isinstance(self.agent, TD3):
             return [*networks, *self.parameters("target_actor"), *self.parameters("target_qvalue")]
+        if isinstance(self.agent, IQL):
+            return [*networks, *self.parameters("target_qvalue"), *self.parameters("value")]
         return [*networks, *self.parameters("target_qvalue"), self.loss.log_alpha]
 
     def learn(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
@@ -167,7 +210,8 @@ class Oracle:
     def update(self, batch: TensorDict) -> dict[str, torch.Tensor]:
         self.updates += 1
         batch = batch.copy()
-        update = {DQN: self.update_dqn, TD3: self.update_td3, SAC: self.update_sac}[type(self.agent)]
+        updates = {DQN: self.update_dqn, TD3: self.update_td3, IQL: self.update_iql}
+        update = updates.get(type(self.agent), self.update_sac)
         loss, td_error = update(batch)
         return {"loss": loss.detach(), "td_error": td_error.detach()}
 
@@ -193,15 +237,32 @@ class Oracle:
             self.targets.step()
         return loss, details["td_error"].amax(0).sqrt()
 
-    def update_sac(self, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, details = self.loss.qvalue_v2_loss(batch)
+    def update_iql(self, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+        self.learn(self.others[1], weighted_mean(self.loss.value_loss(batch)[0], batch))
+        self.learn(self.others[0], weighted_mean(self.loss.actor_loss(batch)[0], batch))
+        rows, details = self.loss.qvalue_loss(batch)
         loss = weighted_mean(rows, batch)
+        self.learn(self.critic, loss)
+        self.targets.step()
+        return loss, details["td_error"].amax(0).sqrt()
+
+    def update_sac(self, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(self.agent, CQL):
+            rows, details = self.loss.q_loss(batch)
+            loss = rows.mean() + self.agent.hparams["conservative_weight"] * self.loss.cql_loss(batch)[0].mean()
+            details["td_error"] = details["td_error"].amax(0).sqrt()
+        else:
+            rows, details = self.loss.qvalue_v2_loss(batch)
+            loss = weighted_mean(rows, batch)
         self.learn(self.critic, loss)
         rows, found = self.loss.actor_loss(batch)
         layers = [p for name, p in self.loss.actor_network_params.flatten_keys(".").items() if name.endswith("weight")]
         penalty = self.agent.hparams["actor_regularization"] / 2 * sum(p.square().sum() for p in layers)
         self.learn(self.others[0], rows.mean() + penalty)
-        self.learn(self.others[1], self.loss.alpha_loss(found["log_prob"]).mean())
+        if isinstance(self.agent, CQL):
+            self.learn(self.others[1], self.loss.alpha_loss(found)[0].mean())
+        else:
+            self.learn(self.others[1], self.loss.alpha_loss(found["log_prob"]).mean())
         self.targets.step()
         return loss, details["td_error"]
 
@@ -212,6 +273,9 @@ def state_of(agent: OffPolicyAgent) -> list[torch.Tensor]:
     networks = [*agent.actor.parameters(), *agent.critics.parameters()]
     if isinstance(agent, TD3):
         return [*networks, *agent.target_actor.parameters(), *agent.target_critics.parameters()]
+    if isinstance(agent, IQL):  # the deviation stands first in the oracle
+        targets = agent.target_critics.parameters()
+        return [agent.log_deviation, *networks, *targets, *agent.value.parameters()]
     return [*networks, *agent.target_critics.parameters(), agent.log_alpha]
 
 
@@ -230,13 +294,38 @@ def dtype(request):
 )
 @pytest.mark.parametrize("kind", AGENTS)
 def test_updates_equal_those_with_torchrl(kind, columns, shape, dtype) -> None:
+    check_updates(AGENTS[kind], columns, shape, dtype)
+
+
+# Its loss leaves out the number of steps of a return.
+@pytest.mark.parametrize("columns", ["plain", "weights"])
+def test_updates_of_iql_equal_those_with_torchrl(columns, dtype) -> None:
+    options = {"expectile": 0.8, "inverse_temperature": 2.0, "actor_learning_rate": 0.01}
+    check_updates(lambda: IQL(**CONTINUOUS, **options), columns, (32,), dtype)
+
+
+# Its loss mixes the rows of a batch, sums over three of several sampled actions at a time, draws random actions between
+# -1 and 1, and evaluates the policy's actions of the next state in that state; the authors' code in the state itself.
+@pytest.mark.parametrize("columns", ["plain", "steps"])
+def test_updates_of_cql_equal_those_with_torchrl(columns, dtype) -> None:
+    bounds = {"action_low": [-1.0, -1.0], "action_high": [1.0, 1.0]}
+
+    def build() -> CQL:
+        return CQL(**CONTINUOUS | bounds, conservative_weight=0.7, sampled_actions=1)
+
+    check_updates(build, columns, (32,), dtype, stays=True)
+
+
+def check_updates(build, columns, shape, dtype, *, stays: bool = False) -> None:
     torch.manual_seed(5)
-    agent = without_trainer(AGENTS[kind]())
+    agent = without_trainer(build())
     torch.manual_seed(5)
-    oracle = Oracle(AGENTS[kind]())
+    oracle = Oracle(build())
     tolerance = 1e-6 if dtype == torch.float32 else 1e-12
     count = 7 if dtype == torch.float32 else 20  # the policy moves twice with a delay of 3
     for number, batch in enumerate(batches(agent, columns, shape, count)):
+        if stays:
+            batch["next", "observation"] = batch["observation"].clone()
         torch.manual_seed(number)
         found = agent.update(batch.copy())
         torch.manual_seed(number)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 
-from lightning_replay.agents import DQN, MPDQN, PPO, SAC, TD3, Rainbow
+from lightning_replay.agents import CQL, DQN, IQL, MPDQN, PPO, SAC, TD3, Rainbow, RecurrentDQN
 from lightning_replay.agents.agent import _CHECKS
 from lightning_replay.schedules import Linear
 from tests.wrong_options import WrongOption, assert_refused, wrong_options
 
-AGENTS = [DQN, MPDQN, PPO, Rainbow, SAC, TD3]
+AGENTS = [CQL, DQN, IQL, MPDQN, PPO, Rainbow, RecurrentDQN, SAC, TD3]
 ANY_SIGN = {"target_entropy", "target_high", "target_low", "value_high", "value_low"}
 
 

@@ -67,6 +67,10 @@ def test_gymnasium_finds_nothing_to_object_to_in_mazes(identifier: str) -> None:
     assert env.render() is None
 
 
+def test_gymnasium_finds_nothing_to_object_to_where_a_cue_is_recalled() -> None:
+    check_env(gymnasium.make("RecallCue-v0").unwrapped, skip_render_check=True)
+
+
 @pytest.mark.parametrize("identifier", ["MultiRoom-N4-Random-v0", "ObstructedMazeGamut-Medium-v0"])
 def test_a_seed_is_one_level_whatever_was_played_before(identifier: str) -> None:
     env, other = (gymnasium.make(identifier).unwrapped for _ in range(2))

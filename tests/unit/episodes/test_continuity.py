@@ -18,7 +18,7 @@ from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.episodes.returns import EpisodeTracker
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.samplers import ContinuousTransitionSampler
-from tests.recipe_options import built, fitting
+from tests.recipe_options import ROW_RECIPES, built, fitting
 from tests.transitions import numbered_steps
 
 MIXED = "rows of several environments or runs are mixed"
@@ -83,7 +83,7 @@ ENTRIES = [second_collector, resumed, resumed_in_the_same_state, loaded_into_ano
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("name", sorted(recipes.known()))
+@pytest.mark.parametrize("name", ROW_RECIPES)
 def test_no_recipe_joins_two_runs(name: str, entry: Callable[..., Replay], tmp_path) -> None:
     """Rows of the numbers 0 to 9 are of one run, and those from 10 or 500 on of another."""
     replay = entry(built(name, capacity=50, batch_size=4, n_steps=3, discount=1.0, seed=0), tmp_path)

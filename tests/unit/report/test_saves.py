@@ -19,14 +19,14 @@ import torch
 from lightning_replay import recipes
 from lightning_replay.inspection.command import main as inspect_save
 from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of, look_at
-from lightning_replay.inspection.page import Subject, page_of, text_about
+from lightning_replay.inspection.page import Subject, page_of, pictures_of, text_about
 from lightning_replay.inspection.rows import StoredRows
 from lightning_replay.inspection.saves import SavedBuffer, read_buffers
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.saves import present_state
 from lightning_replay.saving import DamagedFileError, write_state
 from lightning_replay.saving.chunks import locate_chunks, write_chunks
-from tests.frame_steps import frame_rows, stacks_of
+from tests.frame_steps import IMAGE_KEYS, WRIST, frame_rows, stacks_of
 from tests.level_steps import segment
 from tests.recipe_options import built, fitting
 from tests.saves import flip_a_byte, forge
@@ -58,7 +58,7 @@ def test_every_recipe_is_read_from_its_files_as_it_is_in_use(name: str, tmp_path
     for first in (0, 40):
         replay.extend(fitting(replay, numbered_steps(first, 40, done_every=5)))
         batch = replay.sample()
-        replay.update_priority(batch, torch.arange(4.0))
+        replay.update_priority(batch, torch.arange(float(batch.numel())).view(batch.shape))
     replay.save(tmp_path / "save")
     buffer = read(tmp_path / "save")
     assert same(buffer.contents, look_at(replay))
@@ -73,7 +73,7 @@ def test_frames_are_shown_as_they_were_stored_and_large_ones_scaled_down(tmp_pat
     replay.save(tmp_path / "save")
     contents = read(tmp_path / "save").contents
     slots = np.array([3, 17, 3])
-    for slot, image in zip(slots, contents.images.of_rows(slots), strict=True):
+    for slot, image in zip(slots, contents.images["pixels"].of_rows(slots), strict=True):
         assert np.array_equal(image[..., 0], steps["pixels"][slot, -1].numpy()) and image.shape[2] == 3
     assert page_of("frames", "", [Subject("", contents)]).count("data:image/png;base64,") == 10
     replay = recipes.uniform(10, 2)
@@ -82,8 +82,30 @@ def test_frames_are_shown_as_they_were_stored_and_large_ones_scaled_down(tmp_pat
     pixels[:, :4, 3:6], pixels[..., -1, :] = 100, 250
     replay.extend(steps.set("pixels", pixels))
     contents = look_at(replay)
-    (image,) = contents.images.of_rows(np.array([2]))
+    (image,) = contents.images["pixels"].of_rows(np.array([2]))
     assert image.shape == (125, 83, 3) and image[0, :3, 0].tolist() == [25, 50, 0] and image[5, -1, 0] == 125
+
+
+def test_every_camera_is_drawn_and_its_bytes_are_named(tmp_path: Path) -> None:
+    replay = recipes.prioritized(30, 4, frame_stack=2, image_key=IMAGE_KEYS[1], seed=0)
+    steps = frame_rows(stacks_of(range(10, 31), 2), (8, 8), done=True, key=IMAGE_KEYS[1])
+    steps["arm", "map"] = torch.arange(20, dtype=torch.uint8).view(-1, 1, 1).expand(-1, 6, 7)  # stored with each row
+    replay.extend(steps)
+    replay.save(tmp_path / "save")
+    contents = read(tmp_path / "save").contents
+    assert same(contents, look_at(replay)) and list(contents.images) == ["pixels", "arm.wrist", "arm.map"]
+    slots = np.array([3, 17, 3])
+    for name, key in (("pixels", "pixels"), ("arm.wrist", WRIST)):
+        found = contents.images[name].of_rows(slots)
+        assert [image[..., 0].tolist() for image in found] == steps[key][slots, -1].tolist()
+    assert [image[0, 0, 0] for image in contents.images["arm.map"].of_rows(slots)] == [3, 17, 3]
+    #   the second camera shows one image for all even numbers, and two for each odd one from 11 to 29
+    assert contents.layout["pixels"] == "stacks of uint8 [8, 8], 21 frames of 64 bytes, each stored once"
+    assert contents.layout["arm.wrist"] == "stacks of uint8 [3, 5], 21 frames of 15 bytes, each stored once"
+    page = page_of("frames", "", [Subject("", contents)])
+    assert page.count("data:image/png;base64,") == 30 and "images (pixels, arm.wrist, arm.map)" in page
+    #   a strip for each camera of the only episode, the narrow ones filled up
+    assert pictures_of(contents)["film_strips"].shape == ((8 + 2) + (3 + 2) + (6 + 2), 10 * (8 + 2), 3)
 
 
 def test_levels(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_replay import recipes
 from lightning_replay.schedules import Linear
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from tests.recipe_options import ROW_RECIPES
 
 from .local_shards import awaited, first_numbers, read, replays
 from .test_sharded_replay import build, episodes
@@ -33,7 +33,7 @@ def clocks_of(replay: ShardedEpisodeReplayBuffer) -> list[int]:
     return seen
 
 
-OPTIONS = [(recipe, {}) for recipe in sorted(recipes.known())]
+OPTIONS = [(recipe, {}) for recipe in ROW_RECIPES]
 OPTIONS += [("event_tables", {"capacity": 120, "correction": one}) for one in ("mixture", "continuous")]
 
 

@@ -13,7 +13,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from lightning_replay.inspection.contents import ReplayContents
 from lightning_replay.inspection.saves import read_buffers
 from lightning_replay.saving import DamagedFileError
-from lightning_replay.sharded.folders import Folder
+from lightning_replay.saving.folders import Folder
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.checkpoints import WarmUp, read_buffer, read_warm_up, write_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer

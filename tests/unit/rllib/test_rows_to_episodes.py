@@ -155,6 +155,29 @@ def test_nested_spaces() -> None:
     assert second.get_observations(slice(0, 1))["goal"].tolist() == [5]
 
 
+def test_cameras_stored_once_fill_a_buffer_that_stores_them_once() -> None:
+    def seen(number: torch.Tensor) -> TensorDict:
+        image = number.to(torch.uint8).view(-1, 1, 1)
+        parts = {"front": image.expand(-1, 5, 6), "arm": {"wrist": image.expand(-1, 2, 3) + 1, "angle": number}}
+        return TensorDict(parts, [len(number)])
+
+    rows = rows_of([(0, 1, GO), (0, 2, GO), (0, 3, TERMINATED), (1, 7, GO), (1, 8, GO)])
+    for place in (rows, rows["next"]):
+        place["observation"] = seen(place["observation"])
+    entries = ["front", ("arm", "wrist")]
+    keys = [("observation", "front"), ("observation", "arm", "wrist")]
+    replay = recipes.uniform(100, 1, frame_stack=1, image_key=keys, seed=0)
+    replay.extend(rows)
+    cameras = {"front": spaces.Box(0, 255, (5, 6), np.uint8), "wrist": spaces.Box(0, 255, (2, 3), np.uint8)}
+    arm = spaces.Dict({"wrist": cameras["wrist"], "angle": OBSERVATION})
+    episodes = converted(replay, observation_space=spaces.Dict({"front": cameras["front"], "arm": arm}))
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=60, frame_stack=1, image_key=entries, seed=0)
+    buffer.add(episodes)
+    assert len(buffer) == 5 and buffer.replay.storage.frames_held == replay.storage.frames_held == 7
+    assert (buffer.replay[:]["observation"] == replay[:]["observation"]).all()
+    assert (buffer.replay[:]["next", "observation"] == replay[:]["next", "observation"]).all()
+
+
 def test_every_part_of_an_observation_must_go_on() -> None:
     rows = rows_of([(0, 1, GO), (0, 2, GO)])
     for place in (rows, rows["next"]):

@@ -215,6 +215,13 @@ def test_recipes_of_more_than_single_rows_are_refused(recipe: str, options: dict
         drawn(buffer, 3, longest=2)
 
 
+def test_replays_that_draw_sequences_themselves_are_refused() -> None:
+    sampler = {"class_path": "lightning_replay.samplers.SequenceSampler", "init_args": {"length": 4}}
+    for options in ({"recipe": "sequences", "length": 4}, {"sampler": sampler}):
+        with pytest.raises(ValueError, match='SequenceSampler draws sequences, .* Use replay_config."uniform"'):
+            RecipeEpisodeReplayBuffer(capacity=50, **options)
+
+
 def played_by_two(state: bool) -> MultiAgentEpisode:
     outputs = {"state_out": state_after(0)} if state else {"action_logp": 0.0}
     return MultiAgentEpisode(
@@ -228,13 +235,19 @@ def played_by_two(state: bool) -> MultiAgentEpisode:
     )
 
 
-def test_recurrent_modules_of_several_agents_are_refused() -> None:
-    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=50)
-    with pytest.raises(ValueError, match="module 'p' is recurrent .* supported with one agent"):
-        buffer.add(played_by_two(state=True))
-    assert len(buffer) == 0
-    buffer.add(played_by_two(state=False))
-    with pytest.raises(ValueError, match=r"several agents \(\['p', 'q'\]\)"):
+def test_each_of_several_modules_draws_its_sequences_with_one_learner_alone() -> None:
+    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=50, seed=0)
+    buffer.add(played_by_two(state=True))
+    found = drawn(buffer, 3, longest=2)
+    assert [episode.module_id for episode in found] == ["p"] * 3 + ["q"] * 3
+    assert len({(episode.module_id, episode.agent_id) for episode in found}) == 6
+    assert all(episode.multi_agent_episode_id == episode.agent_id for episode in found)
+    for name in ("p", "q"):
+        buffer.update_priorities(np.full((3, 2), 4.0 if name == "p" else 7.0), name)
+    priorities = [module.replay.sampler.priority_of(torch.tensor([0])).item() for module in buffer.modules.values()]
+    assert priorities == pytest.approx([4, 7])
+    buffer.num_learners = 2
+    with pytest.raises(ValueError, match="modules with memory of several agents need a single Learner"):
         drawn(buffer, 3, longest=2)
 
 

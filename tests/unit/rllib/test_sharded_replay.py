@@ -11,12 +11,11 @@ import pytest
 import torch
 from ray.rllib.core.learner.training_data import TrainingData
 
-from lightning_replay import recipes
 from lightning_replay.schedulers import EasyToHard, MeanReturn
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer, joined_stats
 from rllib_ext.sharded.shard import options_of_shard
-from tests.recipe_options import required_options
+from tests.recipe_options import ROW_RECIPES, required_options
 
 from .episodes import numbered
 from .local_shards import awaited, first_numbers, read, replays
@@ -27,7 +26,7 @@ WHOLE_ACTIONS: dict[str, Any] = {
     **{recipe: {"keys": ["observation"]} for recipe in ("noisy", "mixup", "continuous_transition")},
     "neighborhood_mixup": {"discrete": "same_action"},
 }
-UNMIXED = sorted(set(recipes.known()) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
+UNMIXED = sorted(set(ROW_RECIPES) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
 
 
 pytestmark = pytest.mark.usefixtures("local_shards")
@@ -54,7 +53,7 @@ def build(recipe: str, num_shards: int = 3, capacity: int = 300, **options: Any)
     return replay
 
 
-@pytest.mark.parametrize("recipe", sorted(recipes.known()))
+@pytest.mark.parametrize("recipe", ROW_RECIPES)
 def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(recipe: str) -> None:
     replay = build(recipe)
     replay.add(episodes())
@@ -74,6 +73,27 @@ def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(
     assert shards == {0, 1, 2}
     assert replay.stats()["num_rows"] == len(replay) == sum(map(len, replays(replay)))
     assert replay.get_metrics()["num_env_steps_added_lifetime"].peek() == 72
+
+
+def test_the_cameras_of_all_shards_are_stored_once_and_saved() -> None:
+    def seen(number: int) -> dict[str, Any]:
+        return {"front": np.full((2, 4, 3), number, np.uint8), "arm": {"wrist": np.full((2, 3, 2), number, np.uint8)}}
+
+    options = {"frame_stack": 2, "image_key": ["front", ("arm", "wrist")]}
+    replay = build("prioritized", **options)
+    fragments = [[seen(20 * number + step) for step in range(7)] for number in range(6)]
+    replay.add([numbered(f"e{place}", 6, observations=one, terminated=True) for place, one in enumerate(fragments)])
+    assert [one.storage.frames_held for one in replays(replay)] == [14, 14, 14]
+    again = build("prioritized", **options)
+    again.set_state(replay.get_state())
+    drawn = []
+    for one in (replay, again):
+        (rows,) = read(one.sample(num_items=40))
+        found = rows.get_observations(slice(0, 40))
+        assert (found["front"][:, :, 0, 0] == found["arm"]["wrist"][:, :, 0, 0]).all()
+        assert len(np.unique(found["front"])) > 20
+        drawn.append(found["front"])
+    np.testing.assert_array_equal(*drawn)
 
 
 @pytest.mark.parametrize(("num_learners", "num_prefetch"), [(0, 0), (2, 0), (3, 0), (2, 2)])

@@ -21,9 +21,9 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 import rllib_ext
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.saving import DamagedFileError
+from lightning_replay.saving.folders import LOCK_FILE, Folder
 from lightning_replay.sharded import saves as served_folders
 from lightning_replay.sharded.actors import ShardActors
-from lightning_replay.sharded.folders import LOCK_FILE, Folder
 from lightning_replay.sharded.options import ShardOptions
 from lightning_replay.sharded.saves import FolderServer, ServedFolder
 from rllib_ext.checkpoints import WarmUp, write_buffer
@@ -76,7 +76,7 @@ def test_the_driver_holds_no_rows() -> None:
         ({"num_shards": None, "num_prefetch": 1}, ValueError, "num_prefetch is for a replay of several shards"),
         ({"num_shards": 11, "capacity": 10}, ValueError, "num_shards is 11 and capacity is 10; every shard holds"),
         ({"importance": 1.0}, ValueError, "has no option 'importance'"),
-        ({"samples_per_insert": 8.0}, ValueError, "no option 'samples_per_insert'.*modules.*Ray actors num_shards, "),
+        ({"rows_per_draw": 8.0}, ValueError, "no option 'rows_per_draw'.*modules.*Ray actors num_shards, "),
         ({"num_shard": 2}, ValueError, "has no option 'num_shard'. Did you mean 'num_shards'"),
         ({"prefetch": 2}, ValueError, "has no option 'prefetch'.*num_prefetch"),
         ({"memmap": True}, TypeError, "memmap is True; it must be a directory, or None"),

@@ -77,6 +77,31 @@ def test_an_entry_of_a_dict_is_named(image_key: Any, wrap: Any) -> None:
     assert buffer.replay.storage.frames_held == 21
 
 
+def test_several_entries_of_a_dict_are_stored_once_each() -> None:
+    def cameras(image: np.ndarray) -> dict[str, Any]:
+        return {"front": image, "arm": (np.ones(2, np.float32), image[:, :2] + 7), "state": np.zeros(3, np.float32)}
+
+    buffer = RecipeEpisodeReplayBuffer(
+        "prioritized", capacity=60, frame_stack=K, image_key=["front", ["arm", "1"]], seed=0
+    )
+    buffer.add(game("a", 20, wrap=cameras))
+    (block,) = buffer.sample(num_items=30)
+    drawn = block.get_observations(slice(0, 30))
+    for front, wrist in zip(drawn["front"], drawn["arm"][1], strict=True):
+        np.testing.assert_array_equal(front, stack(int(front.max())))
+        np.testing.assert_array_equal(wrist, front[:, :2] + 7)
+    storage = buffer.replay.storage
+    assert storage.frames_held == 21 and storage.frame_bytes == 5 * 4 + 2 * 4
+    single = RecipeEpisodeReplayBuffer("uniform", capacity=60, frame_stack=1, image_key=["front"], seed=0)
+    single.add(game("a", 20, wrap=lambda image: {"front": np.moveaxis(image, 0, -1)}))
+    (block,) = single.sample(num_items=30)
+    assert block.get_observations(slice(0, 30))["front"].shape == (30, 5, 4, K)
+    assert single.replay.storage.frames_held == 21
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=60, frame_stack=K, image_key=("front", "arm"))
+    with pytest.raises(ValueError, match=r"/front/arm is no stack.*several by a list.*nested one by a tuple"):
+        buffer.add(game("a", 4, wrap=cameras))
+
+
 @pytest.mark.parametrize(
     ("options", "wrap", "message"),
     [

@@ -35,7 +35,8 @@ def forge_values(file: Path, change: Callable[[Any], Any]) -> None:
 
 
 STRANGE = (None, -1, 10**15, 10**30, 1.5, True, "x", [], {})
-OPTIONS = {"rule", "priority_exponent", "importance_exponent", "priority_offset"}  # that count as they are built
+# That count as they are built.
+OPTIONS = {"smallest_priority", "rule", "priority_exponent", "importance_exponent", "priority_offset"}
 KINDS = ["uniform", "prioritized", "event_tables", "surprise_retention", "levels"]
 
 

@@ -17,6 +17,7 @@ from lightning_replay.saves import save_id
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.sharded import ShardedReplay
 from lightning_replay.sharded.coordinator import NotYet
+from tests.frame_steps import IMAGE_KEYS, frame_rows, stacks_in, stacks_of
 from tests.unit.sharded.local_replay import built, coordinator_of, filled, numbers, shards_of, steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_replays")]  # Ray starts once
@@ -36,6 +37,23 @@ def test_episodes_are_dealt_out_whole_and_the_index_has_the_shard_and_the_slot()
     }
     assert batch["action"].tolist() == [stored[index] for index in batch["index"].tolist()]
     assert batch["priority_weight"].tolist() == [1.0] * 8 and batch["trajectory"].dtype == torch.int64
+
+
+def test_the_frames_of_two_cameras_are_stored_once_in_their_shard(tmp_path: Path) -> None:
+    options = {"frame_stack": 2, "image_key": IMAGE_KEYS[1], "frame_capacity": 60, "n_steps": 2}
+    replay = built(**options)
+    for first in (0, 20, 40):
+        stacks = stacks_of(range(first, first + 7), 2)
+        replay.extend(frame_rows(stacks, first=first, trajectory=first, done=True, key=IMAGE_KEYS[1]))
+    assert numbers(replay) == [[*range(6), *range(40, 46)], [*range(20, 26)]]
+    assert [one.storage.frames_held for one in shards_of(replay)] == [14, 7]
+    assert [one.storage.frame_capacity for one in shards_of(replay)] == [30, 30]
+    replay.save(tmp_path / "saved")
+    again = built(**options)
+    again.load(tmp_path / "saved")
+    for _ in range(3):
+        batch, same = (one.sample().exclude("generation") for one in (replay, again))  # which counts the loads
+        assert len(stacks_in(batch, IMAGE_KEYS[1])) == 8 and (batch == same).all()
 
 
 def test_td_errors_reach_their_rows_from_any_copy() -> None:

@@ -204,7 +204,7 @@ def test_a_fork_while_threads_wait_for_prefetched_batches() -> None:
     try:
         for thread in threads:
             thread.start()
-        for _ in range(60):
+        for _ in range(20):
             ending = in_fork(lambda: [len(replay.sample()) for _ in range(3)])
             assert ending == "[4, 4, 4]" or REFUSED in ending
     finally:

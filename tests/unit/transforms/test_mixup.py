@@ -181,7 +181,7 @@ def test_every_state_under_a_key_is_mixed_with_its_next_one() -> None:
     before["goal"] = torch.zeros(4, 1, dtype=torch.int64)
     replay = recipes.s4rl(10, 4)
     replay.extend(TensorDict({"observation": before, "next": {"observation": before}}, [4]))
-    with pytest.raises(ValueError, match=r"'goal' has dtype torch.int64; MixStates mixes floating observations"):
+    with pytest.raises(ValueError, match=r"'goal'\) has dtype torch.int64; MixStates mixes floating observations"):
         replay.sample()
 
 

@@ -13,7 +13,7 @@ from lightning_replay.storage import frame_pool as pool_module
 from lightning_replay.storage.frame_pool import NumbaSearch, TorchSearch
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.packed import read_columns
-from tests.frame_steps import frame_rows, image_of, stacks_in, stacks_of
+from tests.frame_steps import IMAGE_KEYS, WRIST, distinct, frame_rows, image_of, of_wrist, stacks_in, stacks_of
 
 SEARCHES = (TorchSearch, NumbaSearch)
 
@@ -41,7 +41,7 @@ EPISODE = stacks_of([5, 6, 7, 8], depth=3)
 def test_an_episode_of_three_steps_keeps_its_four_frames_once(search, shape) -> None:
     storage = storage_of(frame_rows(EPISODE, shape))
     assert storage.frames_held == 4
-    assert sorted(storage._pool.references[1:5].tolist()) == [1, 3, 5, 9]  # 8, 7, 6, 5 as counted above
+    assert sorted(storage._images[0].pool.references[1:5].tolist()) == [1, 3, 5, 9]  # 8, 7, 6, 5 as counted above
     drawn = storage.get(torch.tensor([2, 0, 2]))
     assert stacks_in(drawn) == [EPISODE[2], EPISODE[0], EPISODE[2]]
     assert drawn["pixels"].dtype == torch.uint8 and drawn["pixels"].shape == (3, 3, *shape)
@@ -52,10 +52,10 @@ def test_an_episode_of_three_steps_keeps_its_four_frames_once(search, shape) -> 
 
 def test_overwriting_frees_what_was_there_and_keeps_what_the_new_row_has_as_well(search) -> None:
     storage = storage_of(frame_rows(EPISODE[:1]), frames=6)  # 5 and 6
-    five = storage._pool.frames[storage._frames_of[0, 0]].data_ptr()
+    five = storage._images[0].pool.frames[storage._frames_of[0, 0]].data_ptr()
     storage.set(slice(0, 1), frame_rows([((5, 5, 9), (5, 9, 9))]))
     assert storage.frames_held == 2
-    assert storage._pool.frames[storage._frames_of[0, 0]].data_ptr() == five
+    assert storage._images[0].pool.frames[storage._frames_of[0, 0]].data_ptr() == five
     assert stacks_in(storage.get(torch.tensor([0]))) == [((5, 5, 9), (5, 9, 9))]
 
 
@@ -146,6 +146,104 @@ def test_bytes_are_exact() -> None:
     assert storage.frames_held == 0 and storage.nbytes == beside + so_far + places, "memory is kept"
     storage.set(slice(0, 1), frame_rows([((1, 1, 1), (1, 1, 2))], (84, 84)))
     assert storage.nbytes == beside + so_far + places, "frames used before come first"
+
+
+def test_bytes_of_two_cameras_are_exact() -> None:
+    replay = recipes.uniform(100, 2, frame_stack=3, image_key=IMAGE_KEYS[1], frame_capacity=120, seed=0)
+    replay.extend(frame_rows(EPISODE, (84, 84), key=IMAGE_KEYS[1]))
+    storage = replay.storage
+    #   action 8 + frames 2 * 6 * 4 + reward 4 + 3 flags + generation 8 = 71 -> 128
+    assert storage.row_bytes == 128 and storage.frame_bytes == 84 * 84 + 15
+    #   each has references, hash, chain, free list and buckets of its own; 15 bytes a frame in words of 8
+    beside = 2 * (121 * (4 + 8 + 4) + 120 * 4 + 128 * 4)
+    one, other = distinct(EPISODE) + 1, distinct(of_wrist(EPISODE)) + 1
+    assert storage.nbytes == 12_800 + beside + one * 84 * 84 + -(-other * 15 // 8) * 8
+    assert (one, other) == (5, 5) and storage.frames_held == 4
+    assert replay.stats()["image_bytes"] == {"pixels": 5 * 84 * 84, "arm.wrist": 80}
+
+
+def test_single_images_need_no_axis_of_frames(tmp_path, search) -> None:
+    #   a colour camera 0 1 2 3 4 without an axis of frames, and a depth image that has one
+    colour = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 6, 5, 3)
+    depth = torch.arange(10, 60, 10, dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 1, 3, 4)
+    state = torch.arange(5.0).view(5, 1)
+    seen = {"camera": colour, "depth": depth, "state": state}
+    rows = TensorDict({"observation": {name: one[:-1] for name, one in seen.items()}}, [4])
+    flags = torch.zeros(4, 1, dtype=torch.bool)
+    ends = {"reward": torch.ones(4, 1), "terminated": flags, "truncated": flags, "done": flags}
+    rows["next"] = {"observation": {name: one[1:] for name, one in seen.items()}} | ends
+    keys = [("observation", "camera"), ("observation", "depth")]
+    replay = recipes.uniform(10, 4, frame_stack=1, image_key=keys, n_steps=2, seed=0)
+    replay.extend(rows)
+    assert replay.storage.frames_held == 5 and replay.storage.frame_bytes == 6 * 5 * 3 + 3 * 4
+    assert (replay.storage[:].exclude("generation") == rows).all()
+    assert replay.storage.get(torch.tensor([[0, 2]]))["observation", "camera"].shape == (1, 2, 6, 5, 3)
+    camera, seen_depth = read_columns(replay.storage, torch.tensor([3]), [("next", *keys[0]), keys[1]])
+    assert torch.equal(camera, colour[4:]) and torch.equal(seen_depth, depth[3:4])
+    assert replay.successors(torch.arange(4)).tolist() == [1, 2, 3, -1]
+    replay.save(tmp_path)
+    again = load_replay(tmp_path, end_episodes=False)
+    for _ in range(5):
+        assert (again.sample() == replay.sample()).all()
+    assert again[:]["observation", "camera"].shape == (4, 6, 5, 3)
+    with pytest.raises(ValueError, match=r"observation/camera: stored .*\(6, 5, 3\)"):
+        again.extend(rows.set(keys[0], colour[:-1, :5]))
+
+
+def test_two_cameras_are_kept_or_refused_together() -> None:
+    storage = FrameStorage(10, 2, IMAGE_KEYS[1], frame_capacity=4)
+    #   first camera 1 2 -> 2 3, second 4 5 -> 0 0: each has room for one frame more
+    storage.set(slice(0, 1), frame_rows([((1, 2), (2, 3))], key=IMAGE_KEYS[1]))
+    fits = frame_rows([((1, 2), (1, 3))], key=IMAGE_KEYS[1])  # second 4 5 -> 4 6
+    assert storage.frames_missing(storage.checked_values(fits)) == 0
+    wide = frame_rows([((3, 1), (1, 4))], key=IMAGE_KEYS[1])  # first 3 1 -> 1 4, which fit; second 12 10 -> 4 7
+    assert storage.frames_missing(storage.checked_values(wide)) == 2
+    with pytest.raises(RuntimeError, match="2 more frames are needed"):
+        storage.set(slice(1, 2), wide)
+    assert [images.pool.num_held for images in storage._images] == [3, 3] and len(storage) == 1
+    storage.set(slice(1, 2), fits)
+    assert stacks_in(storage.get(torch.arange(2)), IMAGE_KEYS[1]) == [((1, 2), (2, 3)), ((1, 2), (1, 3))]
+    #   the first camera has room for any row, the second, which shows 4 6 12 14, 20 22 28, 16, is full
+    storage = FrameStorage(10, 2, IMAGE_KEYS[1], frame_capacity=8)
+    shown = [((1, 3), (3, 5)), ((5, 7), (7, 1)), ((3, 7), (3, 7))]
+    storage.set(slice(0, 3), frame_rows(shown, key=IMAGE_KEYS[1]))
+    assert [images.pool.num_held for images in storage._images] == [4, 8]
+    full = frame_rows([((5, 1), (7, 5))], key=IMAGE_KEYS[1])  # second 20 16 -> 28 26
+    assert storage.frames_missing(storage.checked_values(full)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("pixels", [("pixels",)]),
+        ("[pixels, wrist]", [("pixels",), ("wrist",)]),
+        ("[[observation, front]]", [("observation", "front")]),
+        ("[pixels, [arm, wrist]]", [("pixels",), ("arm", "wrist")]),
+    ],
+)
+def test_a_list_in_a_file_has_several_keys(text: str, keys: list[tuple[str, ...]]) -> None:
+    parser = pytest.importorskip("jsonargparse").ArgumentParser()
+    parser.add_function_arguments(recipes.uniform, "replay")
+    image_key = parser.parse_args(["--replay.capacity=10", f"--replay.image_key={text}"]).replay.image_key
+    assert recipes.uniform(10, 2, frame_stack=2, image_key=image_key).storage.image_keys == keys
+
+
+@pytest.mark.parametrize("given", [[], ["pixels", "pixels"], ["pixels", ("pixels",)]])
+def test_every_camera_is_named_once(given) -> None:
+    with pytest.raises(ValueError, match="at least one key, and each once"):
+        recipes.uniform(10, 2, frame_stack=2, image_key=given)
+
+
+def test_a_second_camera_that_is_missing_or_of_other_frames_is_named() -> None:
+    replay = recipes.uniform(10, 2, frame_stack=3, image_key=IMAGE_KEYS[1], seed=0)
+    with pytest.raises(ValueError, match=r"stacks of 3 frames.*under \('arm', 'wrist'\).*a list of keys for several"):
+        replay.extend(frame_rows(EPISODE))
+    rows = frame_rows(EPISODE, key=IMAGE_KEYS[1])
+    with pytest.raises(ValueError, match=r"\('next', 'arm', 'wrist'\) \[3, 4\]; all frames of a column need one shape"):
+        replay.extend(rows.clone().set(("next", *WRIST), rows["next", WRIST][..., :4]))
+    assert len(replay) == 0 and replay.nbytes == 0
+    replay.extend(rows)
+    assert stacks_in(replay[:], IMAGE_KEYS[1]) == EPISODE
 
 
 def test_memory_of_frames_is_refused_before_anything_is_taken(monkeypatch) -> None:
@@ -316,6 +414,7 @@ def test_a_save_of_other_frames_is_refused_and_nothing_is_changed(tmp_path) -> N
     replay.extend(frame_rows(stacks_of([1, 2, 3], 2)))
     replay.save(tmp_path)
     for other in (
+        recipes.uniform(20, 2, frame_stack=2, image_key=IMAGE_KEYS[1]),
         recipes.uniform(20, 2, frame_stack=2, frame_capacity=100),
         recipes.uniform(20, 2, frame_stack=3),
         recipes.uniform(20, 2, frame_stack=2, image_key="image"),
@@ -352,12 +451,14 @@ def test_priorities_of_entries_that_left_early_are_forgotten(tmp_path) -> None:
 
 
 @pytest.mark.gpu
-def test_frames_on_a_gpu(tmp_path) -> None:
-    replay = recipes.prioritized(20, 4, frame_stack=2, frame_capacity=12, n_steps=2, device="cuda", seed=3)
+@pytest.mark.parametrize("key", IMAGE_KEYS, ids=str)
+def test_frames_on_a_gpu(key, tmp_path) -> None:
+    options = {"frame_stack": 2, "image_key": key, "frame_capacity": 12}
+    replay = recipes.prioritized(20, 4, n_steps=2, device="cuda", seed=3, **options)
     for first in range(0, 60, 10):
-        replay.extend(frame_rows(stacks_of(list(range(first, first + 7)), 2), first=first, done=True))
+        replay.extend(frame_rows(stacks_of(list(range(first, first + 7)), 2), first=first, done=True, key=key))
     batch = replay.sample()
-    assert batch["pixels"].is_cuda and stacks_in(batch.cpu())
+    assert batch["pixels"].is_cuda and stacks_in(batch.cpu(), key)
     assert replay.storage.frames_held <= 12
     replay.save(tmp_path)
     again = load_replay(tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of checkpoints on any file system of pyarrow, written and read through local ones."""
+"""Folders of saves on any file system of pyarrow or fsspec, written and read through local ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import fsspec
 from pyarrow import fs
 
 from lightning_replay.options import check_kind
@@ -45,6 +46,12 @@ class Folder:
         is_local = filesystem is None and "://" not in str(path)
         return cls.at(os.path.abspath(path) if is_local else str(path), filesystem)
 
+    @classmethod
+    def at_url(cls, url: str) -> Folder:
+        """Returns the folder at a URL that fsspec knows, such as ``s3://bucket/folder``, as Lightning's paths are."""
+        filesystem, path = fsspec.core.url_to_fs(url)
+        return cls(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path)
+
     @property
     def local(self) -> Path | None:  # None on another file system
         return Path(self.path) if isinstance(self.filesystem, fs.LocalFileSystem) else None
@@ -57,6 +64,10 @@ class Folder:
 
     def exists(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
+
+    def folders(self) -> list[str]:
+        """Returns the names of the folders in this one; none where it does not exist."""
+        return [info.base_name for info in self._entries() if info.type == fs.FileType.Directory]
 
     def remove(self) -> None:
         with suppress(OSError):
@@ -126,4 +137,4 @@ class Folder:
                 fs.copy_files(info.path, str(target / info.base_name), source_filesystem=self.filesystem)
 
     def _entries(self) -> list[Any]:
-        return list(self.filesystem.get_file_info(fs.FileSelector(self.path)))
+        return list(self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True)))

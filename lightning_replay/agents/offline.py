@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents for rows that another policy has collected: IQL, which evaluates stored actions alone, and CQL."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from lightning_replay.agents.agent import TargetUpdate, bootstrapped, weighted_mean
+from lightning_replay.agents.continuous import SAC, ContinuousAgent
+from lightning_replay.agents.networks import Perceptron
+
+_LARGEST_WEIGHT = 100.0  # of a row in the policy's loss, as published
+_LOG_DEVIATIONS = (-5.0, 2.0)
+
+
+class IQL(ContinuousAgent):
+    """Implicit Q-learning: values are an expectile of stored actions' values; the policy imitates the better actions.
+
+    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169. Of no action that is not stored a value is computed. Every
+    update steps the value ``V(s)`` towards the ``expectile`` of the smaller target critic, the policy on
+    ``exp(β (Q(s, a) - V(s))) log π(a|s)``, the critics towards ``r + γ V(s')``, and the target critics. The policy is
+    a normal distribution around ``tanh`` of its network, with one deviation for each action dimension.
+
+    ``priority_weight`` multiplies each row of all losses. Training steps return the critics' loss and ``td_error``,
+    float32 ``[B]``, the larger magnitude of the two critics'.
+
+    Args:
+        observation_size: length of a flat observation, or a description of its entries as of
+            :class:`~lightning_replay.agents.DQN`; like the two bounds it is read from the environment if absent.
+        action_low: smallest value of each action dimension.
+        action_high: largest value of each action dimension.
+        hidden_sizes: widths of the hidden layers of policy, critics and value.
+        actor_learning_rate: Adam's, of the policy.
+        critic_learning_rate: Adam's, of the critics.
+        value_learning_rate: Adam's, of the value.
+        expectile: τ in (0, 1); 0.5 is the mean over stored actions, towards 1 their maximum. The paper takes 0.7 on
+            locomotion and 0.9 where trajectories have to be joined (AntMaze).
+        inverse_temperature: β from 0, which clones all actions alike; 3 on locomotion, 10 on AntMaze.
+        discount: γ.
+        target_update_rate: of the target critics, ``target += rate * (critic - target)``.
+
+    Example:
+        >>> agent = IQL(observation_size=3, action_low=[-2.0], action_high=[2.0])
+        >>> agent.act(torch.zeros(5, 3), explore=False).shape
+        torch.Size([5, 1])
+    """
+
+    takes_update_batches = True
+    encodes_observations = True
+
+    def __init__(
+        self,
+        observation_size: int | dict[str, Any] | None = None,
+        action_low: list[float] | None = None,
+        action_high: list[float] | None = None,
+        hidden_sizes: tuple[int, ...] = (256, 256),
+        actor_learning_rate: float = 3e-4,
+        critic_learning_rate: float = 3e-4,
+        value_learning_rate: float = 3e-4,
+        expectile: float = 0.7,
+        inverse_temperature: float = 3.0,
+        discount: float = 0.99,
+        target_update_rate: float = 0.005,
+    ) -> None:
+        super().__init__()
+        self.set_up(locals())
+
+    def build(self) -> None:
+        super().build()
+        options = self.hparams
+        self.value: Perceptron = Perceptron(self.num_features, options["hidden_sizes"], 1)
+        self.log_deviation: nn.Parameter = nn.Parameter(torch.zeros(len(self.action_low)))
+        pairs = [(self.critics, self.target_critics), *self.learned_encoders]
+        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
+
+    def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
+        """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mean."""
+        action = torch.tanh(self.actor(self.features(observation)))
+        if explore:
+            action = action + self.log_deviation.clamp(*_LOG_DEVIATIONS).exp() * torch.randn_like(action)
+        return self.action_center + self.action_half_range * action.clamp(-1.0, 1.0)
+
+    def log_density(self, features: Tensor, action: Tensor) -> Tensor:
+        """Returns the logarithm of the policy's density of actions ``[B, A]`` scaled to [-1, 1], ``[B]``."""
+        scaled = (action - self.action_center) / self.action_half_range
+        deviation = self.log_deviation.clamp(*_LOG_DEVIATIONS).exp()
+        return torch.distributions.Normal(torch.tanh(self.actor(features)), deviation).log_prob(scaled).sum(-1)
+
+    def distances(self, batch: TensorDictBase) -> Tensor:
+        with torch.no_grad():
+            values = self.value(self.features(batch.get("next").get("observation"))).squeeze(-1)
+            target = bootstrapped(batch, values, self.hparams["discount"])
+        return self.critics.values(self.features(batch.get("observation")), batch.get("action")) - target
+
+    def value_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
+        """Returns the expectile loss of advantages ``[B]``, whose gradient is the value's."""
+        expectile = self.hparams["expectile"]
+        return weighted_mean(torch.where(advantage > 0, expectile, 1 - expectile) * advantage.square(), batch)
+
+    def actor_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
+        """Returns minus the mean log density of stored actions, weighted by their advantages ``[B]``."""
+        weight = (self.hparams["inverse_temperature"] * advantage.detach()).exp().clamp(max=_LARGEST_WEIGHT)
+        features = self.detached_features(batch.get("observation"))
+        return -weighted_mean(weight * self.log_density(features, batch.get("action")), batch)
+
+    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        critic_optimizer, (actor_optimizer, value_optimizer) = self.critic_and_other_optimizers()
+        features = self.detached_features(batch.get("observation"))
+        with torch.no_grad():
+            target_features = self.target_features(batch.get("observation"))
+            values = self.target_critics.values(target_features, batch.get("action")).amin(0)
+        self.descend(value_optimizer, self.value_loss(batch, values - self.value(features).squeeze(-1)))
+        with torch.no_grad():
+            advantage = values - self.value(features).squeeze(-1)  # of the value just stepped, as published
+        self.descend(actor_optimizer, self.actor_loss(batch, advantage))
+        outputs = self.update_critics(critic_optimizer, batch)
+        self.target_update.step()
+        return outputs
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        critics, _ = super().configure_optimizers()
+        return [
+            critics,
+            self.adam([*self.actor.parameters(), self.log_deviation], "actor_learning_rate"),
+            self.adam(self.value.parameters(), "value_learning_rate"),
+        ]
+
+
+class CQL(SAC):
+    """Conservative Q-learning: SAC whose critics are lowered at actions of the policy and raised at stored ones.
+
+    Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation 4 with the entropy as regulariser, CQL(H), by
+    importance sampling (appendix F): of ``sampled_actions`` uniform actions and as many each of the policy in the
+    state and in the next one. The targets are without entropy, as in the authors' code, and without their Lagrange
+    multiplier: the weight is fixed. TorchRL's ``CQLLoss`` sums over three of the sampled actions at a time, and values
+    those of the next state there and not in the state.
+
+    ``priority_weight`` multiplies each row of the critics' loss. Training steps return as SAC's; ``td_error`` is
+    without the conservative term.
+
+    Args:
+        conservative_weight: α of the conservative term; the authors take 5 on locomotion.
+        sampled_actions: actions of each of the three kinds.
+
+    The other arguments are those of :class:`SAC`.
+
+    Example:
+        >>> agent = CQL(observation_size=3, action_low=[-2.0], action_high=[2.0], conservative_weight=1.0)
+        >>> agent.act(torch.zeros(5, 3), explore=False).shape
+        torch.Size([5, 1])
+    """
+
+    backs_up_entropy = False
+
+    def __init__(
+        self,
+        observation_size: int | dict[str, Any] | None = None,
+        action_low: list[float] | None = None,
+        action_high: list[float] | None = None,
+        hidden_sizes: tuple[int, ...] = (256, 256),
+        actor_learning_rate: float = 1e-4,
+        critic_learning_rate: float = 3e-4,
+        entropy_learning_rate: float = 1e-4,
+        initial_entropy_coefficient: float = 1.0,
+        target_entropy: float | None = None,
+        discount: float = 0.99,
+        target_update_rate: float = 0.005,
+        actor_regularization: float = 0.0,
+        conservative_weight: float = 5.0,
+        sampled_actions: int = 10,
+    ) -> None:
+        super(SAC, self).__init__()  # past SAC's, which saves its own arguments
+        self.set_up(locals())
+
+    def overestimate(self, batch: TensorDictBase) -> Tensor:
+        """Returns both critics' ``log E[exp Q]`` over sampled actions less their values of stored ones, ``[2, B]``."""
+        features, count = self.features(batch.get("observation")), self.hparams["sampled_actions"]
+        here = features.expand(count, *features.shape)
+        with torch.no_grad():
+            random = torch.rand(*here.shape[:-1], len(self.action_low), device=features.device)
+            random = self.action_low + (self.action_high - self.action_low) * random
+            of_policy, density = self.draw(here)
+            of_next, next_density = self.draw(self.features(batch.get("next").get("observation")).expand_as(here))
+        uniform = torch.full_like(density, len(self.action_low) * math.log(0.5))  # scaled to [-1, 1], as the others
+        # Q [2, 3 N, B] less the logarithm of the density that each action was drawn with
+        values = self.critics.values(torch.cat([here] * 3), torch.cat([random, of_policy, of_next]))
+        weighted = values - torch.cat([uniform, density, next_density])
+        return weighted.logsumexp(1) - self.critics.values(features, batch.get("action"))
+
+    def update_critics(self, optimizer: Any, batch: TensorDictBase) -> dict[str, Tensor]:
+        distances = self.distances(batch)
+        rows = distances.square() + self.hparams["conservative_weight"] * self.overestimate(batch)
+        loss = weighted_mean(rows.sum(0), batch)
+        self.descend(optimizer, loss)
+        return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}

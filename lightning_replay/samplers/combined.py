@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws by another sampler, with the newest row in every batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import Sampler, Storage
+
+from lightning_replay.options import check_kind
+from lightning_replay.samplers.pairs import SamplerOver
+from lightning_replay.samplers.prioritized import PrioritizedSampler, written_slots
+from lightning_replay.samplers.uniform import UniformSampler
+from lightning_replay.saving.spec import recorded
+
+
+@recorded
+class CombinedSampler(SamplerOver):
+    """Draws all rows of a batch but the last by ``first``; the last is the newest row.
+
+    Combined experience replay, Zhang and Sutton 2017, https://arxiv.org/abs/1712.01275, which learns from new steps
+    at once however large the replay is. Of rows stored together, as of several environments, the last one counts.
+    Where the newest row has left, and before a row is stored, ``first`` draws the whole batch.
+
+    Args:
+        first: a :class:`UniformSampler` or :class:`PrioritizedSampler`, or a subclass; uniform by default.
+        seed: of the default ``first``.
+
+    Sampled keys:
+        index: int64 ``[B]``, last the newest row.
+        priority_weight: float32 ``[B]``, where ``first`` is prioritized; the newest row has the weight of its priority,
+            as if ``first`` had drawn it.
+
+    Raises:
+        TypeError: ``first`` draws pairs, or from tables, whose shares the newest row would change.
+
+    Example:
+        >>> from lightning_replay import PackedStorage, Replay
+        >>> from tensordict import TensorDict
+        >>> replay = Replay(storage=PackedStorage(100), sampler=CombinedSampler(seed=0), batch_size=4)
+        >>> _ = replay.extend(TensorDict({"observation": torch.arange(50.0)}, [50]))
+        >>> int(replay.sample()["observation"][-1])
+        49
+    """
+
+    def __init__(self, first: Sampler | None = None, seed: int | None = None) -> None:
+        super().__init__(first, UniformSampler, seed)
+        accepted = "a UniformSampler or PrioritizedSampler of rows; one of pairs or of tables has other batches"
+        check_kind("first", self.first, UniformSampler | PrioritizedSampler, accepted)
+        if self._draws_from_tables:
+            raise TypeError(f"first is {self.first!r}; it must be {accepted}")
+        self._newest = -1  # its slot
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        slots = written_slots(index, storage, type(self).__name__)
+        self.first.mark_update(index, storage=storage)
+        if len(slots):
+            self._newest = int(slots[-1])
+
+    def on_evict(self, index: Tensor) -> None:
+        super().on_evict(index)
+        if bool((index == self._newest).any()):
+            self._newest = -1
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` slots, int64 ``[B]``, and their weights; raises as ``first`` does."""
+        if self._newest < 0:
+            return self.first.sample(storage, batch_size)
+        index, info = self.first.sample(storage, batch_size - 1)
+        index = torch.cat((index, index.new_full((1,), self._newest)))
+        if isinstance(self.first, PrioritizedSampler):
+            info["priority_weight"] = self.first.weights_of(index)
+        return index, info
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"newest": self._newest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._newest = state_dict["newest"]
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._newest = -1
+
+    def __repr__(self) -> str:
+        return f"CombinedSampler(first={self.first!r})"

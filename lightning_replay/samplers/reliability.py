@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prioritized draws by TD errors and by how far the later steps of the episode are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.compiled import compiled
+from lightning_replay.options import checked_count, checked_number
+from lightning_replay.samplers.pairs import FollowedEpisodes
+from lightning_replay.samplers.prioritized import PrioritizedSampler, written_slots
+from lightning_replay.saving.spec import recorded
+from lightning_replay.schedules import Schedule
+from lightning_replay.storage.packed import stored_before
+
+
+@recorded
+class ReliabilityAdjustedSampler(PrioritizedSampler):
+    """Draws row t in proportion to ``R_t ** reliability_exponent * (|δ_t| + priority_offset) ** priority_exponent``.
+
+    The target of a row before steps that are not learned yet is not reliable: its reliability is one less the share of
+    the episode's TD errors after it, ``R_t = Σ_{i <= t} |δ_i| / Σ_i |δ_i|`` over the stored rows of the episode,
+    ``priority_offset`` added to each; of a running one over the largest such sum of any episode, where that is more.
+    New rows have the largest TD error so far and reliability 1. Reliability-adjusted prioritized replay (ReaPER),
+    Pleiss et al. 2025, https://arxiv.org/abs/2506.18482; the default exponents are those of the authors' code.
+
+    A TD error changes the reliability of all rows of its episode. With each update the episodes of its rows are
+    renewed, in the order of the batch, until ``rows_per_update`` rows are; the authors' code renews all. Rows are
+    joined to episodes as by :class:`~lightning_replay.samplers.ContinuousTransitionSampler`.
+
+    Args:
+        capacity, importance_exponent, priority_offset, normalize_over_batch, seed: as :class:`PrioritizedSampler`.
+        priority_exponent: α.
+        reliability_exponent: ω; 0 leaves prioritized replay.
+        rows_per_update: rows after which the episodes that are left keep their reliabilities; ``None`` for no limit.
+        done_key: the flag of rows that ended their episode, terminated or truncated.
+        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+
+    Sampled keys:
+        index: int64 ``[B]``.
+        priority_weight: float32 ``[B]``, at most 1.
+
+    Raises:
+        ValueError: rows without ``done_key``; before anything is stored by ``Replay``.
+
+    Example:
+        >>> from lightning_replay import PackedStorage, Replay
+        >>> from tensordict import TensorDict
+        >>> sampler = ReliabilityAdjustedSampler(capacity=4, priority_offset=0.0)
+        >>> replay = Replay(storage=PackedStorage(4), sampler=sampler, batch_size=2)
+        >>> done = torch.tensor([[False], [False], [True]])
+        >>> slots = replay.extend(TensorDict({"observation": torch.zeros(3, 1), "next": {"done": done}}, [3]))
+        >>> replay.update_priority(slots, torch.tensor([1.0, 1.0, 2.0]))
+        >>> sampler.reliability_of(slots)
+        tensor([0.2500, 0.5000, 1.0000])
+    """
+
+    _reads_columns = True
+
+    def __init__(
+        self,
+        capacity: int,
+        priority_exponent: float = 0.3,
+        reliability_exponent: float = 0.3,
+        importance_exponent: float | Schedule = 0.5,
+        priority_offset: float = 1e-6,
+        normalize_over_batch: bool = False,
+        rows_per_update: int | None = 4_096,
+        done_key: NestedKey = ("next", "done"),
+        check_continuity: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        of_priorities = (priority_exponent, importance_exponent, priority_offset, normalize_over_batch)
+        super().__init__(capacity, *of_priorities, seed=seed)
+        self.reliability_exponent: float = checked_number("reliability_exponent", reliability_exponent, 0.0)
+        if rows_per_update is not None:
+            checked_count("rows_per_update", rows_per_update, of="rows")
+        self.rows_per_update = rows_per_update
+        # Links are followed in loops on the CPU, wherever the rows are.
+        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity, device="cpu")
+        self._forget()
+
+    def _forget(self) -> None:
+        self.followed.links = None
+        # Errors and reliabilities by slot, and the sum of each episode in the slot of its last row.
+        self._of_rows = np.ones((3, self.max_size), dtype=np.float32)
+        self._of_rows[2] = 0.0
+
+    def reliability_of(self, index: Tensor) -> Tensor:
+        """Returns R of rows as last renewed, float32 ``[n]`` on the CPU."""
+        return torch.from_numpy(self._of_rows[1, index.cpu().numpy()])
+
+    def priority_of(self, index: Tensor) -> Tensor:
+        """Returns ``|δ|`` of rows, float32 ``[n]`` on the CPU."""
+        return torch.from_numpy(self._of_rows[0, index.cpu().numpy()])
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        self.followed.check_rows(rows, type(self).__name__, "reliabilities along episodes")
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        super().mark_update(index, storage=storage)
+        if storage is not None:  # else of rows that were stored before this sampler came, in the call above
+            slots = written_slots(index, storage, type(self).__name__)
+            self._link_earlier(storage, slots)
+            self._link(slots, storage)
+            self.followed.warn()
+
+    def _link_earlier(self, storage: Storage, new: Tensor) -> None:
+        if self.followed.links is None and len(earlier := stored_before(storage, new)):
+            self._link(earlier, storage)
+
+    def _link(self, index: Tensor, storage: Storage) -> None:
+        self.followed.write(index, storage)
+        self._of_rows[:, index.cpu().numpy()] = np.array([[float(self.default_priority)], [1.0], [0.0]])
+
+    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        self.followed.cut(index.cpu(), trajectories)
+
+    def on_evict(self, index: Tensor) -> None:
+        super().on_evict(index)
+        if self.followed.links is not None:
+            self.followed.links.release(index.cpu())
+        self._of_rows[2, index.cpu().numpy()] = 0.0
+
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Sets TD errors as :class:`PrioritizedSampler` does, and renews the reliabilities of their episodes."""
+        if storage is not None:
+            self._link_earlier(storage, slots[:0])
+        super().set_priorities(slots, magnitudes, storage)  # which refuses before anything is changed
+        links, index = self.followed.links, slots.cpu().numpy()
+        written = index[index >= 0]
+        if links is None or not len(written):
+            return
+        self._of_rows[0, written] = magnitudes.cpu().numpy()[index >= 0]
+        most = self.max_size if self.rows_per_update is None else self.rows_per_update
+        of_links = links.successor.numpy(), links.predecessor.numpy(), links.running_slots().numpy()
+        renewed = np.empty(self.max_size, dtype=np.int64)
+        count = _renew(written, most, *of_links, *self._of_rows, self._of_rows[2].max(), self.priority_offset, renewed)
+        changed = np.concatenate((written, renewed[:count]))
+        self._tree.set(torch.from_numpy(changed), self._priorities(changed, self._priority_exponent))
+
+    def _priorities(self, slots: np.ndarray | slice, exponent: float) -> Tensor:
+        error, reliability, _ = self._of_rows[:, slots]
+        powered = (error + np.float32(self.priority_offset)) ** np.float32(exponent)
+        return torch.from_numpy(powered * reliability ** np.float32(self.reliability_exponent))
+
+    def _repowered(self, exponent: float) -> Tensor:
+        return self._priorities(slice(None), exponent).to(self._tree.device)
+
+    def _set_offset(self, offset: float) -> None:
+        self.priority_offset = offset
+        leaves, moved = self._tree.leaves(), self._repowered(self._priority_exponent)
+        self._tree.load_state_dict({"leaves": torch.where(leaves > 0, moved, leaves)})
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.followed.nbytes + self._of_rows.nbytes
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"of_rows": torch.from_numpy(self._of_rows.copy()), **self.followed.state_dict()}
+        return super().state_dict() | {"episodes": own}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._tree.load_state_dict(state_dict["tree"])  # which refuses another capacity
+        self._of_rows = state_dict["episodes"]["of_rows"].cpu().numpy().copy()
+        self.followed.load_state_dict(state_dict["episodes"])
+        super().load_state_dict(state_dict)
+
+
+@compiled
+def _renew(  # type: ignore[no-untyped-def]
+    slots, most, successor, predecessor, running, error, reliability, sums, largest, offset, renewed
+):
+    """Renews the episodes of these rows until ``most`` rows are; returns how many, their slots in ``renewed``."""
+    count, seen = 0, set()
+    for first in slots:
+        if count >= most:
+            break
+        while predecessor[first] >= 0:
+            first = predecessor[first]
+        if first in seen:
+            continue
+        seen.add(first)
+        total, last, slot = 0.0, first, first
+        while slot >= 0:
+            total, last, slot = total + error[slot] + offset, slot, successor[slot]
+        divisor = total
+        for newest in running:
+            if newest == last:
+                divisor = max(total, largest)
+        so_far, slot = 0.0, first
+        while slot >= 0:
+            so_far += error[slot] + offset
+            reliability[slot] = so_far / divisor if divisor > 0 else 1.0
+            sums[slot], renewed[count] = 0.0, slot
+            count, slot = count + 1, successor[slot]
+        sums[last] = total
+    return count

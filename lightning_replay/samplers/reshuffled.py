@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uniform draws without replacement: every row once before any again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.compiled import compiled
+from lightning_replay.parts import DrawPart, PartDraw
+from lightning_replay.samplers.uniform import UniformSampler
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.columns import as_tensor
+from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
+
+
+@recorded
+class ReshuffledSampler(UniformSampler):
+    """Draws each stored row once, in random order, before any is drawn again: an epoch, after which the next begins.
+
+    Random reshuffling, RR-C of Fujita 2025, https://arxiv.org/abs/2503.02269. As there, slots are what is shuffled: a
+    row that overwrites another takes its place, drawn or not, so that the draws of two slots differ by one at most. A
+    row in a slot that was empty is drawn in the present epoch, and one that leaves is drawn no more. The order is drawn
+    one row at a time, so that a batch takes the same time whatever is stored. Needs no feedback. A batch that ends an
+    epoch may have a row twice.
+
+    In a draw that is divided over several replays, each of them has epochs of its own.
+
+    Args:
+        seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
+
+    Sampled keys:
+        index: int64 ``[B]``.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, ReplayBuffer
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=ReshuffledSampler(seed=0), batch_size=3)
+        >>> _ = buffer.extend(TensorDict({"observation": torch.arange(6)}, [6]))
+        >>> sorted([*buffer.sample()["observation"].tolist(), *buffer.sample()["observation"].tolist()])
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    saved_attributes: tuple[str, ...] = ("_order", "_place", "_ends")
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
+        self._empty()
+
+    def _empty(self) -> None:
+        # Slots that were drawn in this epoch, then those that were not; the place of each slot there, or -1; and where
+        # the two parts end.
+        self._order = self._place = np.zeros(0, dtype=np.int64)
+        self._ends = np.zeros(2, dtype=np.int64)
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        if storage is not None:
+            self._add(as_tensor(index).reshape(-1).cpu().numpy(), storage)
+
+    def _add(self, slots: np.ndarray, storage: Storage) -> None:
+        if not len(self._order):
+            self._order, self._place = np.zeros(storage.max_size, dtype=np.int64), np.full(storage.max_size, -1)
+        new = np.unique(slots[self._place[slots] < 0])
+        places = np.arange(self._ends[1], self._ends[1] + len(new))
+        self._order[places], self._place[new] = new, places
+        self._ends[1] += len(new)
+
+    def on_evict(self, index: Tensor) -> None:
+        order, place = self._order, self._place
+        for slot in index.tolist() if len(place) else ():
+            hole = place[slot]
+            # The last of each part that the hole is in, or comes before, moves up.
+            for part in (0, 1) if 0 <= hole < self._ends[0] else (1,) if hole >= 0 else ():
+                self._ends[part] -= 1
+                last = order[self._ends[part]]
+                order[hole], place[last], hole = last, hole, self._ends[part]
+            place[slot] = -1
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device.
+
+        Raises:
+            RuntimeError: the storage is empty.
+        """
+        occupancy, device, generator = occupancy_of(storage), device_of(storage), self._generator
+        if not occupancy.count:
+            raise empty_storage()
+        if self._ends[1] != occupancy.count:  # rows that were stored before this sampler came
+            self._add(occupancy.slots().numpy(), storage)
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
+        index = torch.empty(batch_size, dtype=torch.int64, device="cpu")
+        _draw(uniform.cpu().numpy(), index.numpy(), self._order, self._place, self._ends)
+        return index if device is None else index.to(device), {}
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws as many rows as the part has, the next of this replay; reads no points."""
+        index, info = self.sample(storage, len(part))
+        totals = self.group_totals(storage)
+        return index, info, PartDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)
+
+    @property
+    def nbytes(self) -> int:
+        return self._order.nbytes + self._place.nbytes
+
+
+@compiled
+def _draw(uniform, index, order, place, ends):  # type: ignore[no-untyped-def]
+    """Moves slots that were not drawn, each equally likely, to the end of those that were."""
+    for number in range(uniform.size):
+        if ends[0] == ends[1]:
+            ends[0] = 0
+        here = ends[0]
+        there = min(here + int(uniform[number] * (ends[1] - here)), ends[1] - 1)
+        slot, other = order[there], order[here]
+        order[here], order[there] = slot, other
+        place[slot], place[other] = here, there
+        index[number] = slot
+        ends[0] = here + 1

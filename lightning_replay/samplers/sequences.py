@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws sequences of steps along episodes, for recurrent agents and world models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers import Sampler, Storage
+
+from lightning_replay.episodes import kernels
+from lightning_replay.episodes.links import EpisodeLinks
+from lightning_replay.options import checked_count, checked_share
+from lightning_replay.parts import declared_sampler
+from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.samplers.pairs import DependentSampler, FollowedEpisodes
+from lightning_replay.samplers.prioritized import PrioritizedSampler
+from lightning_replay.saving.spec import recorded
+from lightning_replay.schedules import Schedule
+from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
+
+MAX_SHARE = 0.9  # η of R2D2
+
+
+def sequence_priorities(td_error: Tensor, counts: Tensor, max_share: float = MAX_SHARE) -> Tensor:
+    """Computes ``η max|δ| + (1 - η) mean|δ|`` over the steps that count of each sequence.
+
+    R2D2, Kapturowski et al. 2019, section 2.3, https://openreview.net/forum?id=r1lyTjAqYX. Errors and ``counts``, bool,
+    are ``[B, T]``, and the result ``[B]``. What an error is where it does not count does not matter, NaN included.
+
+    Example:
+        >>> sequence_priorities(torch.tensor([[-4.0, 2.0, torch.nan]]), torch.tensor([[True, True, False]]))
+        tensor([3.9000])
+    """
+    magnitude = torch.where(counts, td_error.abs(), 0)
+    mean = magnitude.sum(1) / counts.sum(1).clamp(min=1)
+    return max_share * magnitude.amax(1) + (1 - max_share) * mean
+
+
+class SequenceStarts(PrioritizedSampler):
+    """Draws the first rows of sequences by the priorities of these; other rows have no weight in the tree."""
+
+    num_slots: int | None = None  # type: ignore[assignment]  # the tree gets the size of the storage with the first rows
+
+    @property
+    def uses_priorities(self) -> bool:  # type: ignore[override]
+        return self.priority_exponent > 0
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Does nothing: :meth:`begin` is called where sequences begin, and ``on_evict`` where they leave."""
+
+    def begin(self, slots: Tensor) -> None:
+        """Gives new sequences, by their first rows, int64 ``[n]``, the largest priority so far."""
+        super().mark_update(slots[self._tree.get(slots) == 0])  # one that could be drawn before keeps its priority
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        index, info = super().sample(storage, batch_size)
+        return index, info if self.uses_priorities else {}
+
+    def _attach_storage(self, storage: Storage | None) -> None:
+        if storage is not None and self._tree.capacity != storage.max_size:
+            self._tree = PriorityTree(storage.max_size)
+        self._has_rows = True
+        super()._attach_storage(storage)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._tree = PriorityTree(len(state_dict["tree"]["leaves"]))
+        super().load_state_dict(state_dict)
+
+
+@recorded
+class SequenceSampler(DependentSampler):
+    """Draws sequences of ``length`` consecutive steps of an episode, a batch ``[B, T]``.
+
+    Sequences begin with the first step of an episode and every ``length - overlap`` steps after it: with
+    ``overlap=length - 1`` at every step. One can be drawn once all its steps are stored, or the episode has ended, and
+    until a row of it leaves. The last one of an episode is shorter where it must be to reach the end; it is padded with
+    its last row, and ``mask`` is false there. None goes over the end of an episode, or over a gap; rows of several
+    environments need ``trajectory`` (or ``("collector", "traj_ids")``) and may be interleaved in any way.
+
+    ::
+
+        steps of an episode      0 1 2 3 4 5 6 7 8      length 4, overlap 2
+        sequences                0 1 2 3
+                                     2 3 4 5
+                                         4 5 6 7
+                                             6 7 8 8    mask 1 1 1 0
+
+    All are equally likely, or drawn by priority as in R2D2, Kapturowski et al. 2019,
+    https://openreview.net/forum?id=r1lyTjAqYX (``overlap=length // 2``, α = 0.9, β = 0.6). ``Replay.update_priority``
+    takes TD errors ``[B, T]`` and makes one priority of each sequence, see :func:`sequence_priorities`, without those
+    of padding and burn-in. From the first ``burn_in`` steps nothing is learned: they bring the recurrent state up to
+    date, which is stored with each step as an ordinary column. A draw costs the same whatever the capacity.
+
+    With ``first``, a sampler of rows such as :class:`~lightning_replay.samplers.tables.TableShares`, rows are drawn by
+    it, and with each the sequence in which it is the first one that is learned from, or a later one where the episode
+    ends within it. TD errors become priorities of single rows then, as far as ``first`` has any.
+
+    Args:
+        length: T, steps of a sequence, the burn-in included.
+        overlap: steps that neighbouring sequences of an episode share.
+        burn_in: steps at the beginning from which nothing is learned.
+        first: a sampler of rows in place of the priorities of sequences.
+        min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
+        priority_exponent, importance_exponent, priority_offset: α, β and ε of :class:`PrioritizedSampler`.
+        max_share: η of the priority of a sequence.
+        done_key, check_continuity: as in :class:`ContinuousTransitionSampler`.
+        seed: of the sampler's own generator.
+
+    Sampled keys:
+        index, generation: int64 ``[B, T]``.
+        mask: bool ``[B, T]``, true where the step exists.
+        priority_weight: float32 ``[B, T]``, that of the sequence, with a ``priority_exponent``.
+
+    Raises:
+        ValueError: at the draw, when all episodes that ended are shorter than ``min_steps``.
+        RuntimeError: at the draw, when no sequence is complete yet.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from lightning_replay import PackedStorage, Replay
+        >>> sampler = SequenceSampler(length=4, overlap=2, check_continuity=False)
+        >>> replay = Replay(storage=PackedStorage(9), sampler=sampler, batch_size=2, seed=0)
+        >>> done = torch.arange(9).view(9, 1) == 8
+        >>> _ = replay.extend(TensorDict({"observation": torch.arange(9.0), "next": {"done": done}}, [9]))
+        >>> batch = replay.sample()
+        >>> batch["index"], batch["mask"].sum(1)
+        (tensor([[2, 3, 4, 5],
+                [6, 7, 8, 8]]), tensor([4, 3]))
+    """
+
+    def __init__(
+        self,
+        length: int,
+        overlap: int = 0,
+        burn_in: int = 0,
+        first: Sampler | None = None,
+        min_steps: int | None = None,
+        priority_exponent: float = 0.0,
+        importance_exponent: float | Schedule = 0.4,
+        priority_offset: float = 1e-6,
+        max_share: float = MAX_SHARE,
+        done_key: NestedKey = ("next", "done"),
+        check_continuity: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        self.sequence_length: int = checked_count("length", length, of="steps")
+        self.overlap: int = checked_count("overlap", overlap, 0, of="steps")
+        self.burn_in: int = checked_count("burn_in", burn_in, 0, of="steps")
+        for name, steps in (("overlap", overlap), ("burn_in", burn_in)):
+            if steps >= length:
+                raise ValueError(f"{name} is {steps} and length is {length}; give {name} of at most {length - 1}")
+        least = burn_in + 1 if min_steps is None else checked_count("min_steps", min_steps, of="steps")
+        if not burn_in < least <= length:
+            raise ValueError(f"min_steps is {least}; it must be from burn_in + 1 = {burn_in + 1} to length = {length}")
+        if first is not None and (overlap or priority_exponent or min_steps is not None):
+            raise ValueError(
+                "first draws the rows that sequences are of, so overlap, min_steps and priority_exponent would be "
+                "ignored; leave them out, or leave first out"
+            )
+        self.min_steps: int = least
+        self.max_share: float = checked_share("max_share", max_share)
+
+        def starts(seed: int) -> SequenceStarts:
+            return SequenceStarts(1, priority_exponent, importance_exponent, priority_offset, seed=seed)
+
+        super().__init__(first, starts, seed)
+        self._starts: SequenceStarts | None = self.first if isinstance(self.first, SequenceStarts) else None
+        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
+        self._position: np.ndarray = np.zeros(0, dtype=np.int32)  # how many steps of its episode came before each row
+        self._longest_ended: int = 0  # steps of the longest episode that ended
+        self._has_drawn: bool = False
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` sequences, int64 ``[B, T]``, with their mask and the columns that ``first`` returns."""
+        if not len(storage):
+            raise empty_storage()
+        device, length = device_of(storage) or torch.device("cpu"), self.sequence_length
+        if not self._is_attached:
+            self._attach_storage(storage, torch.zeros(0, dtype=torch.int64, device=device))
+        if self._starts is not None and not (self._has_drawn and device.type != "cpu"):
+            if not self._starts._tree.has_mass():
+                raise self._nothing_to_draw(self._starts, len(storage))
+            self._has_drawn = True  # from now on draws need not wait for a GPU
+        index, info = self.first.sample(storage, batch_size)
+        index, links = index.to(device), self.followed.links_on(device)
+        slots, steps = self._around(index, storage) if self._starts is None else links.chain(index, length)
+        columns = {name: column.to(device).unsqueeze(1).repeat(1, length) for name, column in info.items()}
+        return slots, {"mask": torch.arange(length, device=device) < steps.unsqueeze(1), **columns}
+
+    def _around(self, rows: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
+        links, length = self.followed.links_on(rows.device), self.sequence_length
+        _, ahead = links.chain(rows, length - self.burn_in)
+        begin, place = links.back(rows, length - ahead)
+        slots, steps = links.chain(begin, length)
+        is_held = occupancy_of(storage).held(slots)
+        if is_held is None:
+            return slots, steps
+        # Rows before or after that no table refers to any more are left out.
+        step, place = torch.arange(length, device=rows.device), place.unsqueeze(1)
+        first = torch.where(~is_held & (step < place), step + 1, 0).amax(1)
+        steps = torch.minimum(steps, torch.where(~is_held & (step > place), step, length).amin(1)) - first
+        return slots.gather(1, first.unsqueeze(1) + torch.minimum(step, steps.unsqueeze(1) - 1)), steps
+
+    def feedback_of_rows(
+        self, index: Tensor, td_error: Tensor | None, generation: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns first rows and priorities of sequences, ``[B]`` each, or rows and errors of their steps, ``[n]``."""
+        length = self.sequence_length
+        if index.ndim != 2 or index.shape[1] != length or td_error is None or td_error.numel() != index.numel():
+            given = None if td_error is None else list(td_error.shape)
+            raise ValueError(
+                f"index is {list(index.shape)} and td_error {given}; sequences of {length} steps take both as "
+                f"[B, {length}], a TD error for each step, whatever it is in padding and burn-in. No priority was "
+                "changed"
+            )
+        td_error = td_error.reshape(index.shape).to(index.device)
+        counts = torch.ones_like(index, dtype=torch.bool)
+        counts[:, 1:] = index[:, 1:] != index[:, :-1]  # padding repeats the last row
+        counts[:, : self.burn_in] = False
+        if self._starts is None:
+            return index[counts], td_error[counts], None if generation is None else generation.to(index.device)[counts]
+        priority = sequence_priorities(td_error.float(), counts, self.max_share)
+        return index[:, 0], priority, None if generation is None else generation[:, 0]
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        super().check_rows(rows)
+        self.followed.check_rows(rows, type(self).__name__, "sequences of steps")
+
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
+        index, starts = index.to(device_of(storage) or index.device), self._starts
+        before = self._leave(index) if self.followed.links is not None else index[:0]
+        self.followed.write(index, storage)
+        if starts is not None:
+            if not len(self._position):
+                self._position = np.zeros(storage.max_size, dtype=np.int32)
+                starts._attach_storage(storage)
+            links, slots = self.followed.links_on(index.device), index.cpu().numpy()
+            kernels.number(links.predecessor[index].cpu().numpy(), slots, self._position)
+            first = self._position[slots].astype(np.int64) - (self.sequence_length - 1)
+            complete = slots[(first >= 0) & (first % (self.sequence_length - self.overlap) == 0)]
+            if len(complete):
+                starts.begin(_back(links, complete, np.full(len(complete), self.sequence_length - 1)))
+            self._end(torch.cat((before, index)), links)
+        self.followed.warn()
+
+    def on_evict(self, index: Tensor) -> None:
+        declared_sampler(self.first).on_evict(index)
+        if self.followed.links is not None:
+            self._leave(index)
+            self.followed.links_on(index.device).release(index)
+
+    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        declared_sampler(self.first).cut(index, trajectories)
+        if self.followed.links is not None:
+            links = self.followed.links_on(index.device)
+            before = links.running_slots()
+            self.followed.cut(index, trajectories)
+            self._end(torch.cat((before, index)), links)
+
+    def _leave(self, index: Tensor) -> Tensor:
+        # Sequences leave with any of their rows; returns the newest rows of running episodes.
+        links = self.followed.links_on(index.device)
+        if self._starts is not None:
+            self._starts.on_evict(index)
+            before = links.predecessor[index]
+            before = before[before >= 0]
+            if len(before):  # in a ring, where older rows left earlier, none stays
+                stays, steps = before[~torch.isin(before, index)].cpu().numpy(), np.arange(self.sequence_length - 1)
+                self._starts.on_evict(_back(links, stays.repeat(len(steps)), np.tile(steps, len(stays))))
+        return links.running_slots()
+
+    def _end(self, slots: Tensor, links: EpisodeLinks) -> None:
+        # The last sequence of each episode that none of these rows will go on with.
+        if self._starts is not None and (ended := links.ended(slots)):
+            last, length, overlap = np.array(ended), self.sequence_length, self.overlap
+            position = self._position[last].astype(np.int64)
+            self._longest_ended = max(self._longest_ended, int(position.max()) + 1)
+            # It brings a step that the one before it has not, or is the first one.
+            steps = np.where(position < length - 1, position, overlap + (position - overlap) % (length - overlap))
+            long_enough = steps >= self.min_steps - 1
+            self._starts.begin(_back(links, last[long_enough], steps[long_enough]))
+
+    def _nothing_to_draw(self, starts: SequenceStarts, stored: int) -> Exception:
+        length, longest = self.sequence_length, self._longest_ended
+        if 0 < longest < self.min_steps:
+            return ValueError(
+                f"no sequence of {self.min_steps} steps or more among the {stored} stored rows: the longest episode "
+                f"that ended had {longest}. Build the sampler with min_steps, or burn_in + 1, of at most {longest}"
+            )
+        if starts.uses_priorities and not starts.priority_offset and longest:
+            return starts._without_mass(stored)
+        return RuntimeError(
+            f"no sequence of {length} steps is complete among the {stored} stored rows. Store more rows before the "
+            "first draw (warmup_steps), build the sampler with a smaller length, or raise the capacity to several "
+            "times the length for each environment"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.followed.nbytes + self._position.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        learned = self.followed.state_dict() | {"position": torch.from_numpy(self._position.copy())}
+        return super().state_dict() | {"learned": learned | {"longest_ended": self._longest_ended}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        learned = state_dict["learned"]
+        self.followed.load_state_dict(learned)
+        self._position = learned["position"].cpu().numpy().copy()
+        self._longest_ended, self._has_drawn = learned["longest_ended"], False
+
+    def _empty(self) -> None:
+        super()._empty()
+        self.followed.links = None
+        self._position, self._longest_ended, self._has_drawn = np.zeros(0, dtype=np.int32), 0, False
+
+    def __repr__(self) -> str:
+        steps = f"length={self.sequence_length}, overlap={self.overlap}, burn_in={self.burn_in}"
+        return f"{type(self).__name__}({steps}, first={self.first!r})"
+
+
+def _back(links: EpisodeLinks, slots: np.ndarray, steps: np.ndarray) -> Tensor:
+    # The rows so many steps before others, where these are still stored.
+    index, wanted = (torch.from_numpy(part).to(links.successor.device) for part in (slots, steps))
+    found, gone = links.back(index, wanted)
+    return found[gone == wanted]

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints on other file systems of fsspec: uploaded, resumed, removed; a failed upload leaves the save before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
+from lightning_replay import load_replay, recipes, save_replay
+from lightning_replay.saves import verify_replay
+from lightning_replay.saving import DamagedFileError
+from tests.transitions import numbered_steps
+from tests.unit.lit.test_replay_checkpoint import run
+from tests.unit.lit.toys import Tiny, WatchedCheckpoint, make_data, make_replay, make_trainer
+
+# A resumed run may have other callbacks than the one that was saved.
+pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using")
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request, tmp_path) -> Iterator[str]:
+    yield "memory://bucket/run" if request.param == "memory" else f"file://{tmp_path}/remote/run"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def names_in(url: str) -> list[str]:
+    filesystem, path = fsspec.core.url_to_fs(url)
+    return sorted(name.rpartition("/")[2] for name in filesystem.ls(path, detail=False))
+
+
+def prioritized(**options):
+    return make_data(make_replay(prioritized=True), **options)
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)  # Lightning takes file:// for a relative path
+def test_a_run_is_resumed_from_another_file_system(tmp_path, url: str) -> None:
+    """Best and last are there with their replays; the resumed run has the draws of one with local files."""
+    scores = (99.0, 2.0, 9.0, 3.0, 9.0, 5.0)
+    keep = WatchedCheckpoint(url)
+    run(tmp_path, *scores, keep=keep, data=prioritized())
+    assert names_in(url) == ["best.10.replay", "best.ckpt", "last.40.replay", "last.ckpt"]
+    agents = []
+    for folder, path in ((url, "last"), (tmp_path / "run", tmp_path / "run" / "last.ckpt")):
+        if folder != url:
+            run(tmp_path, *scores, data=prioritized())
+        agent, data = Tiny(), prioritized(env_steps=80, seed=7)
+        make_trainer(tmp_path, [WatchedCheckpoint(folder)]).fit(agent, datamodule=data, ckpt_path=path)
+        assert data.updates_done == 60 and len(data.replay) == 80
+        agents.append(agent)
+    assert agents[0].seen == agents[1].seen and len(agents[0].seen) == 20
+    assert names_in(url) == ["best.10.replay", "best.ckpt", "last.60.replay", "last.ckpt"]
+
+
+def test_a_failed_upload_leaves_the_save_before(tmp_path, url: str, monkeypatch) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=prioritized())
+    trainer.save_checkpoint(f"{url}/end.ckpt")
+    before = names_in(url)
+    filesystem = type(fsspec.core.url_to_fs(url)[0])
+    trainer.datamodule.replay.sample()
+    opens, opened = filesystem._open, []
+
+    def failing(self, path, mode="rb", **options):
+        opened.append(path)
+        if "w" in mode and len(opened) > 1:
+            raise OSError("the network is gone")
+        return opens(self, path, mode, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "_open", failing)
+        with pytest.raises(OSError, match="the network is gone"):
+            trainer.save_checkpoint(f"{url}/end.ckpt")
+    assert any("end.40-1.replay" in path for path in opened) and names_in(url) == before
+    data = prioritized(env_steps=64)
+    make_trainer(tmp_path).fit(Tiny(), datamodule=data, ckpt_path=f"{url}/end.ckpt")
+    assert data.updates_done == 44
+    # What a killed save left beside the file is never loaded, and removed by the next.
+    other = fsspec.core.url_to_fs(url)[0]
+    other.makedirs(f"{url}/end.41.replay")
+    other.pipe_file(f"{url}/end.41.replay/replay.json", b"{")
+    trainer.save_checkpoint(f"{url}/end.ckpt")
+    assert names_in(url) == ["end.40-1.replay", "end.ckpt"]
+    trainer.strategy.remove_checkpoint(f"{url}/end.ckpt")
+    assert names_in(url) == []
+
+
+def test_other_and_missing_replays_are_refused(tmp_path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=prioritized())
+    trainer.save_checkpoint("memory://bucket/a.ckpt")
+    filesystem = fsspec.filesystem("memory")
+    (chunk,) = filesystem.glob("/bucket/a.40.replay/*/tensors.safetensors")
+    content = bytearray(filesystem.cat_file(chunk))
+    content[-1] ^= 1
+    filesystem.pipe_file(chunk, bytes(content))
+    for message, kind in (("changed since it was saved", DamagedFileError), ("not beside it", FileNotFoundError)):
+        agent = Tiny()
+        with pytest.raises(kind, match=message):
+            make_trainer(tmp_path).fit(agent, datamodule=prioritized(), ckpt_path="memory://bucket/a.ckpt")
+        if kind is DamagedFileError:
+            filesystem.rm("/bucket/a.40.replay", recursive=True)
+    trainer.datamodule.replay.sample()
+    trainer.save_checkpoint("memory://bucket/b.ckpt")
+    filesystem.mv("/bucket/b.40.replay", "/bucket/a.40.replay", recursive=True)
+    with pytest.raises(DamagedFileError, match="checkpoint memory://bucket/a.ckpt was saved with another replay"):
+        make_trainer(tmp_path).fit(Tiny(), datamodule=prioritized(), ckpt_path="memory://bucket/a.ckpt")
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def test_replays_are_saved_to_and_loaded_from_urls(url: str) -> None:
+    replay = recipes.prioritized(20, 4, seed=0)
+    replay.extend(numbered_steps(0, 12))
+    for _ in range(2):  # the second save replaces the first
+        replay.sample()
+        save_replay(replay, f"{url}/buffer")
+        assert verify_replay(f"{url}/buffer")["length"] == 12
+    assert len(names_in(f"{url}/buffer")) == 2
+    again, other = load_replay(f"{url}/buffer"), recipes.prioritized(20, 4, seed=3)
+    other.load(f"{url}/buffer")
+    drawn = replay.sample()["index"]
+    assert torch.equal(again.sample()["index"], drawn) and torch.equal(other.sample()["index"], drawn)
+    with pytest.raises(FileNotFoundError, match="no saved replay buffer in .*elsewhere"):
+        load_replay(f"{url}/elsewhere")

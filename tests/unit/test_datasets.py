@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of recorded data sets, from files that h5py, pyarrow and Minari have written here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import minari
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from minari.data_collector import EpisodeBuffer
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
+
+from lightning_replay import datasets, recipes
+from lightning_replay.datasets import DatasetRows, fill, from_d4rl, from_lerobot, from_minari, from_torchrl
+
+
+def listed(rows: TensorDict, *keys: Any) -> list[list[Any]]:
+    return [rows[key].flatten().tolist() for key in keys]
+
+
+def write_hdf5(path: Path, **columns: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, column in columns.items():
+            file[name] = np.asarray(column)
+    return path
+
+
+def steps(terminals: list[int], timeouts: list[int] | None = None, **more: Any) -> dict[str, Any]:
+    """Step i has the observation [i, -i], the action [i / 10] and the reward 10 i."""
+    numbers = np.arange(len(terminals), dtype=np.float64)
+    columns = {"observations": np.stack([numbers, -numbers], 1), "actions": numbers[:, None] / 10}
+    columns |= {"rewards": 10 * numbers, "terminals": np.array(terminals, bool), "metadata": [1.0]} | more
+    return columns if timeouts is None else columns | {"timeouts": np.array(timeouts, bool)}
+
+
+def test_the_classic_layout_of_d4rl_by_hand(tmp_path: Path) -> None:
+    """Steps 0 1 2 | 3 4 | 5 6: the first episode terminates, the second is cut off, the third breaks off.
+
+    step         0 1 2*|3 4!|5 6       * terminal, ! timeout
+    next         1 2 2 |4 - |6 -       2 has no successor that counts; 4 and 6 have none that is known
+    terminated       2
+    truncated           3    5         before the steps that are left out
+    """
+    file = write_hdf5(tmp_path / "classic.hdf5", **steps([0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0]))
+    found = from_d4rl(file)
+    rows = found.all()
+    assert len(found) == len(rows) == 5
+    assert rows["observation"].tolist() == [[i, -i] for i in (0, 1, 2, 3, 5)]
+    assert rows["next", "observation"].tolist() == [[i, -i] for i in (1, 2, 2, 4, 6)]
+    assert listed(rows, ("next", "reward"), ("next", "terminated"), ("next", "truncated"), "trajectory") == [
+        [0, 10, 20, 30, 50],
+        [False, False, True, False, False],
+        [False, False, False, True, True],
+        [0, 0, 0, 1, 2],
+    ]
+    assert torch.equal(rows["next", "done"], rows["next", "terminated"] | rows["next", "truncated"])
+    dtypes = {rows[key].dtype for key in ("observation", "action", ("next", "observation"), ("next", "reward"))}
+    assert dtypes == {torch.float32} and rows["trajectory"].dtype == torch.int64
+    assert rows["next", "reward"].shape == rows["next", "done"].shape == (5, 1) and rows["trajectory"].shape == (5,)
+    assert torch.equal(rows["action"], torch.tensor([[0.0], [0.1], [0.2], [0.3], [0.5]]))
+
+
+def test_next_observations_of_d4rl_are_taken_and_no_step_is_left_out(tmp_path: Path) -> None:
+    following = np.arange(1, 6, dtype=np.float32)[:, None] * [1, -1]
+    columns = steps([0, 0, 0, 1, 0], [0, 1, 0, 0, 0], next_observations=following)
+    rows = from_d4rl(write_hdf5(tmp_path / "whole.hdf5", **columns)).all()
+    assert rows["next", "observation"].tolist() == following.tolist()
+    assert listed(rows, ("next", "terminated"), ("next", "truncated"), "trajectory") == [
+        [False, False, False, True, False],
+        [False, True, False, False, True],  # the last one breaks off
+        [0, 0, 1, 1, 2],
+    ]
+
+
+def test_episodes_without_timeouts_end_after_the_steps_of_the_environment(tmp_path: Path) -> None:
+    file = write_hdf5(tmp_path / "old.hdf5", **steps([0, 0, 0, 1, 0, 0, 0, 0]))  # 0 1 2 | 3* | 4 5 6 | 7
+    rows = from_d4rl(file, max_episode_steps=3).all()
+    assert rows["observation"][:, 0].tolist() == [0, 1, 3, 4, 5]  # 2 and 6 were cut off, 7 breaks off
+    assert listed(rows, "trajectory", ("next", "truncated")) == [[0, 0, 1, 2, 2], [False, True, False, False, True]]
+    with pytest.raises(ValueError, match=r"neither timeouts nor next_observations.*Give max_episode_steps"):
+        from_d4rl(file)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from("...*!"), min_size=1, max_size=40), st.integers(1, 7))
+def test_pieces_of_the_classic_layout_are_those_of_a_loop_over_its_steps(
+    tmp_path_factory: pytest.TempPathFactory, ends: list[str], piece: int
+) -> None:
+    """The oracle reads one step after the other, as D4RL's own ``qlearning_dataset``."""
+    expected: list[list[Any]] = []
+    episode, count = 0, len(ends)
+    for i, end in enumerate(ends):
+        has_next = end == "." and i + 1 < count
+        if has_next or end == "*":
+            expected.append([i, i + 1 if has_next else i, end == "*", False, episode])
+        elif expected and expected[-1][4] == episode:
+            expected[-1][3] = True
+        episode += end != "."
+    columns = steps([end == "*" for end in ends], [end == "!" for end in ends])
+    file = write_hdf5(tmp_path_factory.getbasetemp() / "drawn.hdf5", **columns)
+    if not expected:
+        with pytest.raises(ValueError, match="no rows"):
+            from_d4rl(file)
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "_PIECE", piece)
+        found = from_d4rl(file)
+        pieces = list(found)
+    names = [set(one["trajectory"].tolist()) for one in pieces]
+    assert sum(map(len, names)) == len(set().union(*names))  # whole episodes
+    rows = torch.cat(pieces)
+    assert len(rows) == len(found)
+    ended = (rows["next", name][:, 0] for name in ("terminated", "truncated"))
+    found_columns = (rows["observation"][:, 0], rows["next", "observation"][:, 0], *ended, rows["trajectory"])
+    assert [list(row) for row in zip(*(column.tolist() for column in found_columns), strict=True)] == expected
+
+
+def test_files_that_are_no_data_set_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = steps([0, 0, 1], [0, 0, 0])
+    with pytest.raises(FileNotFoundError):
+        from_d4rl(tmp_path / "absent.hdf5")
+    with pytest.raises(ValueError, match=r"actions.*all of one length"):
+        from_d4rl(write_hdf5(tmp_path / "short.hdf5", **columns | {"actions": [[0.0]]}))
+    with pytest.raises(ValueError, match=r"has the columns .*give one with observations, actions"):
+        from_d4rl(write_hdf5(tmp_path / "part.hdf5", observations=columns["observations"]))
+    with pytest.raises(TypeError, match="arrays of numbers"):
+        from_d4rl(write_hdf5(tmp_path / "text.hdf5", **columns | {"actions": np.array([b"a", b"b", b"c"])})).all()
+    for name, read in (("h5py", from_d4rl), ("minari", from_minari), ("pyarrow.dataset", from_lerobot)):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            with pytest.raises(ModuleNotFoundError, match=r"pip install 'lightning-replay\[demonstrations\]'"):
+                read("anything")
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Written by Minari: an episode that terminates after three steps, and one that is cut off after two."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    spaces = {"state": Box(-100, 100, (1,), np.float64), "camera": Box(0, 255, (2, 2, 1), np.uint8)}
+    episodes = [
+        EpisodeBuffer(
+            observations={
+                "state": [np.array([time / 2]) for time in range(len(actions) + 1)],
+                "camera": [np.full((2, 2, 1), 10 * time, np.uint8) for time in range(len(actions) + 1)],
+            },
+            actions=[np.int64(action) for action in actions],
+            rewards=[float(action) for action in actions],
+            terminations=[time == 2 for time in range(len(actions))],
+            truncations=[len(actions) == 2 and time == 1 for time in range(len(actions))],
+        )
+        for actions in ((1, 2, 3), (0, 1))
+    ]
+    texts = {name: name for name in ("algorithm_name", "author", "code_permalink", "description")}
+    minari.create_dataset_from_buffers(
+        "goals/test-v0",
+        buffer=episodes,
+        env="CartPole-v1",
+        eval_env="CartPole-v1",
+        observation_space=Dict(spaces),
+        action_space=Discrete(4),
+        author_email="author@example.com",
+        requirements=[],
+        data_format="hdf5",
+        **texts,
+    )
+    return "goals/test-v0"
+
+
+def test_rows_of_minari_are_those_of_its_episodes(recorded: str) -> None:
+    found = from_minari(recorded)
+    rows = found.all()
+    assert len(found) == len(rows) == 5 and len(list(found)) == 2
+    assert rows["observation", "state"][:, 0].tolist() == [0, 0.5, 1, 0, 0.5]
+    assert rows["next", "observation", "state"][:, 0].tolist() == [0.5, 1, 1.5, 0.5, 1]
+    assert rows["observation", "camera"].dtype == torch.uint8
+    assert rows["next", "observation", "camera"][:, 1, 1, 0].tolist() == [10, 20, 30, 10, 20]
+    assert rows["observation", "state"].dtype == torch.float32 and rows["action"].dtype == torch.int64
+    assert listed(rows, "action", ("next", "terminated"), ("next", "truncated"), "trajectory") == [
+        [1, 2, 3, 0, 1],
+        [False, False, True, False, False],
+        [False, False, False, False, True],
+        [0, 0, 0, 1, 1],
+    ]
+    assert torch.equal(from_minari(minari.load_dataset(recorded)).all()["action"], rows["action"])
+
+
+FEATURES = {
+    "observation.image": ("video", [96, 96, 3]),
+    "observation.state": ("float32", [2]),
+    "observation.force": ("float32", [1]),
+    "action": ("float32", [2]),
+    "next.reward": ("float32", [1]),
+    "next.done": ("bool", [1]),
+    "next.success": ("bool", [1]),
+    "episode_index": ("int64", [1]),
+    "frame_index": ("int64", [1]),
+    "index": ("int64", [1]),
+}
+
+
+def write_lerobot(folder: Path, *, whole_files: bool = False, leave_out: tuple[str, ...] = ()) -> Path:
+    """Episodes of three and two frames, a file for each as in v2, or one as in v3; the first one succeeds."""
+    index = np.arange(5)
+    columns = {
+        "observation.state": [[i, i + 0.5] for i in range(5)],
+        "observation.force": [100.0 + i for i in range(5)],
+        "action": [[-i, 1] for i in range(5)],
+        "next.reward": [i / 4 for i in range(5)],
+        "next.done": [False, False, True, False, True],
+        "next.success": [False, False, True, False, False],
+        "episode_index": [0, 0, 0, 1, 1],
+        "frame_index": [0, 1, 2, 0, 1],
+        "index": index,
+    }
+    kinds = {"float32": pyarrow.float32(), "bool": pyarrow.bool_(), "int64": pyarrow.int64()}
+    arrays = {}
+    for name in columns.keys() - set(leave_out):
+        dtype, shape = FEATURES[name]
+        kind = kinds[dtype] if shape == [1] else pyarrow.list_(kinds[dtype], shape[0])
+        arrays[name] = pyarrow.array(columns[name], kind)
+    table = pyarrow.table(arrays)
+    (folder / "data" / "chunk-000").mkdir(parents=True)
+    if whole_files:
+        file = folder / "data" / "chunk-000" / "file-000.parquet"
+        pyarrow.parquet.write_table(table.sort_by([("index", "descending")]), file)
+    else:
+        for episode, rows in ((1, table.slice(3)), (0, table.slice(0, 3))):
+            pyarrow.parquet.write_table(rows, folder / "data" / "chunk-000" / f"episode_{episode:06d}.parquet")
+    features = {name: {"dtype": d, "shape": s} for name, (d, s) in FEATURES.items() if name not in leave_out}
+    (folder / "meta").mkdir()
+    (folder / "meta" / "info.json").write_text(json.dumps({"codebase_version": "v2.1", "features": features}))
+    return folder
+
+
+@pytest.mark.parametrize("whole_files", [False, True], ids=["v2", "v3"])
+def test_rows_of_lerobot_by_hand(tmp_path: Path, whole_files: bool) -> None:
+    """The first episode succeeds in its last frame; of the second the last frame has no next observation."""
+    rows = from_lerobot(write_lerobot(tmp_path / "set", whole_files=whole_files)).all()
+    assert rows["observation"].tolist() == [[i, i + 0.5] for i in (0, 1, 2, 3)]
+    assert rows["next", "observation"].tolist() == [[i, i + 0.5] for i in (1, 2, 2, 4)]
+    assert rows["action"].tolist() == [[-i, 1] for i in (0, 1, 2, 3)]
+    assert listed(rows, ("next", "reward"), ("next", "terminated"), ("next", "truncated"), "trajectory") == [
+        [0, 0.25, 0.5, 0.75],
+        [False, False, True, False],
+        [False, False, False, True],
+        [0, 0, 0, 1],
+    ]
+
+
+def test_several_observations_of_lerobot_are_a_dictionary_and_a_missing_reward_is_given(tmp_path: Path) -> None:
+    folder = write_lerobot(tmp_path / "set", leave_out=("next.reward", "next.success", "next.done"))
+    rows = from_lerobot(folder, ("observation.state", "observation.force"), reward=0.5).all()
+    assert rows["observation", "force"].tolist() == [[100], [101], [103]]  # no frame is an end that is known
+    assert rows["next", "observation", "state"][:, 0].tolist() == [1, 2, 4]
+    assert rows["next", "reward"].flatten().tolist() == [0.5] * 3 and not rows["next", "terminated"].any()
+    with pytest.raises(ValueError, match=r"lacks the columns \['next.reward', 'observation.image'\].*not decoded"):
+        from_lerobot(folder, ("observation.image",))
+    done = from_lerobot(write_lerobot(tmp_path / "done", leave_out=("next.success",))).all()
+    assert done["next", "terminated"].flatten().tolist() == [False, False, True, False, True]
+    with pytest.raises(FileNotFoundError):
+        from_lerobot(tmp_path / "absent")
+
+
+def torchrl_rows(count: int = 6) -> TensorDict:
+    """As TorchRL's collectors give them, flags of the step before and other columns included."""
+    number = torch.arange(count, dtype=torch.float64)
+    done = torch.zeros(count, 1, dtype=torch.bool)
+    done[[2, 4]] = True
+    terminated = done.clone()
+    terminated[4] = False
+    following = {"observation": number[:, None] + 1, "reward": 2 * number, "done": done, "terminated": terminated}
+    following |= {"step_count": torch.ones(count, 1)}
+    rows = {"observation": number[:, None], "action": torch.zeros(count, dtype=torch.int32), "next": following}
+    return TensorDict(rows | {"done": ~done, "step_count": torch.zeros(count, 1)}, [count])
+
+
+@pytest.mark.parametrize("kind", ["rows", "list", "storage", "buffer", "full"])
+def test_rows_of_torchrl_from_every_source(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Any = torchrl_rows()
+    if kind == "list":
+        source, rows = ListStorage(10), source
+        TensorDictReplayBuffer(storage=source, batch_size=2).extend(rows)
+    elif kind != "rows":
+        rows = source
+        source = TensorDictReplayBuffer(storage=LazyTensorStorage(6 if kind == "full" else 10), batch_size=2)
+        if kind == "full":  # the oldest rows do not lie in the first slots
+            source.extend(rows[:2])
+        source.extend(rows)
+        source = source.storage if kind == "storage" else source
+    monkeypatch.setattr(datasets, "_PIECE", 3)  # an episode ends with a piece
+    found = from_torchrl(source)
+    assert [len(piece) for piece in found] == [3, 3]
+    rows = found.all()
+    assert {*rows.keys(True, True)} == {
+        *("observation", "action", "trajectory", ("next", "observation"), ("next", "reward")),
+        *(("next", name) for name in ("terminated", "truncated", "done")),
+    }
+    assert rows["observation"].dtype == torch.float32 and rows["action"].dtype == torch.int64
+    assert listed(rows, "observation", ("next", "observation"), ("next", "reward"), "trajectory") == [
+        [0, 1, 2, 3, 4, 5],
+        [1, 2, 3, 4, 5, 6],
+        [0, 2, 4, 6, 8, 10],
+        [0, 0, 0, 1, 1, 2],
+    ]
+    assert listed(rows, ("next", "terminated"), ("next", "truncated")) == [
+        [False, False, True, False, False, False],
+        [False, False, False, False, True, False],
+    ]
+
+
+def test_named_episodes_and_several_observations_of_torchrl() -> None:
+    rows = torchrl_rows().set(("collector", "traj_ids"), torch.tensor([7, 8, 7, 8, 8, 7]))
+    rows["pixels"] = rows["next", "pixels"] = torch.zeros(6, 2, 2, 3, dtype=torch.uint8)
+    found = from_torchrl(rows, ("observation", "pixels")).all()
+    assert found["trajectory"].tolist() == [7, 8, 7, 8, 8, 7]
+    assert found["next", "observation", "pixels"].shape == (6, 2, 2, 3)
+    with pytest.raises(ValueError, match=r"they lack: 'state', \('next', 'state'\)\. "):
+        from_torchrl(rows, ("state",))
+    with pytest.raises(ValueError, match=r"these have \[3\]; columns that they lack: none.*transpose"):
+        from_torchrl(torchrl_rows().reshape(2, 3))
+    with pytest.raises(ValueError, match="holds no rows"):
+        from_torchrl(LazyTensorStorage(10))
+    with pytest.raises(TypeError, match=r"source is 3; it must be a storage"):
+        from_torchrl(3)  # type: ignore[arg-type]
+
+
+def test_a_replay_is_filled_with_episodes_of_numbers_of_their_own() -> None:
+    replay = recipes.uniform(capacity=13, batch_size=2, seed=0)
+    assert fill(replay, from_torchrl(torchrl_rows())) is replay
+    fill(replay, from_torchrl(torchrl_rows()).all())
+    rows = replay[:]
+    assert rows["trajectory"].tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 4, 5]
+    ends = [False, False, True, False, True, True]  # the last one broke off
+    assert rows["next", "done"].flatten().tolist() == 2 * ends
+    with pytest.raises(ValueError, match=r"capacity 13 and holds 12 rows; 6 more would evict some. Give capacity=18"):
+        fill(replay, from_torchrl(torchrl_rows()))
+    assert len(replay) == 12
+    with pytest.raises(TypeError, match="rows is 3; it must be what a function"):
+        fill(replay, 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="replay is None"):
+        fill(None, torchrl_rows())  # type: ignore[arg-type]
+    assert isinstance(from_torchrl(torchrl_rows()), DatasetRows)
