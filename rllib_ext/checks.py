@@ -106,10 +106,7 @@ def replay_options(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def trial_buffer(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:
-    """Builds a temporary buffer, so that wrong values raise an error here and not inside a Ray actor.
-
-    Of a sharded replay it is the buffer of one shard.
-    """
+    """Builds a temporary buffer (of shards, that of one), so that wrong values are refused here and not in an actor."""
     if options.get("num_shards") is not None:
         shards, options = split_options(options)
         check_shard_layout(options.get("layout"))

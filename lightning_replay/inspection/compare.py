@@ -50,10 +50,7 @@ class Inspection(NamedTuple):
 
 
 def ages(replay: Replay) -> Tensor:
-    """Returns the number of transitions given after each stored row, refused ones too, int64 ``[N]``, oldest first.
-
-    Raises ``ValueError`` for buffers whose writer keeps no order, as :func:`returns`.
-    """
+    """Returns the number of transitions given after each stored row, refused ones too, int64 ``[N]``, oldest first."""
     age = declared_writer(replay.writer).age_of(replay.oldest_first())
     assert age is not None, "oldest_first sorts by it"
     return age.cpu()

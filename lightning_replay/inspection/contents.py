@@ -253,11 +253,7 @@ def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
 
 
 def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
-    """Returns what a buffer holds, from its ``state``, see :mod:`lightning_replay.saves`, and its description.
-
-    Tensors may be in chunk files; a changed one raises ``DamagedFileError``. ``built_by`` has class and options, see
-    :func:`lightning_replay.saving.spec.describe`.
-    """
+    """Returns what a buffer holds, from its ``state``, whose tensors may be in chunk files, and its description."""
     retained = _retained_of(state["writer"])
     slots, written, given = _rows_held(state, retained)
     arguments = _entry(built_by, "arguments")

@@ -114,14 +114,10 @@ def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | No
 def load_shards(
     shards: ShardActors, folder: Folder, saved: SavedShards, *fields: Any
 ) -> Callable[[Callable[[list[Any]], None]], None]:
-    """Lets every shard read a save without using it yet; of other shards than there are, episodes are dealt out anew.
+    """Lets every shard read a save (with ``fields`` of its ``stage``) without using it yet.
 
-    Returns a function that lets all shards use it. It is given another one, which is called with what the shards have
-    answered and restores the state beside them, once every shard uses the save or is started again with it.
-
-    Args:
-        shards, folder, saved: which read, and the save.
-        fields: further arguments of the shards' ``stage``.
+    Returns a function that lets all use it; the function that it is given restores the state beside them, and gets what
+    the shards have answered.
     """
     shards.start_lost()
     seen = folders_of_shards(shards, folder, saved.data)

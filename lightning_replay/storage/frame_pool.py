@@ -245,11 +245,8 @@ class FramePool:
     def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
         """Stores two stacks ``[N, k, *shape]`` and returns their frames, int32 ``[N, 2 k]``.
 
+        ``found`` is of :meth:`find`, with nothing changed since; the frames ``given_up``, int32, lose a reference each.
         Too few free ones are a ``RuntimeError``, and nothing has changed.
-
-        Args:
-            found: of :meth:`find`, with nothing changed since.
-            given_up: int32, frames of rows that are overwritten, which lose a reference each; 0 is none.
         """
         self.check_room(found, given_up)
         count = len(found.sources)

@@ -111,10 +111,7 @@ def episodes_of(
     normalized: bool,
     infos: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[SingleAgentEpisode]:
-    """Returns the newest ``most`` rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
-
-    The columns of ``infos``, by the info's name, become infos of the steps.
-    """
+    """Returns the newest ``most`` rows of a replay as episodes, with columns of infos by name; see :func:`fill`."""
     rows = _newest_rows(replay, most)
     return _episodes(
         rows,
