@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def check_config(config: AlgorithmConfig) -> None:
-    if not isinstance(config, AlgorithmConfig):
-        raise TypeError(
-            f"config is {config!r}; DQNConfig(), SACConfig() or TQCConfig() is accepted, or PPOConfig(), APPOConfig() "
-            "or IMPALAConfig(), and after it the levels: configure(config, levels=...)"
-        )
-
-
 def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise ValueError(

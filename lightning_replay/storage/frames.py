@@ -368,15 +368,19 @@ class FrameStorage(PackedStorage):
         # Frames and rows get memory, or neither does.
         kinds = {key: (dtype, shape) for key, dtype, shape in leaves}
         stacks = {key: kinds[key] for key in self._given_images}
-        pools = []
+        several = [len(self.image_keys)] if len(self.image_keys) > 1 else []
+        numbers_of_row = (FRAMES, torch.int32, torch.Size([*several, 2 * self.frame_stack]))
+        packed = [leaf for leaf in leaves if leaf[0] not in stacks]
+        layout = RowLayout([*packed, numbers_of_row, (GENERATION, torch.int64, torch.Size([]))])
+        pools: list[FramePool] = []
         for key in self.image_keys:
             _, shape = kinds[key]
             frame = shape if self._is_image(shape) else shape[1:]
-            pools.append(FramePool(self.frame_capacity, frame, self.device, self._memmap))
-        several = [len(pools)] if len(pools) > 1 else []
-        frames = (FRAMES, torch.int32, torch.Size([*several, 2 * self.frame_stack]))
-        packed = [leaf for leaf in leaves if leaf[0] not in stacks]
-        self._allocate(RowLayout([*packed, frames, (GENERATION, torch.int64, torch.Size([]))]))
+            # A CPU's memory still counts as free where no frame was written.
+            taken = sum(pool.frames.nbytes for pool in pools) if torch.device(self.device).type == "cpu" else 0
+            beside = self.capacity * layout.row_bytes + taken
+            pools.append(FramePool(self.frame_capacity, frame, self.device, self._memmap, beside))
+        self._allocate(layout)
         assert self._storage is not None and self.layout is not None
         self._live = self._looked_up = None
         self._frames_of = numbers = self._storage.get(FRAMES)
