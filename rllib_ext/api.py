@@ -179,8 +179,8 @@ def configure(
         'install_levels'
     """
     given = {**locals()}
-    accepted = "DQNConfig(), SACConfig(), TQCConfig() or CQLConfig(); or, with levels, PPOConfig(), APPOConfig() or"
-    check_kind("config", config, AlgorithmConfig, f"{accepted} IMPALAConfig()")
+    of_levels = "PPOConfig(), APPOConfig() or IMPALAConfig(), and after it the levels: configure(config, levels=...)"
+    check_kind("config", config, AlgorithmConfig, f"one with a replay buffer, DQNConfig() or another, or {of_levels}")
     for name, value in given.items():
         if name not in ("config", "levels", "held_out_levels"):
             checked_flag(name, value)
