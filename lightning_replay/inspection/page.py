@@ -278,7 +278,7 @@ def _distribution(
     note: str = "",
     has_log: bool = True,
 ) -> str:
-    """Returns a histogram of values, ``[N]``, of one ``weight``, and a line of ``other`` values with theirs."""
+    """Returns a histogram of values, ``[N]``, of one ``weight`` each, and a line of ``other`` values with theirs."""
     together = values if other is None else np.concatenate((values, other[0]))
     if not len(together):
         return ""

@@ -81,7 +81,7 @@ class ReshardedRows:
         return max(self._names, default=-1) + 1
 
     def store(self, replay: Replay) -> TensorDictBase | None:
-        """Stores the rows in a new replay, of which the newest stay, and returns them all; ``None`` without any."""
+        """Stores the rows in a new replay, which keeps the newest, and returns all of them; ``None`` without any."""
         if not self._rows:
             return None
         # By place in their replays, so that the oldest rows of all come first.

@@ -236,7 +236,7 @@ class FrameStorage(PackedStorage):
                 buffer.on_evict(index)
 
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
-        """Writes :meth:`checked_values` into a slice or int64 ``[N]``; nothing, with ``RuntimeError``, without room."""
+        """Writes :meth:`checked_values` into a slice or int64 ``[N]``; lacking frames are a ``RuntimeError``."""
         assert self._images is not None
         if not len(values[0]):
             return

@@ -187,7 +187,7 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
 
 
 class MinSizes:
-    """Sets least sizes that were not given to the batch size; while no table has as many, the longest is drawn from."""
+    """Gives tables without a least size that of the batch; while none holds as many rows, the longest is drawn from."""
 
     def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
         from lightning_replay.samplers.tables import ScheduledSampler, TableShares

@@ -24,7 +24,7 @@ _NOTES = "level_notes"  # in the data that connector pieces share
 
 
 class NoteFragments(ConnectorV2):
-    """Notes the fragments, and the logits that acted, before RLlib's next piece adds a step to each of them."""
+    """Notes the fragments, with the logits of the policy that acted; RLlib's next piece adds a step to each of them."""
 
     def __init__(self, *, with_logits: bool) -> None:
         super().__init__()
