@@ -180,7 +180,8 @@ class CounterLog:
     def __init__(self) -> None:
         self.logger: MetricsLogger = MetricsLogger(root=False)
         self.logged: Counts = Counter()
-        self.calls = self.reported = 0
+        self.calls: int = 0
+        self.reported: int = 0
 
     def is_due(self, draws: int) -> bool:
         """Returns whether there were so many calls since it was due."""
