@@ -51,17 +51,11 @@ def write_shards(
     previous: Path | None,
     *arguments: Any,
 ) -> None:
-    """Lets every shard write into a folder of its own, then writes the state and the manifest.
+    """Lets every shard write into a folder of its own, then writes the ``state`` of that moment and the manifest.
 
     After an error, or when this process is killed, ``folder`` holds the save before; what the next save finds of this
-    one it removes. Errors are those of :meth:`ShardedReplay.save <lightning_replay.sharded.replay.ShardedReplay.save>`.
-
-    Args:
-        shards, folder, names: what to write, and where to.
-        state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
-        fields: of the manifest, beside those of every save.
-        previous: the folder of an earlier save of as many shards, whose unchanged files are linked.
-        arguments: further ones of the shards' ``save``.
+    one it removes. Unchanged files of ``previous``, a save of as many shards, are linked. Errors are those of
+    :meth:`ShardedReplay.save <lightning_replay.sharded.replay.ShardedReplay.save>`.
     """
     shards.start_lost()  # a save without a shard's rows would be no save
     count, earlier = len(shards), _folders_in(previous, names)

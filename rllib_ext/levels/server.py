@@ -259,16 +259,13 @@ class PendingEpisodes:
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
     last: with several Learners it may overtake others, and waits for them. An episode is dropped if fragments of later
     episodes of its environment arrived more than ``max_lag`` times.
-
-    Attributes:
-        counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment
-            never arrived; ``episodes_lost``, dropped without a score.
     """
 
     def __init__(self, max_lag: int) -> None:
         self._max_lag = max_lag
         self.active: dict[str, PendingEpisode] = {}
         self._begun = 0
+        # Fragments of unknown episodes and duplicates; scored episodes that lack one; episodes dropped without a score.
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
     def begin(self, episode_id: str, episode: PendingEpisode) -> None:
