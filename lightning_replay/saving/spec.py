@@ -129,14 +129,8 @@ def build(
 ) -> Any:
     """Builds the object that :func:`describe` described; imports nothing outside :data:`TRUSTED` and ``trust``.
 
-    Args:
-        description: of an object, as plain values.
-        name: of the object, for errors.
-        trust: further packages whose modules may be imported.
-        chosen: values of the arguments in ``chosen_when_loaded``, see :func:`recorded`; ``None`` where absent.
-
-    Raises:
-        NotRebuildableError: an option was not a plain value, a recorded class or an import path of such a package.
+    ``name`` is for errors; ``chosen`` has the arguments in ``chosen_when_loaded``, see :func:`recorded`. Raises
+    ``NotRebuildableError`` where an option was no plain value, no recorded class and no import path of such a package.
     """
     part = functools.partial(build, trust=trust, chosen=chosen)
     if isinstance(description, list):
