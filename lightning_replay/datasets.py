@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import ReplayBuffer, Storage
 
-from lightning_replay.episodes.links import trajectory_of
+from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.episodes.running import slots_by_age, stored_trajectories
 from lightning_replay.options import check_kind, checked_count, checked_keys, checked_number, missing_extra
 from lightning_replay.parts import declared_writer
@@ -27,7 +27,7 @@ from lightning_replay.storage.rows import shown
 
 __all__ = ["DatasetRows", "fill", "from_d4rl", "from_lerobot", "from_minari", "from_torchrl"]
 
-_PIECE = 65_536  # rows, to which whole episodes are added
+_PIECE = 65_536  # rows
 
 
 class DatasetRows(Iterable[TensorDict]):
@@ -36,7 +36,7 @@ class DatasetRows(Iterable[TensorDict]):
     Columns are those that :class:`~lightning_replay.lit.ReplayDataModule` stores: ``observation``, ``action`` and
     ``trajectory``, int64 ``[n]``, the number of the episode; under ``"next"`` the observation, and ``reward``,
     ``terminated``, ``truncated`` and ``done`` ``[n, 1]``. Floats are float32, integer actions int64, other dtypes as
-    recorded; parts of Dict and Tuple spaces are nested. Values are those of the data set.
+    recorded; parts of Dict and Tuple spaces are nested.
 
     An episode that breaks off without an end is truncated at its last row. Where only the observations before the
     actions have been recorded, the last step of an episode has no next observation: a terminated one, whose successor
@@ -92,8 +92,8 @@ def fill(replay: Replay, rows: DatasetRows | TensorDictBase) -> Replay:
     replay.end_episodes()
     first = 1 + max([-1, *(name for name in stored_trajectories(replay.storage) if name is not None)])
     for piece in [rows] if isinstance(rows, TensorDictBase) else rows:
-        names = piece.get("trajectory", None)
-        replay.extend(piece if names is None or not first else piece.copy().set("trajectory", names + first))
+        key = next((key for key in TRAJECTORY_KEYS if piece.get(key, None) is not None), None)
+        replay.extend(piece if key is None or not first else piece.copy().set(key, piece[key] + first))
     replay.end_episodes()
     return replay
 
@@ -141,39 +141,33 @@ def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> Dataset
         ValueError: columns that are missing or of several lengths; neither ``timeouts`` nor ``next_observations`` nor
             ``max_episode_steps``, so that the next step may be of another episode.
     """
-    h5py, names = _imported("h5py"), ["observations", "actions", "rewards", "terminals"]
+    h5py, needed = _imported("h5py"), ("observations", "actions", "rewards", "terminals")
     if max_episode_steps is not None:
         checked_count("max_episode_steps", max_episode_steps)
     with h5py.File(path) as file:
-        present = [name for name in (*names, "timeouts", "next_observations") if name in file]
-        lengths = {name: len(file[name]) for name in present}
-        if not lengths.keys() >= {*names} or len({*lengths.values()}) > 1:
-            raise ValueError(f"{path} has the columns {lengths}; give one with {', '.join(names)}, all of one length")
-        terminated = file["terminals"][:].astype(bool).reshape(-1)
-        truncated = file["timeouts"][:].astype(bool).reshape(-1) if "timeouts" in file else np.zeros_like(terminated)
-    place, has_following = np.arange(len(terminated)), "next_observations" in lengths
-    if "timeouts" not in lengths and max_episode_steps is not None:
+        columns = {name: file[name][:] for name in (*needed, "timeouts", "next_observations") if name in file}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if not lengths.keys() >= {*needed} or len({*lengths.values()}) > 1:
+        raise ValueError(f"{path} has the columns {lengths}; give one with {', '.join(needed)}, all of one length")
+    observation, action, reward, terminated = (columns[name] for name in needed)
+    terminated, following = terminated.astype(bool).reshape(-1), columns.get("next_observations")
+    place = np.arange(len(terminated))
+    if "timeouts" in columns:
+        truncated = columns["timeouts"].astype(bool).reshape(-1)
+    elif max_episode_steps is not None:
         start = np.maximum.accumulate(np.where(np.append(True, terminated[:-1]), place, 0))
         truncated = (place - start) % max_episode_steps == max_episode_steps - 1
-    elif "timeouts" not in lengths and not has_following:
+    elif following is not None:  # the next step goes on from another observation
+        truncated = (following != observation[np.roll(place, -1)]).any(tuple(range(1, following.ndim)))
+        truncated &= ~terminated
+    else:
         raise ValueError(
             f"{path} has neither timeouts nor next_observations, so that an episode that was cut off would go on in "
             "the next one. Give max_episode_steps, that of the environment"
         )
     is_last = terminated | truncated
-    is_last[-1:] = True
-    trajectory, ends = np.cumsum(is_last) - is_last, 1 + np.flatnonzero(is_last)
-    cuts = np.unique([0, *ends[np.searchsorted(ends, np.arange(_PIECE, len(place), _PIECE))], len(place)]).tolist()
-
-    def pieces() -> Iterator[TensorDict]:
-        with h5py.File(path) as file:
-            for rows in map(slice, cuts[:-1], cuts[1:]):
-                observation, action, reward = (file[name][rows] for name in names[:3])
-                following = file["next_observations"][rows] if has_following else None
-                flags = (terminated[rows], truncated[rows])
-                yield _episodes(observation, action, reward, *flags, trajectory[rows], following)
-
-    return DatasetRows(len(place) if has_following else int((~is_last | terminated).sum()), pieces)
+    rows = _episodes(observation, action, reward, terminated, truncated, np.cumsum(is_last) - is_last, following)
+    return DatasetRows(len(rows), lambda: iter([rows]))
 
 
 def from_lerobot(
@@ -213,15 +207,10 @@ def from_lerobot(
         return values.to_numpy(zero_copy_only=False).reshape(table.num_rows, *features[name]["shape"])
 
     rewards = column("next.reward") if reward is None else np.full(table.num_rows, checked_number("reward", reward))
-    never = np.zeros(table.num_rows, dtype=np.bool_)
-    rows = _episodes(
-        column(names[0]) if len(names) == 1 else {name.removeprefix("observation."): column(name) for name in names},
-        column("action"),
-        rewards,
-        np.logical_and.reduce([column(name).reshape(-1) for name in ends] or [never]),
-        never,
-        column("episode_index").reshape(-1),
-    )
+    parts, never = {name.removeprefix("observation."): column(name) for name in names}, np.zeros(len(rewards), np.bool_)
+    observation = parts if len(parts) > 1 else column(names[0])
+    ended = np.logical_and.reduce([column(name).reshape(-1) for name in ends] or [never])
+    rows = _episodes(observation, column("action"), rewards, ended, never, column("episode_index").reshape(-1))
     return DatasetRows(len(rows), lambda: iter([rows]))
 
 
@@ -243,48 +232,49 @@ def from_torchrl(
     """
     accepted = "a storage, a replay buffer or an offline data set of TorchRL, or a TensorDict [N]"
     check_kind("source", source, Storage | ReplayBuffer | TensorDictBase, accepted)
-    keys, held = checked_keys("observations", observations), source
-    slots = torch.arange(len(source), device="cpu")
-    if not isinstance(source, TensorDictBase):
-        held = source.storage if isinstance(source, ReplayBuffer) else source
-        in_order = slots_by_age(held, declared_writer(source.writer)) if isinstance(source, ReplayBuffer) else None
-        slots = occupancy_of(held).slots() if in_order is None else in_order
+    keys, held, in_order = checked_keys("observations", observations), source, None
+    if isinstance(source, ReplayBuffer):
+        held, in_order = source.storage, slots_by_age(source.storage, declared_writer(source.writer))
+    if in_order is None:
+        is_rows = isinstance(held, TensorDictBase)
+        in_order = torch.arange(len(held), device="cpu") if is_rows else occupancy_of(held).slots()
 
     def read(places: Tensor) -> TensorDictBase:
-        rows = held[places] if isinstance(held, TensorDictBase) else held.get(places)
+        rows = held[places]
         return normalized(torch.stack(rows) if isinstance(rows, list) else rows).cpu()
 
+    def observed(rows: TensorDictBase, *under: str) -> Any:
+        found = {key[-1]: rows.get((*under, *key)) for key in keys}
+        return found if len(found) > 1 else found[keys[0][-1]]
+
+    first = read(in_order[:1]) if len(in_order) else TensorDict({}, [0])
     needed = [*keys, *(("next", *key) for key in keys), ("action",), ("next", "reward"), ("next", "done")]
-    first = read(slots[:1]) if len(slots) else None
-    missing = [] if first is None else [shown(key) for key in needed if first.get(key, None) is None]
-    if first is not None and (missing or first.ndim > 1):
+    missing = ", ".join(shown(key) for key in needed if first.get(key, None) is None)
+    if len(first) and (missing or first.ndim > 1):
         raise ValueError(
             f"from_torchrl takes single steps, of batch size [], and these have {list(first.shape[1:])}; columns that "
-            f"they lack: {', '.join(missing) or 'none'}. Give storage[:].transpose(0, 1).reshape(-1) of several "
-            "dimensions, and name the columns that are observations"
+            f"they lack: {missing or 'none'}. Give storage[:].transpose(0, 1).reshape(-1) of several dimensions, and "
+            "name the columns that are observations"
         )
 
     def pieces() -> Iterator[TensorDict]:
         begun = 0  # episodes, where rows name none
-        for places in slots.split(_PIECE):
+        for places in in_order.split(_PIECE):
             rows = read(places)
-            done, ended, truncated = (rows.get(("next", name), None) for name in ("done", "terminated", "truncated"))
+            following = rows["next"]
+            done, ended, truncated = (following.get(name, None) for name in ("done", "terminated", "truncated"))
             if ended is None:
                 ended = done if truncated is None else done & ~truncated
-            names = (trajectory_of(rows), rows.get("traj_ids", None), rows.get("episode", None))
+            truncated = done & ~ended if truncated is None else truncated
+            names = (rows.get(key, None) for key in (*TRAJECTORY_KEYS, "traj_ids", "episode"))
             trajectory = next((name for name in names if name is not None), None)
             if trajectory is None:
                 trajectory = begun + done.long().cumsum(0) - done.long()
                 begun = int(trajectory[-1] + done[-1])
-            observation, following = (
-                rows.get((*under, *keys[0])) if len(keys) == 1 else {key[-1]: rows.get((*under, *key)) for key in keys}
-                for under in ((), ("next",))
-            )
-            truncated = done & ~ended if truncated is None else truncated
-            action, reward = rows["action"], rows["next", "reward"]
-            yield _transitions(observation, following, action, reward, ended, truncated, trajectory)
+            seen, after = observed(rows), observed(rows, "next")
+            yield _transitions(seen, after, rows["action"], following["reward"], ended, truncated, trajectory)
 
-    return DatasetRows(len(slots), pieces)
+    return DatasetRows(len(in_order), pieces)
 
 
 def _imported(module: str) -> Any:
@@ -298,7 +288,7 @@ def _episodes(
     observation: Any, action: Any, reward: Any, terminated: Any, truncated: Any, trajectory: Any, following: Any = None
 ) -> TensorDict:
     """Returns the rows of whole episodes, arrays ``[n, ...]`` of steps in order; see :class:`DatasetRows`."""
-    is_last = np.append(trajectory[1:] != trajectory[:-1], True)
+    is_last = np.append(trajectory[1:] != trajectory[:-1], True)[: len(trajectory)]
     truncated, kept = truncated | (is_last & ~terminated), np.full(len(is_last), True)
     if following is None:
         successor = np.arange(len(is_last)) + ~is_last

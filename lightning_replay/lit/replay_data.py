@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gymnasium
@@ -28,7 +27,7 @@ from lightning_replay.agents.interfaces import (
     takes_update_batches,
 )
 from lightning_replay.envs.building import checked_info_keys
-from lightning_replay.lit.checkpoint_files import downloaded_replay, saved_replay
+from lightning_replay.lit.checkpoint_files import opened, saved_replay
 from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import episode_returns, make_environments
@@ -175,8 +174,7 @@ class ReplayDataModule(EnvStepDataModule):
         self.updates_per_epoch = updates_per_epoch
         self._updates_per_env_step = updates_per_env_step
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
-        self._saved_replay: Path | None = None  # of the checkpoint that is being restored
-        self._downloaded: TemporaryDirectory[str] | None = None
+        self._saved_replay: Any = None  # of the checkpoint that is being restored
         self._tasks = replay.tasks
         self._num_envs = num_envs
         self._info_keys = checked_info_keys(info_keys)
@@ -362,27 +360,21 @@ class ReplayDataModule(EnvStepDataModule):
         """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
         return super().state_dict() | {"replay": None, "pace": self.pace.state_dict()}
 
-    def find_replay(self, checkpoint: dict[str, Any], path: str | Path) -> Path | None:
+    def find_replay(self, checkpoint: dict[str, Any], path: str | Path) -> Any:
         """Finds the replay of a checkpoint, before the agent is restored from it; ``None`` for the weights alone."""
         state = checkpoint.get(type(self).__qualname__)
         if not self._is_fitting or state is None:
             return None
-        if "://" in str(path):
-            self._downloaded = TemporaryDirectory()
-            target = Path(self._downloaded.name)
-            self._saved_replay = downloaded_replay(str(path), state["replay"], state["replay_id"], target)
-        else:
-            self._saved_replay = saved_replay(Path(path), state["replay"], state["replay_id"])
+        self._saved_replay = saved_replay(path, state["replay"], state["replay_id"])
         return self._saved_replay
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not self._is_fitting:
             return
-        assert self._saved_replay is not None
         assert self.trainer is not None
         if self.trainer.is_global_zero:  # a shared replay is loaded once for all processes
-            self.replay.load(self._saved_replay)
-        self._downloaded = None
+            with opened(self._saved_replay) as saved:
+                self.replay.load(saved)
         self.trainer.strategy.barrier()
         super().load_state_dict(state)
         self.pace.resume(state["pace"], *self.clocks)
