@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -81,8 +81,8 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self.datamodule = datamodule  # a ReplayDataModule, whose file imports this one
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
         self.in_background: bool = False
-        self._thread = ThreadPoolExecutor(1)
-        self._last_task: Future[None] | None = None
+        self._thread = futures.ThreadPoolExecutor(1)
+        self._last_task: futures.Future[None] | None = None
         self._pending: Hashable = None  # the state that the thread saves
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -118,6 +118,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         """Raises the error of what was written in the background, once it has ended."""
         task = self._last_task
         if task is not None and (for_end or task.done()):
+            futures.wait([task])  # an interrupt leaves it to be waited for
             self._last_task = self._pending = None
             task.result()
 

@@ -131,8 +131,11 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             return
         source = source_of(trainer, self)
         if self.background:
-            self._files = self._files_of(trainer)
-            self._files.in_background = True
+            files = trainer.strategy.checkpoint_io
+            if not isinstance(files, ReplayCheckpointIO):
+                raise TypeError("background is True, and there is no replay, whose files take long to write")
+            FrozenReplay(files.datamodule.replay).close()  # refuses a replay that cannot be saved so
+            self._files, files.in_background = files, True
         resumed = trainer.ckpt_path
         last = self.last_model_path
         is_same_file = resumed is not None and _exists(last) and _is_same(str(resumed), last)
@@ -182,13 +185,12 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             source.is_update_open = False
         source.drop_open_update()  # one that was not finished is made again after a resume
         reason = self._reason_against_saving(trainer, exception)
-        if reason is None:
-            try:
-                self._settle()
-                if source.clocks != self._saved:
-                    self._save_last(trainer, source)
-            except Exception as failure:  # the exception that ended the run is the one to be raised
-                reason = f"saving failed, {type(failure).__name__}: {failure}"
+        try:
+            self._settle()  # also where nothing is saved: what is reported to be saved must be
+            if reason is None and source.clocks != self._saved:
+                self._save_last(trainer, source)
+        except Exception as failure:  # the exception that ended the run is the one to be raised
+            reason = f"saving failed, {type(failure).__name__}: {failure}"
         self._is_step_open = False
         self._report(reason)
 
@@ -197,19 +199,12 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._release()
         super().teardown(trainer, pl_module, stage)
 
-    def _files_of(self, trainer: L.Trainer) -> ReplayCheckpointIO:
-        files = trainer.strategy.checkpoint_io
-        if not isinstance(files, ReplayCheckpointIO):
-            raise TypeError("background is True, and there is no replay, whose files take long to write; leave it out")
-        FrozenReplay(files.datamodule.replay).close()  # refuses a replay that cannot be saved so
-        return files
-
     def _settle(self, *, for_end: bool = True) -> None:
         # Raises the error of a save in the background; what was said to be saved is not then.
         if self._files is not None:
             try:
                 self._files.wait(for_end=for_end)
-            except BaseException:
+            except Exception:
                 self._is_saving = True
                 self._saved, self._newest = self._written
                 raise
@@ -245,9 +240,9 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
         is_best = self._save_best(trainer)
         is_due = self._is_save_due(source) or (is_last and source.clocks != self._saved)
-        # With the best too: a run that is resumed before it would search for it again and might overwrite it.
         if is_due and not is_best:
             self._settle()
+        # With the best too: a run that is resumed before it would search for it again and might overwrite it.
         if is_best or is_due:
             self._save_last(trainer, source)
 
