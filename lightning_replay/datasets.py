@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.columns import normalized
 from lightning_replay.storage.packed import occupancy_of
-from lightning_replay.storage.rows import shown
+from lightning_replay.storage.rows import each_part, shown
 
 __all__ = ["DatasetRows", "fill", "from_d4rl", "from_lerobot", "from_minari", "from_torchrl"]
 
@@ -115,7 +115,7 @@ def from_minari(dataset: Any) -> DatasetRows:
         for number, episode in enumerate(dataset.iterate_episodes()):
             # One observation more than steps: the last one is only a successor.
             cuts = (slice(None, -1), slice(1, None))
-            before, after = (_each(episode.observations, operator.itemgetter(cut)) for cut in cuts)
+            before, after = (each_part(episode.observations, operator.itemgetter(cut)) for cut in cuts)
             reward, terminated, truncated = map(
                 np.asarray, (episode.rewards, episode.terminations, episode.truncations)
             )
@@ -292,7 +292,7 @@ def _episodes(
     truncated, kept = truncated | (is_last & ~terminated), np.full(len(is_last), True)
     if following is None:
         successor = np.arange(len(is_last)) + ~is_last
-        following, kept = _each(observation, lambda column: column[successor]), ~is_last | terminated
+        following, kept = each_part(observation, lambda column: column[successor]), ~is_last | terminated
         truncated[:-1] |= ~kept[1:] & ~is_last[:-1]
     rows = _transitions(observation, following, action, reward, terminated, truncated, trajectory)
     return rows if kept.all() else rows[torch.from_numpy(kept)]
@@ -303,23 +303,14 @@ def _transitions(
 ) -> TensorDict:
     count = len(reward)
     reward, *ends = (_column(each).reshape(count, 1) for each in (reward, terminated, truncated))
-    after = {"observation": _each(following, _column), "reward": reward.float(), "terminated": ends[0]}
+    after = {"observation": each_part(following, _column), "reward": reward.float(), "terminated": ends[0]}
     rows = {
-        "observation": _each(observation, _column),
-        "action": _each(action, lambda column: _column(column, np.int64)),
+        "observation": each_part(observation, _column),
+        "action": each_part(action, lambda column: _column(column, np.int64)),
         "next": after | {"truncated": ends[1], "done": ends[0] | ends[1]},
         "trajectory": _column(trajectory, np.int64).reshape(count),
     }
     return TensorDict(rows, [count])
-
-
-def _each(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Returns the same tree of dictionaries with the function's value in place of each array."""
-    if isinstance(value, Mapping | TensorDictBase):
-        return {str(name): _each(part, function) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return {str(place): _each(part, function) for place, part in enumerate(value)}
-    return function(value)
 
 
 def _column(value: Any, integer: Any = None) -> Tensor:

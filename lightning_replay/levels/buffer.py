@@ -372,10 +372,7 @@ def _check_finite(score: float, level_id: int) -> None:
 
 
 class UnseenLevels:
-    """Draws a level without a score, if possible one that no actor plays, in constant time.
-
-    Keeps the levels of a known set that have no score; an unbounded set, ``None``, is not kept.
-    """
+    """Draws a level without a score, if possible one that no actor plays, in constant time."""
 
     def __init__(self, level_ids: list[int] | None, generate: LevelGenerator | None = None) -> None:
         self._generate = generate

@@ -162,11 +162,7 @@ class LevelTable:
         return by_score
 
     def probabilities(self, in_flight: Collection[int] = ()) -> np.ndarray:
-        """Returns the replay probability of each row, float64 ``[L]``.
-
-        Levels ``in_flight`` have probability 0 by score, and ranks are among the others, unless all levels are in
-        flight. Staleness is not concerned.
-        """
+        """Returns the replay probability of each row, float64 ``[L]``; by score levels ``in_flight`` have none."""
         if self._count == 0:
             return np.zeros(0)
         by_score = self._by_score(in_flight)

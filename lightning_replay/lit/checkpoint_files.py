@@ -34,10 +34,7 @@ _UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be writ
 
 
 class CheckedCheckpointIO(CheckpointIO):
-    """Warns once of entries that could not be loaded again, and waits until a checkpoint file is on the disk.
-
-    A data module installs it around the trainer's own plug-in, ``wrapped``, which writes and reads the file.
-    """
+    """Around the trainer's plug-in: warns once of what cannot be loaded again, and syncs the file."""
 
     def __init__(self, wrapped: CheckpointIO) -> None:
         self.wrapped = wrapped
@@ -64,13 +61,7 @@ class CheckedCheckpointIO(CheckpointIO):
 
 
 class ReplayCheckpointIO(CheckedCheckpointIO):
-    """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
-
-    An existing folder is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
-    checkpoint holds the folder's name and the id of the save in it, so that both can be moved together and another
-    buffer is refused. A checkpoint is overwritten before its former buffer is removed: killed at any time, the file
-    finds the buffer it was saved with. The next save removes the remains of a killed one. At a URL of fsspec the buffer
-    is uploaded before the checkpoint.
+    """Saves ``name.ckpt`` together with a new folder ``name.<updates>.replay/`` beside it, found by the id of its save.
 
     While :attr:`in_background` is set a thread writes and removes checkpoints, in order and as they were when that was
     requested; what follows a failed one is left out, and :meth:`wait` raises its error.
@@ -282,12 +273,7 @@ def _remove_replay(replay: Path | Folder) -> None:
 
 
 def saved_replay(path: str | Path, name: str | None, replay_id: str) -> Path | Folder:
-    """Returns the place of the save ``replay_id`` that a checkpoint names, or of one renamed together with it.
-
-    Raises:
-        FileNotFoundError: neither is beside the checkpoint.
-        DamagedFileError: the one beside it was saved with another checkpoint.
-    """
+    """Returns the place of the save ``replay_id`` that a checkpoint names, or of one renamed together with it."""
     others = []
     for replay in [*([_folder_of(path) / name] if name else []), *replays_beside(path)]:
         with suppress(FileNotFoundError), opened(replay, deep=False) as files:
@@ -296,9 +282,9 @@ def saved_replay(path: str | Path, name: str | None, replay_id: str) -> Path | F
             others.append(replay)
     if others:
         raise DamagedFileError(
-            f"checkpoint {path} was saved with another replay than the one in {others[0]}, which belongs to another run "
-            "or another moment. Nothing was restored. Put the folder it was saved with beside it, or load the weights "
-            "alone with load_from_checkpoint."
+            f"checkpoint {path} was saved with another replay than the one in {others[0]}, which belongs to another "
+            "run or another moment. Nothing was restored. Put the folder it was saved with beside it, or load the "
+            "weights alone with load_from_checkpoint."
         )
     raise FileNotFoundError(
         f"checkpoint {path} was saved with the replay {name}, which is not beside it. "

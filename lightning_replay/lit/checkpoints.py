@@ -362,13 +362,7 @@ def _interrupts_a_write(exception: BaseException) -> bool:
 
 
 class StopSignals:
-    """Defers the first SIGINT or SIGTERM to :meth:`raise_pending`; the second one interrupts at once.
-
-    Raises ``KeyboardInterrupt`` for SIGINT and Lightning's ``SIGTERMException`` for SIGTERM, after calling the former
-    handlers, Lightning's among them; a process that does not catch the latter exits with status 143. A SIGINT that the
-    program handles itself or ignores keeps its effect. Python runs handlers in the main thread only; in another thread
-    this class does nothing.
-    """
+    """Defers the first SIGINT or SIGTERM of the main thread to :meth:`raise_pending`; the second interrupts at once."""
 
     def __init__(self) -> None:
         self._previous: dict[int, Any] = {}

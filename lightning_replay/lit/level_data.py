@@ -142,10 +142,7 @@ class LevelDataModule(EnvStepDataModule):
         return self.returns_on(self.held_out_levels, self._agent, seed=10_000)
 
     def returns_on(self, level_ids: Sequence[int], agent: L.LightningModule, seed: int) -> np.ndarray:
-        """Plays one episode on each level with the agent's policy in training; returns the returns, float64 ``[L]``.
-
-        The seed is that of the actions and of the environments' own randomness.
-        """
+        """Returns the returns of an episode on each level, float64 ``[L]``, exploration included."""
         env = partial(make_environment, self.env, self.evaluation_env_kwargs)
         with stochastic_policy(agent, seed) as policy:
             return level_returns(policy, env, level_ids, self.pace.num_envs, seed)
