@@ -77,9 +77,7 @@ class LevelBuffer(LevelSelector):
         generate: from a generator to the id of a new level, without ``levels``; uniform below 2^31 if absent.
         seed: of all choices; ``None`` seeds from torch's global generator.
     Raises:
-        TypeError: an option that is not the number, flag or object it must be.
-        ValueError: ids twice or negative, no capacity, shares outside [0, 1], a temperature of 0, options that
-            contradict ``levels``.
+        ValueError: options that contradict ``levels``, or no capacity.
 
     Warns:
         UserWarning: once, if replays concentrate on few levels although many have a score, see :class:`LevelSampler`.

@@ -48,9 +48,7 @@ def make_level_vector(
         check: whether to check that the environment follows its level; see :class:`LevelVectorWrapper`.
 
     Raises:
-        TypeError: an environment instead of its id or maker, ``levels`` that are not a level selector; what
-            :class:`LevelWrapper` refuses.
-        ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
+        TypeError, ValueError: what :class:`LevelWrapper` and :class:`LevelVectorWrapper` refuse.
     """
     checked_count("num_envs", num_envs, of="sub-environments")
     checked_flag("asynchronous", asynchronous)
@@ -100,7 +98,6 @@ class LevelVectorWrapper(VectorWrapper):
         final_obs, final_info: in :meth:`step` only, where an episode ended; ``_final_obs`` is bool ``[num_envs]``.
 
     Raises:
-        TypeError: ``levels`` is not a level selector.
         ValueError: a vector environment that resets itself or has ``set_level`` but gets levels by seed; another
             number of actors than of sub-environments; an environment that ignores its level.
 
@@ -277,7 +274,6 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         level_id: of the level being played, ``None`` before the first reset; also in every info.
 
     Raises:
-        TypeError: an id that is not a whole number.
         ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.
     """
 

@@ -250,10 +250,6 @@ class LevelSampler(LevelTable, Sampler):
         timestamp: int64 ``[B]``, number of the episode that each level was drawn for.
         generation: int64 ``[B]``, number of levels each row held before.
 
-    Raises:
-        TypeError: a temperature, a weight or a seed that is not a number, or another prioritization.
-        ValueError: a temperature or a weight out of its range.
-
     Warns:
         UserWarning: once, if of 1,000 replays more than one in five repeat the level of the replay before, as if fewer
             than 5 levels were drawn, although 20 or more have a score. Never with ``Greedy``.

@@ -71,9 +71,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             with levels. Files of the replay that have not changed are linked, the others written.
 
     Raises:
-        TypeError: an option of another kind; at ``fit``, a data module that counts no environment steps.
+        TypeError: at ``fit``, a data module that counts no environment steps.
         OSError: at ``fit``, a folder that cannot be written.
-        ValueError: a count below 1, another mode.
     """
 
     last_model_path: str

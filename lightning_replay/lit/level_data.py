@@ -59,10 +59,8 @@ class LevelDataModule(EnvStepDataModule):
         seed: of the environments' own randomness, where levels are set by ``set_level``; ``levels`` has its own.
 
     Raises:
-        TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
-            run a reward that is no number.
-        ValueError: a count below 1, no or impossible held-out levels; at the first step an environment that ignores its
-            level.
+        TypeError: during the run a reward that is no number.
+        ValueError: no or impossible held-out levels; at the first step an environment that ignores its level.
 
     Example:
         >>> from lightning_replay.levels import LevelBuffer

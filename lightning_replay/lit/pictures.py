@@ -81,8 +81,7 @@ class InspectBuffer(_Pictures, ActsAtUpdates):
         path: of the page; ``buffer.html`` in the trainer's ``log_dir`` if absent.
 
     Raises:
-        TypeError: ``path`` is no path; at ``fit``, a data module that counts no environment steps, or a sharded replay.
-        ValueError: ``every_n_updates`` below 1.
+        TypeError: at ``fit``, a data module that counts no environment steps, or a sharded replay.
     """
 
     _file_name = "buffer.html"
@@ -286,7 +285,7 @@ class LevelCurriculum(_Picture):
         path: of the picture; ``level_curriculum.png`` in the trainer's ``log_dir`` if absent.
 
     Raises:
-        ValueError: a count below 1; during the run an environment whose infos have no difficulty.
+        ValueError: during the run an environment whose infos have no difficulty.
     """
 
     _content, _file_name = _CURRICULUM, "level_curriculum.png"

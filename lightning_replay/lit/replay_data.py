@@ -84,22 +84,17 @@ class ReplayDataModule(EnvStepDataModule):
             conditions; 0 where an info lacks one.
         updates: of the whole run, on rows that are there; excludes all options of collecting.
 
-    If the replay keeps transitions by their surprise and was built without a function that measures it, the agent's
-    method ``initial_surprise``, where it has one, is called for new rows.
-
-    Of an agent with a state (``is_recurrent``) each environment has one, which rows carry as ``recurrent_state``.
-
-    If the replay has tasks, its scheduler chooses the task of each environment, rows carry ``task``, and evaluation
-    plays the first task unless ``env_kwargs`` name one.
+    If the replay keeps transitions by their surprise and has no function that measures it, the agent's method
+    ``initial_surprise``, where it has one, is called for new rows. Of an agent with a state (``is_recurrent``) each
+    environment has one, which rows carry as ``recurrent_state``. If the replay has tasks, its scheduler chooses the
+    task of each environment, rows carry ``task``, and evaluation plays the first task unless ``env_kwargs`` name one.
 
     Raises:
-        TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
-            run a reward that is no number, or steps and actions of another form than Gymnasium's.
-        ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
-            without tasks; several environments for a replay that draws slices of consecutive steps; ``updates`` beside
-            options of collecting, or neither. In ``fit`` less rows than a batch where the first one is drawn from them,
-            rows that do not fit the environment, a recurrent agent with a replay of single rows, or another with one of
-            sequences. During the run an environment without the replay's tasks, or an info never seen.
+        TypeError: during the run a reward that is no number, or steps and actions of another form than Gymnasium's.
+        ValueError: options that contradict each other or the replay. In ``fit`` less rows than a batch where the first
+            one is drawn from them, rows that do not fit the environment, a recurrent agent with a replay of single
+            rows, or another with one of sequences. During the run an environment without the replay's tasks, or an info
+            never seen.
 
     Example:
         >>> from lightning_replay import recipes
