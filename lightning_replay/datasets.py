@@ -21,7 +21,7 @@ from torchrl.data.replay_buffers import ReplayBuffer, Storage
 
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.episodes.running import slots_by_age, stored_trajectories
-from lightning_replay.options import check_kind, checked_count, checked_keys, checked_number, missing_extra
+from lightning_replay.options import check_kind, checked_keys, checked_number, checked_optional_count, missing_extra
 from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.columns import normalized
@@ -107,8 +107,7 @@ def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> TensorD
             ``max_episode_steps``, so that the next step may be of another episode.
     """
     h5py, needed = _imported("h5py"), ("observations", "actions", "rewards", "terminals")
-    if max_episode_steps is not None:
-        checked_count("max_episode_steps", max_episode_steps)
+    checked_optional_count("max_episode_steps", max_episode_steps)
     with h5py.File(path) as file:
         columns = {name: file[name][:] for name in (*needed, "timeouts", "next_observations") if name in file}
     lengths = {name: len(column) for name, column in columns.items()}

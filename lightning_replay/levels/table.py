@@ -78,11 +78,7 @@ class LevelTable:
         return self._rows.get(level_id, REFUSED)
 
     def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> tuple[int, int | None]:
-        """Sets the finite score of a level that was begun in episode ``timestamp``; assigns a row if it has none.
-
-        Beyond ``capacity`` rows a level replaces the one of least replay probability, or is refused. Returns its row,
-        -1 if it was refused, and the id of the level that it evicted.
-        """
+        """Sets the score of a level begun in episode ``timestamp``; returns its row (-1: refused), and the evicted."""
         row = self._rows.get(level_id)
         if row is not None:
             # Another actor may have begun the level since this episode did.

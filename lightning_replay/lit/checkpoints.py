@@ -25,7 +25,7 @@ from lightning_replay.levels import LevelSelector
 from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
-from lightning_replay.options import check_kind, checked_choice, checked_count, checked_flag
+from lightning_replay.options import check_kind, checked_choice, checked_count, checked_flag, checked_optional_count
 from lightning_replay.saves import FrozenReplay
 from lightning_replay.saving.files import check_writable
 from lightning_replay.training_replay import TrainingReplay
@@ -41,21 +41,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     """Keeps ``best.ckpt``, the best by a metric, and ``last.ckpt``, from which ``fit(ckpt_path="last")`` resumes.
 
     ``last.ckpt`` is written at the end of ``fit``, every ``every_n_updates``, with every best one, and when the run is
-    stopped by Ctrl-C, SIGTERM, or an exception in environment, agent or callback. It is replaced atomically: killed at
-    any time, the newest complete one loads. A run that is stopped between two training steps and resumed equals a run
-    without a break whose environments are closed there.
-
-    * The first SIGINT or SIGTERM waits for the end of the training step, or of a piece of the warm-up; the second
-      interrupts at once. Exceptions are Lightning's; the exit status is 143 after SIGTERM, 1 after SIGINT.
-    * After an exception inside a training step, steps collected before it are stored and counted; the update is not
-      counted and is repeated with another batch, on weights that may have changed already. A rollout of levels is
-      collected again; scores it has given to levels stay.
-    * With several processes nothing is saved after an exception or a signal, as the others may be elsewhere.
-    * Nothing is saved, and ``last.ckpt`` stays unchanged, if the exception came from saving or interrupted a write to
-      the replay, or if weights are NaN or infinite.
-    * A new run in a folder with checkpoints leaves them alone and writes ``last-v1.ckpt``. Without ``dirpath`` each run
-      has the folder of its logger's version, and ``ckpt_path="last"`` finds the one of the most steps
-      of all versions. The resumed run writes to a version of its own; what was the best so far stays the best.
+    stopped by Ctrl-C, SIGTERM, or an exception in environment, agent or callback, unless there are several processes.
+    It is replaced atomically. What it then holds, and the names of files: docs/lightning-checkpoints.md.
 
     Args:
         dirpath: folder, or a URL of fsspec such as ``s3://bucket/run`` (extra ``remote``); by default ``checkpoints``
@@ -92,8 +79,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         check_kind("dirpath", dirpath, str | PathLike | None, "a folder, or None")
         check_kind("filename", filename, str, "a name such as 'best' or '{step}'")
         check_kind("monitor", monitor, str | None, "the name of a metric such as 'eval/return', or None")
-        if every_n_updates is not None:
-            checked_count("every_n_updates", every_n_updates)
         super().__init__(
             dirpath,
             filename,
@@ -103,7 +88,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             save_last=True,
             every_n_epochs=0,  # none of Lightning's own times
         )
-        self.every_n_updates = every_n_updates
+        self.every_n_updates = checked_optional_count("every_n_updates", every_n_updates)
         self.background: bool = checked_flag("background", background)
         self._files: ReplayCheckpointIO | None = None  # that writes in the background
         self._written = ((0, 0), "")  # what was saved before the save that is written now

@@ -20,7 +20,7 @@ from lightning_replay.lit.collection import RolloutPace
 from lightning_replay.lit.data import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.level_collection import LevelCollection, ReturnNormalization
 from lightning_replay.lit.playing import level_returns, make_environment, stochastic_policy
-from lightning_replay.options import check_kind, checked_count, checked_flag, with_named_arguments
+from lightning_replay.options import check_kind, checked_flag, checked_optional_count, with_named_arguments
 
 __all__ = ["LevelDataModule", "level_source_of"]
 
@@ -103,9 +103,7 @@ class LevelDataModule(EnvStepDataModule):
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)
         self.rollout_rows: int = num_envs * rollout_length
         self.levels = levels
-        if rollouts_per_epoch is not None:
-            checked_count("rollouts_per_epoch", rollouts_per_epoch)
-        self.rollouts_per_epoch = rollouts_per_epoch
+        self.rollouts_per_epoch = checked_optional_count("rollouts_per_epoch", rollouts_per_epoch)
         self.flush_unfinished: bool = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
         self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)

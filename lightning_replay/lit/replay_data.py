@@ -33,7 +33,7 @@ from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateSt
 from lightning_replay.lit.playing import episode_returns, make_environments
 from lightning_replay.lit.stored_rows import Columns, row_differences
 from lightning_replay.mixed_replay import MixedReplay
-from lightning_replay.options import check_kind, checked_count, with_named_arguments
+from lightning_replay.options import check_kind, checked_count, checked_optional_count, with_named_arguments
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
@@ -69,10 +69,7 @@ class ReplayDataModule(EnvStepDataModule):
         asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
             environments that take milliseconds a step: 8 of MuJoCo cost this process more CPU than stepping them here.
         updates_per_training_step: batches per ``training_step``; several make small updates cheaper. ``None`` is up to
-            16 if only the speed changes by that: for agents of this library and this class itself, unless a callback of
-            another origin, or one of Lightning's other than progress bars, is called for every batch. A training step
-            ends early where a callback acts, at the end of an epoch and on a signal, so that all happen after the same
-            update. Else 1.
+            16 if only the speed changes by that, see docs/lightning.md; else 1.
         updates_per_epoch: updates in one of Lightning's epochs, 1,000 by default; with the callback ``Evaluate`` an
             epoch ends with each evaluation instead.
         evaluation_episodes: episodes of ``trainer.validate``.
@@ -159,14 +156,8 @@ class ReplayDataModule(EnvStepDataModule):
         else:
             self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.replay: TrainingReplay = replay
-        for name, given in (
-            ("updates_per_training_step", updates_per_training_step),
-            ("updates_per_epoch", updates_per_epoch),
-        ):
-            if given is not None:
-                checked_count(name, given)
-        self.updates_per_training_step = updates_per_training_step
-        self.updates_per_epoch = updates_per_epoch
+        self.updates_per_training_step = checked_optional_count("updates_per_training_step", updates_per_training_step)
+        self.updates_per_epoch = checked_optional_count("updates_per_epoch", updates_per_epoch)
         self._updates_per_env_step = updates_per_env_step
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
         self._saved_replay: Any = None  # of the checkpoint that is being restored
