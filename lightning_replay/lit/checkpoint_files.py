@@ -88,8 +88,8 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         if not self.in_background:
             self._save(checkpoint, path, storage_options, stamp, replay)
             return
-        frozen, self._pending = FrozenReplay(replay), stamp
         kept = apply_to_collection(checkpoint, torch.Tensor, torch.Tensor.clone)  # copies dictionaries, too
+        frozen, self._pending = FrozenReplay(replay), stamp
         self._submit(partial(self._save, kept, path, storage_options, stamp, frozen), frozen.close)
 
     def _submit(self, task: Callable[[], None], cleanup: Callable[[], None] = lambda: None) -> None:

@@ -91,7 +91,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self.every_n_updates = checked_optional_count("every_n_updates", every_n_updates)
         self.background: bool = checked_flag("background", background)
         self._files: ReplayCheckpointIO | None = None  # that writes in the background
-        self._written = ((0, 0), "")  # what was saved before the save that is written now
+        self._written = ((0, 0), "")  # what is known to be saved
         self._has_own_folder = dirpath is None
         self._signals = StopSignals()
         self._source: EnvStepDataModule | None = None  # while it trains
@@ -188,6 +188,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         if self._files is not None:
             try:
                 self._files.wait(for_end=for_end)
+                self._written = (self._saved, self._newest) if for_end else self._written
             except Exception:
                 self._is_saving = True
                 self._saved, self._newest = self._written
@@ -239,7 +240,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         return source.updates_done - self._saved[1] >= every
 
     def _save_last(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
-        self._written = self._saved, self._newest
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         self._saved = source.clocks
         self._newest = self.last_model_path

@@ -24,11 +24,7 @@ Columns = dict[tuple[str, ...], tuple[torch.dtype, tuple[int, ...]]]
 
 
 def row_differences(
-    replay: Replay,
-    observation_space: Space[Any],
-    action_space: Space[Any],
-    num_envs: int,
-    further: Columns,
+    replay: Replay, observation_space: Space[Any], action_space: Space[Any], num_envs: int, further: Columns
 ) -> list[str]:
     """Returns what differs between stored rows and those of ``num_envs`` environments, a clause for each column.
 

@@ -176,6 +176,22 @@ def test_a_save_that_fails_after_the_run_has_failed_is_not_reported(tmp_path: Pa
     assert "saving failed, OSError: no space left; update 10" in caplog.text
 
 
+def test_of_a_best_one_that_fails_at_the_end_the_last_before_is_reported(tmp_path: Path, monkeypatch, caplog) -> None:
+    save = ReplayCheckpointIO._save
+
+    def failing(self, checkpoint, path, *arguments):
+        if checkpoint["global_step"] == 40:
+            raise OSError("no space left")
+        save(self, checkpoint, path, *arguments)
+
+    monkeypatch.setattr(ReplayCheckpointIO, "_save", failing)
+    caplog.set_level(logging.INFO)
+    keep = WatchedCheckpoint(tmp_path / "run", every_n_updates=10, background=True)
+    with pytest.raises(OSError, match="no space left"):
+        run(tmp_path, 99.0, 2.0, 9.0, 3.0, 9.0, 10.0, keep=keep)
+    assert updates_in(tmp_path / "run" / "last.ckpt") == 30 and "; update 30 (environment step 50) is in" in caplog.text
+
+
 def test_an_interrupted_wait_for_a_save_forgets_nothing(tmp_path: Path, monkeypatch) -> None:
     trainer = make_trainer(tmp_path)
     trainer.fit(Tiny(), datamodule=make_data())
