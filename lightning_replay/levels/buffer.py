@@ -62,9 +62,8 @@ class LevelBuffer(LevelSelector):
         replay_probability: probability of replaying rather than playing a new level. ``None``: the share of the levels
             that have a score, as in the paper for known levels; without ``levels`` 0.5.
         replay_in_flight: whether a replay by score may take a level that is being played or awaits the score of its
-            last episode. ``False`` gives each actor another level, by the ranks of those that are left: for many actors
-            and a low temperature, which otherwise play one level until its score changes. No effect while all levels
-            with a score are being played. Draws then take time linear in the number of levels with a score.
+            last episode. ``False``, for many actors and a low temperature, gives each actor another level, by the ranks
+            of those that are left, if any. Draws then take time linear in the number of levels with a score.
         min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
         score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.

@@ -109,12 +109,9 @@ class Collector:
 class Collection(Collector):
     """Fills a replay from environments that reset in the same step, by the rows of their steps.
 
-    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`. Each also carries ``task``, that of the running
-    episode, where environments have tasks, the columns that are read from infos, and ``recurrent_state``, that of a
-    recurrent agent before the step. Episodes that a close or a load interrupted are marked truncated in the replay, and
-    their partial n-step transitions flushed, only just before the next step: until then the buffer is unchanged. The
-    arguments are those of :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of
-    environments.
+    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`, with ``task``, the columns that are read from
+    infos, and ``recurrent_state`` where there are such. Episodes that a close or a load interrupted are marked
+    truncated in the replay, and n-step transitions flushed, only just before the next step: until then it is unchanged.
     """
 
     _vector: VectorSteps | None
