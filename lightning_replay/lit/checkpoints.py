@@ -88,7 +88,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             save_last=True,
             every_n_epochs=0,  # none of Lightning's own times
         )
-        self.every_n_updates = checked_optional_count("every_n_updates", every_n_updates)
+        self.every_n_updates: int | None = checked_optional_count("every_n_updates", every_n_updates)
         self.background: bool = checked_flag("background", background)
         self._files: ReplayCheckpointIO | None = None  # that writes in the background
         self._written = ((0, 0), "")  # what is known to be saved

@@ -103,7 +103,7 @@ class LevelDataModule(EnvStepDataModule):
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)
         self.rollout_rows: int = num_envs * rollout_length
         self.levels = levels
-        self.rollouts_per_epoch = checked_optional_count("rollouts_per_epoch", rollouts_per_epoch)
+        self.rollouts_per_epoch: int | None = checked_optional_count("rollouts_per_epoch", rollouts_per_epoch)
         self.flush_unfinished: bool = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
         self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)

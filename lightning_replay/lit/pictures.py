@@ -88,7 +88,7 @@ class InspectBuffer(_Pictures, ActsAtUpdates):
 
     def __init__(self, every_n_updates: int | None = None, path: str | None = None) -> None:
         super().__init__(path)
-        self.every_n_updates = checked_optional_count("every_n_updates", every_n_updates)
+        self.every_n_updates: int | None = checked_optional_count("every_n_updates", every_n_updates)
         self.history: dict[str, tuple[list[float], list[float]]] = {}
         self._last = 0
 

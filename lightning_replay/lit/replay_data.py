@@ -156,8 +156,9 @@ class ReplayDataModule(EnvStepDataModule):
         else:
             self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.replay: TrainingReplay = replay
-        self.updates_per_training_step = checked_optional_count("updates_per_training_step", updates_per_training_step)
-        self.updates_per_epoch = checked_optional_count("updates_per_epoch", updates_per_epoch)
+        given = checked_optional_count("updates_per_training_step", updates_per_training_step)
+        self.updates_per_training_step: int | None = given
+        self.updates_per_epoch: int | None = checked_optional_count("updates_per_epoch", updates_per_epoch)
         self._updates_per_env_step = updates_per_env_step
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
         self._saved_replay: Any = None  # of the checkpoint that is being restored
