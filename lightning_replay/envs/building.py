@@ -84,6 +84,19 @@ def parts_of(space: Space[Any]) -> dict[str, Space[Any]] | None:
     return {str(place): part for place, part in enumerate(space.spaces)} if isinstance(space, Tuple) else None
 
 
+def leaf_spaces(space: Space[Any], key: tuple[str, ...] = ()) -> dict[tuple[str, ...], Space[Any]]:
+    """Returns the spaces of the columns that values of a space are stored in, by key.
+
+    Example:
+        >>> leaf_spaces(Dict(a=Tuple([Box(0, 1), Discrete(2)])), ("observation",)).keys()
+        dict_keys([('observation', 'a', '0'), ('observation', 'a', '1')])
+    """
+    parts = parts_of(space)
+    if not parts:
+        return {key: space}
+    return {path: leaf for name, part in parts.items() for path, leaf in leaf_spaces(part, (*key, name)).items()}
+
+
 def is_array_space(space: Space[Any]) -> bool:
     return isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary)
 
@@ -91,13 +104,9 @@ def is_array_space(space: Space[Any]) -> bool:
 def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool] = is_array_space) -> str:
     """Returns the entries of an observation space that are not accepted, for a message; empty if all are."""
 
-    def found(space: Space[Any], name: str) -> list[str]:
-        parts = parts_of(space)
-        if parts:
-            return [one for entry, part in parts.items() for one in found(part, f"{name}[{entry!r}]")]
-        return [] if is_array_space(space) and is_accepted(space) else [f"{name}, {space}"]
-
-    return "; ".join(found(space, "observation"))
+    entries = leaf_spaces(space).items()
+    refused = [(path, part) for path, part in entries if not (is_array_space(part) and is_accepted(part))]
+    return "; ".join(f"observation{''.join(f'[{name!r}]' for name in path)}, {part}" for path, part in refused)
 
 
 def _shapes_of(space: Space[Any]) -> Any:

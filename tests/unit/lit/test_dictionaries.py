@@ -123,7 +123,7 @@ def test_agents_learn_are_evaluated_and_resumed(tmp_path: Path, kind: Any, space
     evaluate, inspect = Evaluate(every_n_env_steps=10, episodes=1), InspectBuffer(5, path=str(tmp_path / "page.html"))
     trainer = make_trainer(tmp_path, [evaluate, inspect])
     trainer.fit(agent, datamodule=data)
-    assert trainer.callback_metrics["eval/return"] == 10 and agent.learned_encoders
+    assert trainer.callback_metrics["eval/return"] == 10 and [*agent.observation_encoder.parameters()]
     assert "camera" in (tmp_path / "page.html").read_text()
     found = inspect_buffers({"a": data.replay}, observation_key=("observation", "place", "position"))
     assert found["a"].points.shape == (20, 2)
