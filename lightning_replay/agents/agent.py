@@ -322,6 +322,8 @@ class OffPolicyAgent(SizedAgent):
     ``configure_optimizers`` (critic first); see :class:`~lightning_replay.agents.agent.SizedAgent`.
     """
 
+    counters: ClassVar[dict[str, str]] = {}  #: Attributes that a checkpoint holds, by their keys in it.
+
     def __init__(self) -> None:
         super().__init__()
         self._steps_directly = False  # until a trainer is known
@@ -402,14 +404,19 @@ class OffPolicyAgent(SizedAgent):
         plain: Any = self.optimizers(use_pl_optimizer=False)  # a list, as the wrapped ones
         return wrapped[0], plain[1:]
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint.update({key: vars(self)[name] for key, name in self.counters.items()})
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        vars(self).update({name: checkpoint[key] for key, name in self.counters.items() if key in checkpoint})
+
 
 class ExploringAgent(OffPolicyAgent):
     """Takes random actions with a probability that falls linearly; a checkpoint holds the steps taken so far.
 
-    A subclass has the hyperparameters ``exploration_start``, ``exploration_end`` and ``exploration_steps``.
+    A subclass has the hyperparameters ``exploration_start``, ``exploration_end`` and ``exploration_steps``, and
+    ``_explored_steps`` among its ``counters``.
     """
-
-    explored_key: str  # in the checkpoint
 
     def __init__(self) -> None:
         super().__init__()
@@ -440,9 +447,3 @@ class ExploringAgent(OffPolicyAgent):
         if not any(is_random.tolist()):  # faster than torch for a few environments
             return greedy
         return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[self.explored_key] = self._explored_steps
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._explored_steps = checkpoint.get(self.explored_key, 0)

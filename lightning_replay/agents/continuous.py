@@ -82,8 +82,8 @@ class SAC(ContinuousAgent):
     ``priority_weight`` multiplies each row of the critics' loss. Training steps return that loss and ``td_error``,
     float32 ``[B]``, the larger magnitude of the two critics'. Every update steps critics, policy, α and target
     critics, and π is the density of actions scaled to [-1, 1], as in Haarnoja et al. 2018,
-    https://arxiv.org/abs/1812.05905, Algorithm 1 and appendix D. An encoder of images learns from the critics' loss
-    alone, see :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
+    https://arxiv.org/abs/1812.05905, Algorithm 1 and appendix D. Images: see
+    :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
 
     Args:
         observation_size: as of :class:`~lightning_replay.agents.DQN`; read from the environment, as the two bounds.
@@ -193,8 +193,8 @@ class TD3(ContinuousAgent):
     """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.
 
     Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss. Training
-    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'. An encoder of
-    images learns from the critics' loss alone (:class:`~lightning_replay.agents.continuous.ContinuousAgent`).
+    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'. Images: see
+    :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
     Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: every update steps the critics, every
     ``policy_delay``-th also the policy and then all targets. RLlib's former TD3, with which Neighborhood Mixup
     Experience Replay was published, updates the targets every time; ``target_update_rate=0.01`` with
@@ -221,6 +221,7 @@ class TD3(ContinuousAgent):
     """
 
     takes_update_batches = True
+    counters: ClassVar[dict[str, str]] = {"td3_updates": "_updates"}  # for the policy delay
 
     def __init__(
         self,
@@ -280,9 +281,3 @@ class TD3(ContinuousAgent):
             self.descend(actor_optimizer, self.actor_loss(batch))
             self.target_update.step()
         return outputs
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["td3_updates"] = self._updates  # for the policy delay
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._updates = checkpoint.get("td3_updates", 0)

@@ -66,7 +66,7 @@ class DQN(ExploringAgent):
     """
 
     takes_update_batches = True
-    explored_key = "dqn_explored_steps"
+    counters: ClassVar[dict[str, str]] = {"dqn_explored_steps": "_explored_steps"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(discrete_sizes)
 
@@ -296,7 +296,7 @@ class Rainbow(ExploringAgent):
     """
 
     takes_update_batches = True
-    explored_key = "rainbow_explored_steps"
+    counters: ClassVar[dict[str, str]] = {"rainbow_explored_steps": "_explored_steps", "rainbow_updates": "_updates"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "observation_high", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(image_sizes)
     support: Tensor
@@ -449,14 +449,6 @@ class Rainbow(ExploringAgent):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.adam(self.network.parameters())
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["rainbow_updates"] = self._updates
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self._updates = checkpoint["rainbow_updates"]
 
 
 def _of_action(outputs: Tensor, action: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import ConvNet
 
@@ -135,8 +134,8 @@ class Encoder(nn.Module):
         self.parts: nn.ModuleList = nn.ModuleList(parts)
         self.size: int = sum(part.size for part in parts)
 
-    def forward(self, observation: Tensor | TensorDictBase) -> Tensor:
-        entries: Any = [observation.get(path) if path else observation for path in self.paths]
+    def forward(self, observation: Any) -> Tensor:  # a tensor, or a TensorDict of the entries
+        entries = [observation.get(path) if path else observation for path in self.paths]
         return torch.cat([part(entry) for part, entry in zip(self.parts, entries, strict=True)], dim=-1)
 
 

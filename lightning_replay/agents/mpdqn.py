@@ -81,7 +81,7 @@ class MPDQN(ExploringAgent):
     """
 
     takes_update_batches = True
-    explored_key = "mpdqn_explored_steps"
+    counters: ClassVar[dict[str, str]] = {"mpdqn_explored_steps": "_explored_steps"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "parameter_sizes", "parameter_low", "parameter_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(parameterized_sizes)
     masks: Tensor

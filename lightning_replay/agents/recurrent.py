@@ -56,7 +56,7 @@ class RecurrentDQN(ExploringAgent):
 
     takes_update_batches = True
     is_recurrent = True
-    explored_key = "recurrent_dqn_explored_steps"
+    counters: ClassVar[dict[str, str]] = {"recurrent_dqn_explored_steps": "_explored_steps"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(discrete_sizes)
 
