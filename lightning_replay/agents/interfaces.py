@@ -18,21 +18,6 @@ from torch import Tensor
 from lightning_replay.replay import SIGNALS
 from lightning_replay.training_replay import TrainingReplay
 
-__all__ = [
-    "acting_agent",
-    "check_sequences",
-    "idle_schedulers",
-    "is_compiled",
-    "observes_batches",
-    "recurrent_agent",
-    "rollout_agent",
-    "scales_gradients",
-    "steps_of",
-    "takes_update_batches",
-    "training_data",
-    "uses_no_step_hooks",
-]
-
 
 class ActingAgent(Protocol):
     """A LightningModule that collects transitions and is evaluated."""
