@@ -23,26 +23,19 @@ class RecurrentDQN(ExploringAgent):
     For environments whose observations do not say all that matters (Hausknecht & Stone 2015,
     https://arxiv.org/abs/1507.06527). The LSTM is unrolled from the state that was stored with each sequence's first
     step, or from zeros without one; the first ``burn_in`` steps bring it up to date and are not learned from (R2D2,
-    Kapturowski et al. 2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX). Targets are of one step, and the
-    target network moves with every update as that of :class:`DQN`. No sequence goes over the end of an episode: each
-    observation is the one that followed the step before.
+    Kapturowski et al. 2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX). Targets are of one step. No
+    sequence goes over the end of an episode: each observation is the one that followed the step before.
 
     The loss is smooth L1 times ``priority_weight``, averaged over the steps that exist (``mask``) and follow the
     burn-in. Training steps return it and ``td_error``, float32 ``[B, T]``, magnitude, 0 at all other steps.
 
     Args:
-        observation_size: as of :class:`DQN`; read from the environment if absent.
-        num_actions: number of actions; read from the environment if absent.
         hidden_sizes: widths of the layers before the LSTM.
         state_size: units H of the LSTM; a stored state has ``2 H`` floats, 512 bytes for 64 units.
         burn_in: steps at the start of each sequence, that of the replay.
-        learning_rate: Adam's.
-        discount: γ.
         gradient_norm: largest norm of the gradient; ``None`` does not clip.
-        target_update_rate: τ, ``target += τ * (network - target)`` with every update.
-        exploration_start: share of random actions at the first action taken.
-        exploration_end: share of random actions after ``exploration_steps``.
-        exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
+
+    The other arguments are those of :class:`DQN`.
 
     Raises:
         ValueError: in ``fit`` another burn-in than that of the replay.

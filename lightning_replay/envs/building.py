@@ -97,15 +97,12 @@ def leaf_spaces(space: Space[Any], key: tuple[str, ...] = ()) -> dict[tuple[str,
     return {path: leaf for name, part in parts.items() for path, leaf in leaf_spaces(part, (*key, name)).items()}
 
 
-def is_array_space(space: Space[Any]) -> bool:
-    return isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary)
-
-
-def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool] = is_array_space) -> str:
+def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool] = lambda array: True) -> str:
     """Returns the entries of an observation space that are not accepted, for a message; empty if all are."""
 
     entries = leaf_spaces(space).items()
-    refused = [(path, part) for path, part in entries if not (is_array_space(part) and is_accepted(part))]
+    arrays = Box | Discrete | MultiDiscrete | MultiBinary
+    refused = [(path, part) for path, part in entries if not (isinstance(part, arrays) and is_accepted(part))]
     return "; ".join(f"observation{''.join(f'[{name!r}]' for name in path)}, {part}" for path, part in refused)
 
 
