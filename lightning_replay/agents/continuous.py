@@ -143,10 +143,7 @@ class SAC(ContinuousAgent):
         return self.bounded(mean + _deviation(raw) * torch.randn_like(mean) if explore else mean)
 
     def draw(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns actions ``[B, A]`` of the policy and the logarithm of their density among scaled ones, ``[B]``.
-
-        Flat observations are features as they are, see :meth:`features`.
-        """
+        """Returns actions ``[B, A]`` of the policy and the logarithm of their density among scaled ones, ``[B]``."""
         mean, raw = self.actor(features).chunk(2, dim=-1)
         deviation, noise = _deviation(raw), torch.randn_like(mean)
         unbounded = mean + deviation * noise

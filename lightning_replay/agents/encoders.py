@@ -22,9 +22,7 @@ from lightning_replay.options import (
     checked_number,
 )
 
-#: Description of an observation in plain values, as hyperparameters, YAML files and checkpoints hold it: the length of
-#: a flat observation, a mapping with the name of an ``encoder``, or a mapping of entries to descriptions.
-ObservationSize = int | Mapping[str, Any]
+ObservationSize = int | Mapping[str, Any]  # in plain values, see observation_size of DQN
 
 _SMALL_IMAGE = {"channels": [16, 32, 32], "kernel_sizes": [2, 2, 2], "strides": [1, 1, 1]}
 _IMAGE = {"channels": [32, 64, 64], "kernel_sizes": [8, 4, 3], "strides": [4, 2, 1]}  # Mnih et al. 2015
