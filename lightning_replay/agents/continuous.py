@@ -198,18 +198,13 @@ class TD3(ContinuousAgent):
     ``policy_delay=2`` moves them as far over two updates.
 
     Args:
-        observation_size: as of :class:`~lightning_replay.agents.DQN`; read from the environment, as the two bounds.
-        action_low: smallest value of each action dimension.
-        action_high: largest value of each action dimension.
-        hidden_sizes: widths of the hidden layers of policy and critics.
-        actor_learning_rate: Adam's, of the policy.
-        critic_learning_rate: Adam's, of the critics.
-        discount: γ.
         target_update_rate: τ, ``target += τ * (network - target)`` with each policy update.
         policy_delay: critic updates per policy update.
         target_noise: standard deviation of the noise on the target policy's actions.
         target_noise_clip: its largest magnitude.
         exploration_noise: standard deviation of the noise on the actions taken.
+
+    The other arguments are those of :class:`SAC`.
 
     Example:
         >>> agent = TD3(observation_size=3, action_low=[-2.0], action_high=[2.0])
