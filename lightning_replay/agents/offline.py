@@ -68,11 +68,11 @@ class IQL(ContinuousAgent):
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mean."""
-        policy = self.policy(self.observation_encoder(observation))
+        policy = self._policy(self.observation_encoder(observation))
         action = policy.sample() if explore else policy.mean
         return self.action_center + self.action_half_range * action.clamp(-1.0, 1.0)
 
-    def policy(self, features: Tensor) -> torch.distributions.Normal:
+    def _policy(self, features: Tensor) -> torch.distributions.Normal:
         """Returns the distribution of actions scaled to [-1, 1], ``[..., A]``."""
         deviation = self.log_deviation.clamp(*_LOG_DEVIATIONS).exp()
         return torch.distributions.Normal(torch.tanh(self.actor(features)), deviation, validate_args=False)
@@ -91,7 +91,7 @@ class IQL(ContinuousAgent):
     def actor_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
         """Returns minus the mean log density of stored actions, weighted by their advantages ``[B]``."""
         weight = (self.hparams["inverse_temperature"] * advantage.detach()).exp().clamp(max=_LARGEST_WEIGHT)
-        policy = self.policy(self.observation_encoder(batch.get("observation")).detach())
+        policy = self._policy(self.observation_encoder(batch.get("observation")).detach())
         # a dimension that cannot vary is 0, as in the action of the policy's mean
         scaled = ((batch.get("action") - self.action_center) / self.action_half_range).nan_to_num(0.0)
         return -weighted_mean(weight * policy.log_prob(scaled).sum(-1), batch)
