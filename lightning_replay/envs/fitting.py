@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
-from lightning_replay.envs import building
-
 _ROUNDING = 1e-5  # how far float32 values may be out of bounds, relative to the bound
-
-
-def parts_of(space: Space[Any], key: tuple[str, ...]) -> dict[tuple[str, ...], Space[Any]]:
-    """Returns the spaces of the columns that values of a space are stored in, by key; Dict and Tuple are nested."""
-    parts = building.parts_of(space)
-    if parts is None:
-        return {key: space}
-    return {leaf: part for name, each in parts.items() for leaf, part in parts_of(each, (*key, name)).items()}
 
 
 def bounds_of(space: Space[Any]) -> tuple[Any, Any]:

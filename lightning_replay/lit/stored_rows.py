@@ -10,7 +10,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from lightning_replay.agents.spaces import ParameterizedActions, is_parameterized
-from lightning_replay.envs.fitting import outside_bounds, parts_of
+from lightning_replay.envs.building import leaf_spaces
+from lightning_replay.envs.fitting import outside_bounds
 from lightning_replay.episodes.running import held_slots
 from lightning_replay.replay import Replay
 from lightning_replay.storage.columns import NOT_STORED
@@ -35,9 +36,9 @@ def row_differences(
     if is_parameterized(action_space):  # as the agent gives it, with the parameters of all actions
         actions = ParameterizedActions.of(action_space)
         action_space = Dict(discrete=Discrete(len(actions.boxes)), parameters=Box(actions.low, actions.high))
-    actions_of = parts_of(action_space, ("action",))
-    spaces = parts_of(observation_space, ("observation",)) | actions_of
-    spaces |= parts_of(observation_space, ("next", "observation"))
+    actions_of = leaf_spaces(action_space, ("action",))
+    spaces = leaf_spaces(observation_space, ("observation",)) | actions_of
+    spaces |= leaf_spaces(observation_space, ("next", "observation"))
     expected: Columns = {key: _column_of(space) for key, space in spaces.items()}
     slots = held_slots(replay.storage)
     row = replay.storage.get(slots[:1])[0]

@@ -134,6 +134,7 @@ class RelabelGoals(ReplayTransform):
     """
 
     follows_episodes = True
+    takes_sequences = False
 
     def __init__(
         self,
