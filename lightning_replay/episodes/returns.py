@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import Continuity, EpisodeLinks, trajectory_of
-from lightning_replay.episodes.running import held_slots, read_trajectory, require_columns
+from lightning_replay.episodes.running import FollowedEpisodes, held_slots, require_columns
 from lightning_replay.options import checked_count, checked_flag, checked_share
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import device_of, read_columns, stored_before
+from lightning_replay.storage.packed import device_of, read_columns
 
 _Column = tuple[str, str, str]  # name, dtype and shape of a column
 # Columns of rows whose rewards are returns, as this library, TorchRL's transform and its collectors' MultiStep have.
@@ -67,7 +67,7 @@ def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float)
     return factors.masked_fill(terminated, 0.0)
 
 
-class EpisodeTracker:
+class EpisodeTracker(FollowedEpisodes):
     """Follows the episodes in a storage and turns drawn rows into n-step rows.
 
     Call :meth:`mark_update` after every write. A return never crosses an episode end, the newest row, another
@@ -83,12 +83,7 @@ class EpisodeTracker:
     def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
         self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
         self.discount: float = checked_share("discount", discount)
-        self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
-        self.links: EpisodeLinks | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.links is None else self.links.nbytes
+        super().__init__(("next", "done"), check_continuity)
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already."""
@@ -96,23 +91,6 @@ class EpisodeTracker:
             refuse_formed(rows, self.n_steps)
             purpose = f"returns over {self.n_steps} steps" if self.n_steps > 1 else "transforms that follow episodes"
             require_columns(rows, purpose)
-
-    def mark_update(self, index: Tensor, storage: Storage) -> None:
-        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order."""
-        if self.links is None:
-            self.links = self._new_links(storage)
-            # A buffer that was filled before its episodes were followed: its rows are linked in the order of slots.
-            index = torch.cat((stored_before(storage, index), index))
-        (done,) = read_columns(storage, index, [("next", "done")])
-        self.links.write(index, read_trajectory(storage, index), done.flatten())
-
-    def _new_links(self, storage: Storage) -> EpisodeLinks:
-        continuity = Continuity(storage) if self.check_continuity else None
-        return EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu", continuity=continuity)
-
-    def warn(self) -> None:
-        if self.links is not None and self.links.continuity is not None:
-            self.links.continuity.warn()
 
     def draw(self, data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
         """Turns the rows drawn at ``index`` into n-step rows.
@@ -157,29 +135,10 @@ class EpisodeTracker:
         (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
         return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
 
-    def cut(self, index: Tensor) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], storage: Storage) -> None:  # type: ignore[override]
+        super().load_state_dict(state_dict)
         if self.links is not None:
-            self.links.cut(index)
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        if self.links is not None:
-            self.links.break_episodes(trajectories)
-
-    def on_evict(self, index: Tensor) -> None:
-        if self.links is not None:
-            self.links.release(index)
-
-    def clear(self) -> None:
-        self.links = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"links": None if self.links is None else self.links.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
-        self.links = None
-        if state_dict["links"] is not None:
-            self.links = self._new_links(storage)
-            self.links.load_state_dict(state_dict["links"])
+            self.links_on(device_of(storage) or self.links.successor.device)
 
 
 @recorded

@@ -45,6 +45,8 @@ class CombinedSampler(SamplerOver):
         49
     """
 
+    saved_attributes: tuple[str, ...] = ("_newest",)
+
     def __init__(self, first: Sampler | None = None, seed: int | None = None) -> None:
         super().__init__(first, UniformSampler, seed)
         accepted = "a UniformSampler or PrioritizedSampler of rows; one of pairs or of tables has other batches"
@@ -73,13 +75,6 @@ class CombinedSampler(SamplerOver):
         if isinstance(self.first, PrioritizedSampler):
             info["priority_weight"] = self.first.weights_of(index)
         return index, info
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"newest": self._newest}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._newest = state_dict["newest"]
 
     def _empty(self) -> None:
         super()._empty()

@@ -272,7 +272,7 @@ class PrioritizedSampler(PrioritizedBase):
         return self.max_size
 
     def on_evict(self, index: Tensor) -> None:
-        self._tree.remove(index.to(self._tree.device))
+        self._tree.set(index, 0.0)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draws ``batch_size`` slots with replacement, int64 ``[B]``, or a tuple of these for several dimensions.

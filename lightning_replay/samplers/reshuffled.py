@@ -11,15 +11,14 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.compiled import compiled
-from lightning_replay.parts import DrawPart, PartDraw
-from lightning_replay.samplers.uniform import UniformSampler
+from lightning_replay.samplers.uniform import OrderedSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
 
 
 @recorded
-class ReshuffledSampler(UniformSampler):
+class ReshuffledSampler(OrderedSampler):
     """Draws each stored row once, in random order, before any is drawn again: an epoch, after which the next begins.
 
     Random reshuffling, RR-C of Fujita 2025, https://arxiv.org/abs/2503.02269. As there, slots are what is shuffled: a
@@ -45,7 +44,7 @@ class ReshuffledSampler(UniformSampler):
         [0, 1, 2, 3, 4, 5]
     """
 
-    saved_attributes: tuple[str, ...] = ("_order", "_place", "_ends")
+    saved_attributes: tuple[str, ...] = ("_order", "_ends")
 
     def __init__(self, seed: int | None = None) -> None:
         super().__init__(seed=seed)
@@ -96,11 +95,16 @@ class ReshuffledSampler(UniformSampler):
         _draw(uniform.cpu().numpy(), index.numpy(), self._order, self._place, self._ends)
         return index if device is None else index.to(device), {}
 
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws as many rows as the part has, the next of this replay; reads no points."""
-        index, info = self.sample(storage, len(part))
-        totals = self.group_totals(storage)
-        return index, info, PartDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        order, ends = (state_dict[name].cpu().numpy() for name in ("order", "ends"))
+        place, listed = np.full(len(order), -1), order[: ends[1]]
+        is_sound = 0 <= ends[0] <= ends[1] == len(listed) and ((listed >= 0) & (listed < len(order))).all()
+        if is_sound:
+            place[listed] = np.arange(len(listed))
+        if not is_sound or (place >= 0).sum() != len(listed):  # a compiled loop reads them unchecked
+            raise ValueError("the state names slots twice or slots that there are not; load another save")
+        super().load_state_dict(state_dict)
+        self._place = place
 
     @property
     def nbytes(self) -> int:

@@ -195,19 +195,13 @@ class WithinTables(PrioritizedBase):
 
     @abstractmethod
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns how many rows of a batch come from each table, and how likely a row is of each.
-
-        Lengths of the tables are summed over all replays where a draw is divided.
-        """
+        """Returns how many rows of a batch come from each table, and how likely a row is of each."""
 
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Returns further columns ``[B]`` of drawn rows, and what their weights are multiplied by, if anything.
-
-        Arguments are the tables of this replay, with the lengths of all replays where a draw is divided; tables and
-        slots of the rows, int64 ``[B]``; and how likely a row of the batch is of each table, float64 ``[L]``.
-        """
+        """Returns further columns ``[B]`` of drawn rows, and what their weights are multiplied by, if anything."""
+        # The lengths of the tables are those of all replays where a draw is divided.
         return {}, None
 
     def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
@@ -311,7 +305,7 @@ class WithinTables(PrioritizedBase):
             # Entries that left before their table was full. Those that were overwritten need no removal: the new entry
             # takes their place in the tree.
             left_early = np.arange(max(int(self._known_first[number]), appended - capacity), first[number]) % capacity
-            self._trees[number].remove(torch.from_numpy(left_early))
+            self._trees[number].set(torch.from_numpy(left_early), 0.0)
             self._known_first[number] = first[number]
             # A tree is by place in the ring of its table, so that one row has a leaf in each table that refers to it.
             places = np.arange(max(int(self._known[number]), int(first[number])), appended) % capacity
@@ -631,14 +625,7 @@ class TableShares(WithinTables):
 
 
 def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
-    """Divides ``count`` in proportion to ``shares``: rounded down, the rest to the largest remainders.
-
-    Equal remainders go to the earlier table.
-
-    Example:
-        >>> largest_remainder(np.array([0.5, 0.3, 0.2]), 7)
-        array([4, 2, 1])
-    """
+    """Divides ``count`` in proportion to ``shares``: rounded down, the rest to the largest remainders."""
     exact = shares * count
     # A share of a third times three is a one, not a little less; so too where remainders are compared.
     rows = np.floor(exact + ROUNDING).astype(np.int64)
@@ -649,12 +636,7 @@ def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
 
 
 def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
-    """Returns ``rows`` with at least one for each ready table, taken from those that have most.
-
-    Example:
-        >>> with_one_of_each(np.array([7, 0, 1, 0]), np.array([True, True, True, False]))
-        array([6, 1, 1, 0])
-    """
+    """Returns ``rows`` with at least one for each ready table, taken from those that have most."""
     rows = rows.copy()
     for table in np.flatnonzero(ready & (rows == 0)):
         richest = int(rows.argmax())

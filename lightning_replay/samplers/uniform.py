@@ -63,3 +63,13 @@ class UniformSampler(ReplaySampler, RandomSampler):
         index = occupancy.slots_at(part.points)
         reply = PartDraw(np.full(len(part), 1.0 / occupancy.count), self.group_totals(storage))
         return index if device is None else index.to(device), {}, reply
+
+
+class OrderedSampler(UniformSampler):
+    """A uniform sampler of rows that follow one another, in each of several replays that a draw is divided over."""
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws as many rows as the part has, in proportion to those of the replay; reads no points."""
+        totals = self.group_totals(storage)
+        index, info = self.sample(storage, len(part))
+        return index, info, PartDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)

@@ -147,14 +147,9 @@ class Tables(Occupancy):
         return np.arange(self.first[table], self.appended[table]) % self.capacity[table]
 
     def draw(self, rows: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draws entries with replacement, each of a table equally likely.
+        """Draws ``rows[t]`` entries of each table t, which is not empty then, all equally likely, with replacement.
 
-        Args:
-            rows: int64 ``[L]``, how many of each table, which is not empty then.
-            uniform: float64 ``[B]`` in [0, 1), one for each.
-
-        Returns:
-            Tables and slots, int64 ``[B]``, table after table.
+        Returns tables and slots, int64 ``[B]``, table after table, by one number of [0, 1) for each.
         """
         table, slots = np.empty(len(uniform), dtype=np.int64), np.empty(len(uniform), dtype=np.int64)
         kernels.draw(*self.arrays[:5], rows, uniform, table, slots)
@@ -191,10 +186,7 @@ class Tables(Occupancy):
         self.arrays.counters[[TAKEN, FREED]] = 0, self.num_slots
 
     def append_new_to_each(self, table: np.ndarray) -> np.ndarray:
-        """Appends new row k to table ``table[k]``, int64 ``[N]``, none more often than its capacity; returns the slots.
-
-        The oldest entries leave first.
-        """
+        """Appends new row k to table ``table[k]``, ``[N]``, none more often than its capacity; returns the slots."""
         slots = self.try_append_new(table)
         if slots is None:
             raise ValueError(
@@ -218,10 +210,7 @@ class Tables(Occupancy):
         return slots
 
     def append(self, table: np.ndarray, slots: np.ndarray) -> None:
-        """Appends slots with references to tables that do not have them, both int64 ``[N]``; the oldest entries leave.
-
-        Of more slots at once than the capacity of a table, the last ones are appended.
-        """
+        """Appends slots with references to tables that do not have them, of more than a capacity the last ones."""
         before = self.num_freed
         kernels.append(tuple(self.arrays), table, slots)
         self.announce(before)

@@ -211,7 +211,7 @@ def test_bad_input() -> None:
         ReliabilityAdjustedSampler(4, rows_per_update=0)
     replay = make_replay(4)
     slots = replay.extend(steps([False, True]))
-    before = replay.sampler.state_dict()["episodes"]["of_rows"]
+    before = replay.sampler.state_dict()["of_rows"]
     with pytest.raises(ValueError):
         replay.update_priority(slots, torch.tensor([1.0, float("nan")]))
-    assert torch.equal(replay.sampler.state_dict()["episodes"]["of_rows"], before)
+    assert torch.equal(replay.sampler.state_dict()["of_rows"], before)
