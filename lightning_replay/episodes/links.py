@@ -217,9 +217,7 @@ class EpisodeLinks:
     def write(self, index: Tensor, trajectory: Tensor | None, done: Tensor) -> None:
         """Links rows that were just written into the slots ``index``, int64 ``[n]`` in insertion order.
 
-        Args:
-            trajectory: int64 ``[n]``, the running episode of each row; None when all rows are one environment in order.
-            done: bool ``[n]``, whether the row ended its episode (terminated or truncated).
+        Each has the number of its running episode, if any have, and whether it ended that, terminated or truncated.
         """
         index, done = index.reshape(-1), done.reshape(-1)
         trajectory = None if trajectory is None else trajectory.reshape(-1)

@@ -160,11 +160,9 @@ class PriorityTree:
         self._backend = kind(self.capacity, self.device)
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
-        """Writes values; of several for one slot the last stays. Slots of value 0, as at first, are never drawn.
+        """Writes values ``[n]``, or one for all, finite and not negative, to slots, int64 ``[n]``.
 
-        Args:
-            index: int64 ``[n]``.
-            value: ``[n]`` or a number for all, finite and non-negative.
+        Of several for one slot the last stays. Slots of value 0, as at first, are never drawn.
         """
         index = self._as(index, torch.int64)
         if isinstance(value, Tensor):
@@ -202,14 +200,10 @@ class PriorityTree:
         return self._backend.find(self._as(prefix_sum, torch.float64))
 
     def draw(self, uniform: Tensor, *, over_batch: bool = False, exponent: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Draws in proportion to the values.
+        """Draws in proportion to the values, by ``uniform``, float64 ``[n]`` in ``[0, 1)``.
 
-        Args:
-            uniform: float64 ``[n]`` in ``[0, 1)``.
-
-        Returns:
-            Slots int64 ``[n]``, and each drawn value over the smallest positive one of all slots (of the drawn
-            ones with ``over_batch``), raised to ``exponent``, float32 ``[n]``.
+        Returns slots int64 ``[n]``, and each drawn value over the smallest positive one of all slots (of the drawn ones
+        with ``over_batch``), raised to ``exponent``, float32 ``[n]``.
         """
         return self._backend.draw(uniform, over_batch, exponent)
 

@@ -70,8 +70,8 @@ class CombinedSampler(SamplerOver):
         """Draws ``batch_size`` slots, int64 ``[B]``, and their weights; raises as ``first`` does."""
         if self._newest < 0:
             return self.first.sample(storage, batch_size)
-        index, info = self.first.sample(storage, batch_size - 1)
-        index = torch.cat((index, index.new_full((1,), self._newest)))
+        index, info = self.first.sample(storage, max(batch_size - 1, 1))  # a tree draws no empty batch
+        index = torch.cat((index[: batch_size - 1], index.new_full((1,), self._newest)))
         if isinstance(self.first, PrioritizedSampler):
             info["priority_weight"] = self.first.weights_of(index)
         return index, info

@@ -182,11 +182,7 @@ class PairSampler(DependentSampler):
         """Returns the partner of each row, int64 ``[B]``; the row itself where there is none: it stays unmixed."""
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
+        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns."""
         first, info = self.first.sample(storage, batch_size)
         return self._paired(first, storage), info
 
@@ -209,10 +205,7 @@ class PairSampler(DependentSampler):
         return torch.stack((first, partners), dim=1)
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``.
-
-        For a row in several pairs the priority of a pair in which it is the first counts.
-        """
+        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``; those of firsts count."""
         slots, magnitudes = as_tensor(slots), as_tensor(magnitudes)
         if slots.ndim == 2 and self.update_partners:
             # The last of duplicates wins: partners before firsts.
@@ -246,6 +239,11 @@ class RandomPairSampler(PairSampler):
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns any stored row for each row, int64 ``[B]``."""
         return occupancy_of(storage).sample(len(index), self._generator).to(index.device)
+
+
+def check_capacities(*slots: int) -> None:
+    if len(set(slots)) > 1:  # compiled loops read all of them unchecked
+        raise ValueError(f"the parts of the state have {sorted(set(slots))} slots, not all the same; load another save")
 
 
 class FollowsEpisodes(ReplaySampler):

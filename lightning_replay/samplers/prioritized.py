@@ -275,11 +275,7 @@ class PrioritizedSampler(PrioritizedBase):
         self._tree.set(index, 0.0)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement, int64 ``[B]``, or a tuple of these for several dimensions.
-
-        Raises:
-            RuntimeError: the storage is empty, or every priority is zero.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]``, or a tuple for several dimensions; RuntimeError without any."""
         stored = len(storage)
         if stored == 0:
             raise empty_storage()

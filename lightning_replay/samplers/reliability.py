@@ -15,7 +15,7 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.compiled import compiled
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_number
-from lightning_replay.samplers.pairs import FollowsEpisodes
+from lightning_replay.samplers.pairs import FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import PrioritizedSampler, written_slots
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
@@ -36,12 +36,11 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
     joined to episodes as by :class:`~lightning_replay.samplers.ContinuousTransitionSampler`.
 
     Args:
-        capacity, importance_exponent, priority_offset, normalize_over_batch, seed: as :class:`PrioritizedSampler`.
-        priority_exponent: α.
+        capacity, priority_exponent, importance_exponent, priority_offset, normalize_over_batch, seed: as
+            :class:`PrioritizedSampler`.
         reliability_exponent: ω; 0 leaves prioritized replay.
         rows_per_update: rows after which the episodes that are left keep their reliabilities; ``None`` for no limit.
-        done_key: the flag of rows that ended their episode, terminated or truncated.
-        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+        done_key, check_continuity: as :class:`~lightning_replay.samplers.ContinuousTransitionSampler`.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -156,16 +155,8 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         return super().state_dict() | {"of_rows": torch.from_numpy(self._of_rows.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        of_rows, links = state_dict["of_rows"].cpu().numpy(), state_dict["links"]
-        sizes = [
-            of_rows.shape[1],
-            len(state_dict["tree"]["leaves"]),
-            len(links["successor"]) if links else self.max_size,
-        ]
-        if sizes != [self.max_size] * 3:  # a compiled loop reads all of them unchecked
-            raise ValueError(
-                f"the saved sampler has {sizes} slots, and this one {self.max_size}; give it this capacity"
-            )
+        of_rows, links = state_dict["of_rows"].cpu().numpy(), state_dict["links"] or {"successor": self._of_rows[0]}
+        check_capacities(self.max_size, of_rows.shape[1], len(state_dict["tree"]["leaves"]), len(links["successor"]))
         self._of_rows = of_rows.copy()
         super().load_state_dict(state_dict)
 

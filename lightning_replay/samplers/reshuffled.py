@@ -11,23 +11,21 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.compiled import compiled
-from lightning_replay.samplers.uniform import OrderedSampler
+from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
 
 
 @recorded
-class ReshuffledSampler(OrderedSampler):
+class ReshuffledSampler(UniformSampler):
     """Draws each stored row once, in random order, before any is drawn again: an epoch, after which the next begins.
 
     Random reshuffling, RR-C of Fujita 2025, https://arxiv.org/abs/2503.02269. As there, slots are what is shuffled: a
     row that overwrites another takes its place, drawn or not, so that the draws of two slots differ by one at most. A
-    row in a slot that was empty is drawn in the present epoch, and one that leaves is drawn no more. The order is drawn
-    one row at a time, so that a batch takes the same time whatever is stored. Needs no feedback. A batch that ends an
-    epoch may have a row twice.
-
-    In a draw that is divided over several replays, each of them has epochs of its own.
+    row in a slot that was empty is drawn in the present epoch, and one that leaves is drawn no more. A batch takes the
+    same time whatever is stored; one that ends an epoch may have a row twice. Needs no feedback. In a draw that is
+    divided over several replays, each of them has epochs of its own.
 
     Args:
         seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
@@ -44,6 +42,7 @@ class ReshuffledSampler(OrderedSampler):
         [0, 1, 2, 3, 4, 5]
     """
 
+    sample_part: Any = UniformSampler._next_part
     saved_attributes: tuple[str, ...] = ("_order", "_ends")
 
     def __init__(self, seed: int | None = None) -> None:
@@ -80,11 +79,7 @@ class ReshuffledSampler(OrderedSampler):
             place[slot] = -1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device; RuntimeError where that is empty."""
         occupancy, device, generator = occupancy_of(storage), device_of(storage), self._generator
         if not occupancy.count:
             raise empty_storage()

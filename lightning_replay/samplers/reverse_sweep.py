@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.events.conditions import Condition, ConditionLike, holds, own, warn_of_unmet
 from lightning_replay.options import checked_share
-from lightning_replay.samplers.pairs import FollowsEpisodes
+from lightning_replay.samplers.pairs import FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import written_slots
-from lightning_replay.samplers.uniform import OrderedSampler
+from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of, readable_rows
 
@@ -66,7 +67,7 @@ class GoalEpisodes:
 
 
 @recorded
-class ReverseSweepSampler(FollowsEpisodes, OrderedSampler):
+class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     """Draws batches that run backwards along episodes that reached a goal, mixed with uniform batches.
 
     A sweep starts at the last goal of an episode drawn uniformly among those that reached one, and goes back one step
@@ -100,6 +101,7 @@ class ReverseSweepSampler(FollowsEpisodes, OrderedSampler):
         (tensor([3, 2, 1]), tensor([0, 3, 2]))
     """
 
+    sample_part: Any = UniformSampler._next_part
     _purpose = "sweeps along episodes"
     _cursor: int  # the slot to be drawn next, -1 where a new sweep starts
 
@@ -123,11 +125,7 @@ class ReverseSweepSampler(FollowsEpisodes, OrderedSampler):
         return len(self._goals)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device: uniform, or the next ones of the sweep.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]``: uniform, or the next of the sweep; RuntimeError without rows."""
         if not len(storage):
             raise empty_storage()
         if self.followed.links is None:
@@ -141,7 +139,9 @@ class ReverseSweepSampler(FollowsEpisodes, OrderedSampler):
             if self._cursor < 0:
                 drawn = torch.randint(len(self._goals), (), generator=generator, device=generator.device)
                 self._cursor = self._goals.slot(int(drawn))
-            parts.append(self._walk(batch_size))
+            predecessor = self.followed.links_on(torch.device("cpu")).predecessor.numpy()
+            parts.append(torch.from_numpy(kernels.walk(predecessor, self._cursor, batch_size)))
+            self._cursor = int(predecessor[parts[-1][-1]])
             batch_size -= len(parts[-1])
         index, device = torch.cat(parts), device_of(storage)
         return index if device is None else index.to(device), {}
@@ -172,13 +172,17 @@ class ReverseSweepSampler(FollowsEpisodes, OrderedSampler):
             "condition": self.goal.state_dict() if isinstance(self.goal, Condition) else None,
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._empty()
         super().load_state_dict(state_dict)
         self._episode = state_dict["episode"].cpu().clone()
         self._next_episode = state_dict["next_episode"]
         self._goals = GoalEpisodes(state_dict["goals"])
         self._cursor = state_dict["cursor"]
+        if self.followed.links is not None:
+            check_capacities(len(self._episode), self.followed.links.capacity)
+        if max([self._cursor, *state_dict["goals"][:, 1].tolist()]) >= len(self._episode):
+            raise ValueError("the state has sweeps from slots that there are not; load another save")
         if len(self._goals) or self._next_episode >= len(self._episode):  # reached, or warned of before the save
             self._unmet_after = _NEVER
         if state_dict["condition"] is not None:
@@ -205,7 +209,12 @@ class ReverseSweepSampler(FollowsEpisodes, OrderedSampler):
     def _link(self, index: Tensor, storage: Storage) -> None:
         self._leave(index)
         index = self.followed.mark_update(index, storage).cpu()
-        episode = self._number(index, storage.max_size)
+        if not len(self._episode):
+            self._episode = torch.full((storage.max_size,), -1, dtype=torch.int64, device="cpu")
+        predecessor = self.followed.links_on(index.device).predecessor.numpy()
+        kernels.name(predecessor, index.numpy(), self._next_episode, self._episode.numpy())
+        self._next_episode += len(index)
+        episode = self._episode[index]
         reached = holds(self.goal, storage.get(index.to(device_of(storage) or "cpu"))).cpu()
         if bool(reached.any()):
             self._goals.put(episode[reached], index[reached])
@@ -215,17 +224,3 @@ class ReverseSweepSampler(FollowsEpisodes, OrderedSampler):
             self._unmet_after = _NEVER  # before a warning that may be made an error
             if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self.followed.done_key):
                 self._unmet_after = 2 * rows
-
-    def _number(self, index: Tensor, capacity: int) -> Tensor:
-        assert self.followed.links is not None
-        if not len(self._episode):
-            self._episode = torch.full((capacity,), -1, dtype=torch.int64, device="cpu")
-        kernels.name(self.followed.links.predecessor.numpy(), index.numpy(), self._next_episode, self._episode.numpy())
-        self._next_episode += len(index)
-        return self._episode[index]
-
-    def _walk(self, count: int) -> Tensor:
-        assert self.followed.links is not None
-        slots = kernels.walk(self.followed.links.predecessor.numpy(), self._cursor, count)
-        self._cursor = int(self.followed.links.predecessor[slots[-1]])
-        return torch.from_numpy(slots)

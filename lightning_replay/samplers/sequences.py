@@ -16,7 +16,7 @@ from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_share
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.pairs import DependentSampler, FollowsEpisodes
+from lightning_replay.samplers.pairs import DependentSampler, FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
@@ -306,7 +306,11 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
     def nbytes(self) -> int:
         return super().nbytes + self._position.nbytes
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        links = state_dict["learned"]["links"]
+        if self._starts is not None and links is not None:
+            leaves = state_dict["first"]["tree"]["leaves"]
+            check_capacities(len(links["successor"]), len(leaves), len(state_dict["position"]))
         super().load_state_dict(state_dict)
         self._has_drawn = False
 

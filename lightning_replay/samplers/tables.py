@@ -147,11 +147,7 @@ class WithinTables(PrioritizedBase):
             self._priority[torch.as_tensor(index, device="cpu").numpy()] = self.default_priority
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device, table after table.
-
-        Raises:
-            RuntimeError: no table can be drawn from.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]``, table after table; RuntimeError where none can be drawn."""
         tables = tables_of(storage, self)
         rows, shares = self.rows_of_tables(tables, batch_size)
         # How many rows of each table, then which of each: the share of a table in a batch does not depend on
@@ -165,7 +161,7 @@ class WithinTables(PrioritizedBase):
         # The ratios correct for priorities within a table, this for the choice among tables.
         columns, correction = self.describe(tables, table, slots, shares)
         columns.update(self.weights(table, shares, ratios, correction))
-        return _on_device(storage, slots, columns)
+        return on_device(storage, slots, columns)
 
     def group_totals(self, storage: Any) -> GroupTotals:
         tables = tables_of(storage, self)
@@ -188,7 +184,7 @@ class WithinTables(PrioritizedBase):
         # A correction counts entries of all replays, although only slots of this one are at hand.
         whole = PartOfTables(tables, part.rows, drawn_among)
         columns, correction = self.describe(whole, table, slots, part.shares)
-        return *_on_device(storage, slots, columns), PartDraw(probability, totals, correction)
+        return *on_device(storage, slots, columns), PartDraw(probability, totals, correction)
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         return self.rows_of_tables(SummedTables(totals.names, totals.rows), batch_size)
@@ -330,7 +326,7 @@ class WithinTables(PrioritizedBase):
         self._load_shared_state(state_dict)
 
 
-def _on_device(storage: Storage, slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
+def on_device(storage: Storage, slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
     index, info = torch.from_numpy(slots), {name: torch.from_numpy(one) for name, one in columns.items()}
     if storage.device.type == "cpu":
         return index, info
@@ -430,15 +426,12 @@ def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     A table of which nothing is drawn, with a share of 0 or too few rows, is no event table here. The proof's last
     sentence has ``1 - η`` for the outside; the formula displayed in the lemma, used here, removes the bias.
     """
-    share, outside = _outside(tables, shares, slots)
-    return _weights(tables, shares, slots, 1.0 - share * outside)
+    return _lemma(tables, shares, slots, lambda share, outside: 1.0 - share * outside)
 
 
 def lemma2_exact(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """``(1 - q) / (1 - q + η q)`` for a row in an event table, ``1 / (1 - η)`` for one outside."""
-    share, outside = _outside(tables, shares, slots)
-    inside = (1.0 - outside) / np.maximum(1.0 - outside + share * outside, 1e-12)
-    return _weights(tables, shares, slots, inside)
+    return _lemma(tables, shares, slots, lambda share, q: (1.0 - q) / np.maximum(1.0 - q + share * q, 1e-12))
 
 
 CORRECTIONS: dict[str, Correction | None] = {
@@ -450,20 +443,17 @@ CORRECTIONS: dict[str, Correction | None] = {
 NEEDS_COUNTS = ("lemma2", "lemma2_exact")
 
 
-def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[float, np.ndarray]:
+def _lemma(tables: Tables, shares: np.ndarray, slots: np.ndarray, weight: Callable[..., np.ndarray]) -> np.ndarray:
+    # By η and q for rows in an event table with a share, 1 / (1 - η) for others.
     counts: StateActionCounts | None = tables.state_action_counts
     if counts is None:
         raise TypeError(
             "lemma2 and lemma2_exact need counts of states and actions, and the writer keeps none; build it with "
             "EventTableWriter(count_state_actions=True), or use the correction 'mixture'"
         )
-    return float(shares[1:].sum()), counts.share_outside(slots)
-
-
-def _weights(tables: Tables, shares: np.ndarray, slots: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    # Those inside for rows in an event table with a share, 1 / (1 - η) for others.
     drawn, share = np.flatnonzero(shares[1:] > 0) + 1, float(shares[1:].sum())
     is_in_events = np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
+    inside = weight(share, counts.share_outside(slots))
     return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn
 
 
@@ -535,9 +525,7 @@ class TableShares(WithinTables):
         self.return_probabilities: bool = checked_flag("return_probabilities", return_probabilities)
         self._names: list[str] = []  # of the tables, in the order of the two arrays
         self._share = self._least = np.zeros(0)
-        self._allocation: tuple[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] | None = (
-            None  # the last rows of tables, and for what
-        )
+        self._allocation: Any = None  # the last rows of tables, and for what
 
     def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
         """Replaces the least sizes of these tables; the others keep theirs."""

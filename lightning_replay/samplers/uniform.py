@@ -41,11 +41,7 @@ class UniformSampler(ReplaySampler, RandomSampler):
         self._seed_generator(seed)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device; RuntimeError where that is empty."""
         occupancy, device = occupancy_of(storage), device_of(storage)
         if not occupancy.count:
             raise empty_storage()
@@ -64,12 +60,8 @@ class UniformSampler(ReplaySampler, RandomSampler):
         reply = PartDraw(np.full(len(part), 1.0 / occupancy.count), self.group_totals(storage))
         return index if device is None else index.to(device), {}, reply
 
-
-class OrderedSampler(UniformSampler):
-    """A uniform sampler of rows that follow one another, in each of several replays that a draw is divided over."""
-
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws as many rows as the part has, in proportion to those of the replay; reads no points."""
+    def _next_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws as many rows as the part has, the next of this replay; reads no points."""
         totals = self.group_totals(storage)
         index, info = self.sample(storage, len(part))
         return index, info, PartDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)

@@ -84,7 +84,7 @@ class Histories:
         stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
         for name in stale:
             self.forget(name)
-            self.forgotten += 1
+        self.forgotten += len(stale)
         return stale
 
     def follow(

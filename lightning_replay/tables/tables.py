@@ -25,20 +25,11 @@ class Tables(Occupancy):
 
     A slot holds its row while a table or a running episode (:class:`~lightning_replay.tables.histories.Histories`)
     refers to it, and is free after that. Free slots are a ring: slots that were freed in order are taken in order, so
-    that a write stays contiguous in memory. A slot is at most once in a table. An entry takes 8 bytes, a slot 4 bytes
-    in each table (its position) and 20 more.
-
-    ::
-
-        default, capacity 4      a  b  c  d     then e comes, and a leaves:    b  c  d  e
-        goal,    capacity 2         a  b                                          a  b      a is kept: goal refers to it
+    that a write stays contiguous in memory. A slot is at most once in a table.
 
     Args:
         capacities: most entries by table name; the order of the names numbers the tables.
         extra_slots: slots beyond those of the tables, for running episodes.
-
-    Raises:
-        ValueError: a capacity that is no positive whole number.
 
     Example:
         >>> tables = Tables({"default": 2, "goal": 1}, extra_slots=0)
