@@ -34,11 +34,15 @@ def back(predecessor, index, steps):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def number(predecessor, index, position):  # type: ignore[no-untyped-def]
-    """Writes how many steps of its episode come before each new row, in insertion order, to ``position``."""
+def number(predecessor, index, position, length, stride):  # type: ignore[no-untyped-def]
+    """Writes how many steps come before each new row to ``position``; returns whether any completes a sequence."""
+    found = False
     for place in range(index.size):
         before = predecessor[place]
-        position[index[place]] = 0 if before < 0 else position[before] + 1
+        steps = 0 if before < 0 else position[before] + 1
+        position[index[place]] = steps
+        found |= steps >= length - 1 and (steps + 1 - length) % stride == 0
+    return found
 
 
 @compiled

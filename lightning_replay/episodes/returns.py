@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import Continuity, EpisodeLinks, trajectory_of
-from lightning_replay.episodes.running import FollowedEpisodes, held_slots, require_columns
+from lightning_replay.episodes.running import FollowedEpisodes, require_columns
 from lightning_replay.options import checked_count, checked_flag, checked_share
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
@@ -116,7 +116,7 @@ class EpisodeTracker(FollowedEpisodes):
     def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
         """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
         if self.links is None:  # rows were stored before the tracker came
-            self.mark_update(held_slots(storage).to(index.device), storage)
+            self.mark_update(index.flatten()[:0], storage)
         assert self.links is not None
         slots, steps_used = self.links.chain(index.flatten(), self.n_steps)
         return slots, slots[:, -1], steps_used
@@ -165,13 +165,10 @@ class NStepTransitions(ReplayTransform):
     takes_sequences = False
 
     def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
-        n_steps = checked_count("n_steps", n_steps, of="rewards in a return")
-        discount = checked_share("discount", discount)
-        check_continuity = checked_flag("check_continuity", check_continuity)
         super().__init__()
-        self.n_steps = n_steps
-        self.discount = discount
-        self._check_continuity = check_continuity
+        self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
+        self.discount: float = checked_share("discount", discount)
+        self._check_continuity = checked_flag("check_continuity", check_continuity)
         # Waiting steps, and the columns of the first steps, which later ones must have too.
         self.pending: tuple[TensorDictBase | None, frozenset[_Column] | None] = (None, None)
 

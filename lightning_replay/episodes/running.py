@@ -96,6 +96,7 @@ class FollowedEpisodes:
 
         Returns the slots that were linked: with the first rows also those that were stored before, in slot order.
         """
+        index = index.to(device_of(storage) or index.device)
         if self.links is None:
             index = torch.cat((stored_before(storage, index), index))
             if not len(index):

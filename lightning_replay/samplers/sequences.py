@@ -235,9 +235,12 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
             if len(self._position) != storage.max_size:
                 self._position = np.zeros(storage.max_size, dtype=np.int32)
                 starts._attach_storage(storage)
-            predecessor = self.followed.links_on(index.device).predecessor[index]
-            kernels.number(predecessor.cpu().numpy(), index.cpu().numpy(), self._position)
-            self._begin(index, before)
+            links, stride = self.followed.links_on(index.device), self.sequence_length - self.overlap
+            arrays = links.predecessor[index].cpu().numpy(), index.cpu().numpy(), self._position
+            is_complete = kernels.number(*arrays, self.sequence_length, stride)
+            ended = links.ended(torch.cat((before, index)))
+            if is_complete or ended:  # not after most single rows
+                self._begin(arrays[1], ended)
         self.followed.warn()
 
     def on_evict(self, index: Tensor) -> None:
@@ -247,8 +250,8 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
     def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         before = self._running(index)
         super().cut(index, trajectories)
-        if self.followed.links is not None:
-            self._begin(index[:0], torch.cat((before, index)))
+        if self._starts is not None and self.followed.links is not None:
+            self._begin(np.zeros(0, dtype=np.int64), self.followed.links.ended(torch.cat((before, index))))
 
     def _running(self, index: Tensor) -> Tensor:
         return index[:0] if self.followed.links is None else self.followed.links_on(index.device).running_slots()
@@ -264,12 +267,10 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
                 self._starts.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
         return self._running(index)
 
-    def _begin(self, new: Tensor, others: Tensor) -> None:
-        # The sequences that new rows complete, and the last one of each episode that none of these rows goes on with.
-        if self._starts is None:
-            return
-        length, ended = self.sequence_length, self.followed.links_on(new.device).ended(torch.cat((others, new)))
-        last = np.concatenate((new.cpu().numpy(), np.array(ended, dtype=np.int64)))
+    def _begin(self, new: np.ndarray, ended: list[int]) -> None:
+        # The sequences that new rows complete, and the last one of each episode that ended with a row.
+        assert self._starts is not None
+        length, last = self.sequence_length, np.concatenate((new, np.array(ended, dtype=np.int64)))
         position = self._position[last].astype(np.int64)
         self._longest_ended = max([self._longest_ended, *(position[len(new) :] + 1).tolist()])
         # The last one brings a step that the one before it has not, or is the first one.

@@ -167,7 +167,6 @@ class WithinTables(PrioritizedBase):
         tables = tables_of(storage, self)
         if not self.uses_priorities:
             return GroupTotals.alike(tables.length, tables.names)
-        self._attach_tables(tables)
         self._sync_trees(tables)
         mass, smallest = np.array([tree.bounds() for tree in self._trees], dtype=np.float64).T
         return GroupTotals([*tables.names], mass, tables.length, smallest, float(self._largest))
@@ -261,7 +260,6 @@ class WithinTables(PrioritizedBase):
         if not self.uses_priorities or storage is None:
             return
         tables = tables_of(storage, self)
-        self._attach_tables(tables)
         self._sync_trees(tables)
         self.check_priority(magnitudes)
         index = slots.numpy()
@@ -295,6 +293,7 @@ class WithinTables(PrioritizedBase):
             self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
 
     def _sync_trees(self, tables: Tables) -> None:
+        self._attach_tables(tables)
         first = tables.first
         for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
             appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
