@@ -206,10 +206,7 @@ class NStepTransitions(ReplayTransform):
         """Forms the waiting transitions with fewer steps, as when collection stops; ``None`` when none wait.
 
         They bootstrap from the last observation. ``Replay.flush`` stores them; in other buffers do so with
-        ``buffer.writer.extend``, which does not apply the transform.
-
-        Args:
-            trajectories: ids of the episodes that will not continue; ``None`` for all.
+        ``buffer.writer.extend``, which does not apply the transform. ``trajectories`` are those that will not continue.
         """
         (steps, columns), remaining = self.pending, None
         if steps is None:

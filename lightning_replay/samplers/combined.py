@@ -30,8 +30,7 @@ class CombinedSampler(SamplerOver):
 
     Sampled keys:
         index: int64 ``[B]``, last the newest row.
-        priority_weight: float32 ``[B]``, where ``first`` is prioritized; the newest row has the weight of its priority,
-            as if ``first`` had drawn it.
+        priority_weight: float32 ``[B]``, where ``first`` is prioritized, of the newest row too, as if drawn by it.
 
     Raises:
         TypeError: ``first`` draws pairs, or from tables, whose shares the newest row would change.
@@ -67,7 +66,7 @@ class CombinedSampler(SamplerOver):
             self._newest = -1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]``, and their weights; raises as ``first`` does."""
+        """Draws ``batch_size`` slots, int64 ``[B]``, and their weights."""
         if self._newest < 0:
             return self.first.sample(storage, batch_size)
         index, info = self.first.sample(storage, max(batch_size - 1, 1))  # a tree draws no empty batch

@@ -49,9 +49,6 @@ class ContinuousCorrectionSampler(UniformSampler):
         table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw has the ``table`` of the
             row, the sum of the priorities of such rows over that of all rows.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the sum of all priorities over the row's own.
-
-    Raises:
-        ValueError: ``event_share`` is outside [0, 1), or ``min_size`` is not positive.
     """
 
     _draws_from_tables = True

@@ -43,7 +43,7 @@ def sequence_priorities(td_error: Tensor, counts: Tensor, max_share: float = MAX
 class SequenceStarts(PrioritizedSampler):
     """Draws the first rows of sequences by the priorities of these; other rows have no weight in the tree."""
 
-    num_slots = None  # type: ignore[assignment]  # the tree gets the size of the storage with the first rows
+    num_slots: int | None = None  # type: ignore[assignment]  # the tree gets the size of the storage with the first rows
 
     @property
     def uses_priorities(self) -> bool:  # type: ignore[override]

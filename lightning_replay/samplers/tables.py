@@ -349,9 +349,6 @@ class ScheduledSampler(WithinTables):
     Sampled keys:
         index: int64 ``[B]``.
         priority_weight: float32 ``[B]``, with priorities.
-
-    Raises:
-        ValueError: ``min_size`` is not positive, or the scheduler refuses the tasks.
     """
 
     def __init__(
@@ -488,9 +485,6 @@ class TableShares(WithinTables):
             its share with ``multinomial`` alone; otherwise, or with ``at_least_one``, its part of this batch.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the correction times
             ``(|B| P) ** -importance_exponent`` before either is divided by a largest one; 1 with neither.
-
-    Raises:
-        ValueError: shares that do not sum to 1 or are negative.
     """
 
     def __init__(
