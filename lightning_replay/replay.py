@@ -1058,9 +1058,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
         """Ends the running episodes of these trajectories: their next rows follow no stored row."""
+        nothing = torch.zeros(0, dtype=torch.int64, device=self._storage.device)
         if self._episodes is not None:
-            self._episodes.break_episodes(trajectories)
-        self._sampler_hooks.cut(torch.zeros(0, dtype=torch.int64, device=self._storage.device), trajectories)
+            self._episodes.cut(nothing, trajectories)
+        self._sampler_hooks.cut(nothing, trajectories)
 
     def successors(self, index: Tensor) -> Tensor | None:
         """Returns the slots of the next steps of rows ``[n]``, -1 where none is stored.

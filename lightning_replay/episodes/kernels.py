@@ -10,7 +10,7 @@ from lightning_replay.compiled import compiled
 
 @compiled
 def chain(successor, index, length):  # type: ignore[no-untyped-def]
-    """Returns the slots ``[B, length]`` that follow each slot, the last one repeated, and how many differ, ``[B]``."""
+    """Loop of :meth:`EpisodeLinks.chain`."""
     slots, used = np.empty((index.size, length), np.int64), np.ones(index.size, np.int64)
     slots[:, 0] = index
     for step in range(1, length):
@@ -24,7 +24,7 @@ def chain(successor, index, length):  # type: ignore[no-untyped-def]
 
 @compiled
 def back(predecessor, index, steps):  # type: ignore[no-untyped-def]
-    """Returns the slots up to so many ``steps`` before each slot, as far as rows are stored, and how many, ``[B]``."""
+    """Loop of :meth:`EpisodeLinks.back`."""
     slots, gone = index.copy(), np.zeros(index.size, np.int64)
     for row in range(index.size):
         while gone[row] < steps[row] and predecessor[slots[row]] >= 0:
@@ -34,8 +34,44 @@ def back(predecessor, index, steps):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def number(predecessor, index, position):  # type: ignore[no-untyped-def]
-    """Writes how many steps of its episode come before each new row, in insertion order, to ``position``."""
+def number(predecessor, index, position, length, stride):  # type: ignore[no-untyped-def]
+    """Writes how many steps come before each new row to ``position``; returns whether any completes a sequence."""
+    found = False
     for place in range(index.size):
         before = predecessor[place]
-        position[index[place]] = 0 if before < 0 else position[before] + 1
+        steps = 0 if before < 0 else position[before] + 1
+        position[index[place]] = steps
+        found |= steps >= length - 1 and (steps + 1 - length) % stride == 0
+    return found
+
+
+@compiled
+def name(predecessor, index, number, episode):  # type: ignore[no-untyped-def]
+    """Writes the number of its episode for each new row, in insertion order; row k may begin ``number + k``."""
+    for place in range(index.size):
+        before = predecessor[index[place]]
+        episode[index[place]] = number + place if before < 0 else episode[before]
+
+
+@compiled
+def walk(predecessor, slot, most):  # type: ignore[no-untyped-def]
+    """Returns a slot and those before it in its episode, latest first, at most so many."""
+    slots, count = np.empty(most, np.int64), 0
+    while slot >= 0 and count < most:
+        slots[count] = slot
+        slot, count = predecessor[slot], count + 1
+    return slots[:count]
+
+
+@compiled
+def are_paths(successor, predecessor):  # type: ignore[no-untyped-def]
+    """Returns whether each slot is on one path that begins at a slot without predecessor."""
+    found = 0
+    for first in range(successor.size):
+        slot = first if predecessor[first] < 0 else -1
+        while slot >= 0:
+            found, following = found + 1, successor[slot]
+            if following >= 0 and predecessor[following] != slot:
+                return False
+            slot = following
+    return found == successor.size

@@ -163,13 +163,10 @@ def consecutive(episodes: EpisodeGroups) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
-    """Returns rows that are all truncated, some of them not done, with the ends of their episodes alone.
+    """Returns rows ``[N]`` that are all truncated, some of them not done, with the ends of their episodes alone.
 
     TorchRL's trainers mark all rows of a batch so before they store it. A row that is not done ends its episode only
     where the next row does not continue it. ``None`` for other rows that are not done.
-
-    Args:
-        rows: TensorDict ``[N]``, in time order.
     """
     following = rows.get("next")
     done, truncated = following.get("done"), following.get("truncated", None)
@@ -220,9 +217,7 @@ class EpisodeLinks:
     def write(self, index: Tensor, trajectory: Tensor | None, done: Tensor) -> None:
         """Links rows that were just written into the slots ``index``, int64 ``[n]`` in insertion order.
 
-        Args:
-            trajectory: int64 ``[n]``, the running episode of each row; None when all rows are one environment in order.
-            done: bool ``[n]``, whether the row ended its episode (terminated or truncated).
+        Each has the number of its running episode, if any have, and whether it ended that, terminated or truncated.
         """
         index, done = index.reshape(-1), done.reshape(-1)
         trajectory = None if trajectory is None else trajectory.reshape(-1)
@@ -235,12 +230,7 @@ class EpisodeLinks:
             self._write_many(index[rows], None if trajectory is None else trajectory[rows], done[rows])
 
     def chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:
-        """Follows the episode of each slot for up to ``n_steps`` rows.
-
-        Returns:
-            slots: int64 ``[B, n_steps]``; from the last row of the episode on, that row is repeated.
-            steps_used: int64 ``[B]``, how many of them are distinct steps, 1 to ``n_steps``.
-        """
+        """Returns the slots of up to ``n_steps`` rows from each on, ``[B, n_steps]``, and how many differ, ``[B]``."""
         current = index.reshape(-1)
         if self.successor.device.type == "cpu":
             arrays = kernels.chain(self.successor.numpy(), np.ascontiguousarray(current.cpu().numpy()), n_steps)
@@ -255,11 +245,7 @@ class EpisodeLinks:
         return torch.stack(slots, dim=1), steps_used
 
     def back(self, index: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """Follows the episode of each slot back for up to ``steps`` rows, int64 ``[B]`` as the slots are.
-
-        Returns:
-            int64 ``[B]`` each: the slots, and how many steps back they are; fewer where no more are stored.
-        """
+        """Returns the slots up to so many ``steps`` before each, as far as rows are stored, and how many; ``[B]``."""
         if self.predecessor.device.type == "cpu":
             arrays = kernels.back(self.predecessor.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
             return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
@@ -322,14 +308,19 @@ class EpisodeLinks:
                 f"the state holds links of {successor.numel()} slots; these links have {self.capacity}. Build "
                 "EpisodeLinks with the capacity the state was saved with."
             )
+        after, running = successor.cpu().numpy(), [*state["running_slot"].tolist(), int(state["newest_slot"])]
+        before, linked = np.full_like(after, -1), np.flatnonzero(after >= 0)
+        is_sound = max(int(after.max()), *running) < self.capacity
+        if is_sound:
+            before[after[linked]] = linked
+        if not (is_sound and kernels.are_paths(after, before)):  # compiled loops follow the links unchecked
+            raise ValueError("the state holds links that lead to no slot or in circles; load another save")
         self.clear()
         self.successor.copy_(successor)
-        linked = (self.successor >= 0).nonzero().squeeze(1)
-        self.predecessor[self.successor[linked]] = linked
-        for name, slot in zip(state["running_trajectory"].tolist(), state["running_slot"].tolist(), strict=True):
-            self._remember(name, slot)
-        if state["newest_slot"] >= 0:
-            self._remember(None, int(state["newest_slot"]))
+        self.predecessor.copy_(torch.from_numpy(before))
+        for name, slot in zip([*state["running_trajectory"].tolist(), None], running, strict=True):
+            if slot >= 0:
+                self._remember(name, slot)
 
     def _write_one(self, slot: int, trajectory: int | None, done: bool) -> None:
         # In plain numbers: an extend of one row takes 59 us, and 124 by _write_many.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import Continuity, EpisodeLinks, trajectory_of
-from lightning_replay.episodes.running import held_slots, read_trajectory, require_columns
+from lightning_replay.episodes.running import FollowedEpisodes, require_columns
 from lightning_replay.options import checked_count, checked_flag, checked_share
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import device_of, read_columns, stored_before
+from lightning_replay.storage.packed import device_of, read_columns
 
 _Column = tuple[str, str, str]  # name, dtype and shape of a column
 # Columns of rows whose rewards are returns, as this library, TorchRL's transform and its collectors' MultiStep have.
@@ -67,28 +67,17 @@ def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float)
     return factors.masked_fill(terminated, 0.0)
 
 
-class EpisodeTracker:
+class EpisodeTracker(FollowedEpisodes):
     """Follows the episodes in a storage and turns drawn rows into n-step rows.
 
-    Call :meth:`mark_update` after every write. A return never crosses an episode end, the newest row, another
-    trajectory or a row that was overwritten, nor a row that starts with another observation than the row before ended
-    with; it is shortened there. Sutton and Barto, section 7.1.
-
-    Args:
-        n_steps: rewards summed into one return.
-        discount: γ per environment step.
-        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+    A return never crosses an episode end, the newest row, another trajectory or a row that was overwritten, nor a row
+    that starts with another observation than the row before ended with. Sutton and Barto, section 7.1.
     """
 
     def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
         self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
         self.discount: float = checked_share("discount", discount)
-        self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
-        self.links: EpisodeLinks | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.links is None else self.links.nbytes
+        super().__init__(("next", "done"), check_continuity)
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already."""
@@ -97,32 +86,11 @@ class EpisodeTracker:
             purpose = f"returns over {self.n_steps} steps" if self.n_steps > 1 else "transforms that follow episodes"
             require_columns(rows, purpose)
 
-    def mark_update(self, index: Tensor, storage: Storage) -> None:
-        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order."""
-        if self.links is None:
-            self.links = self._new_links(storage)
-            # A buffer that was filled before its episodes were followed: its rows are linked in the order of slots.
-            index = torch.cat((stored_before(storage, index), index))
-        (done,) = read_columns(storage, index, [("next", "done")])
-        self.links.write(index, read_trajectory(storage, index), done.flatten())
-
-    def _new_links(self, storage: Storage) -> EpisodeLinks:
-        continuity = Continuity(storage) if self.check_continuity else None
-        return EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu", continuity=continuity)
-
-    def warn(self) -> None:
-        if self.links is not None and self.links.continuity is not None:
-            self.links.continuity.warn()
-
     def draw(self, data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
-        """Turns the rows drawn at ``index`` into n-step rows.
+        """Turns the rows drawn at ``index`` into n-step rows; ``data`` has its shape, ``[B]`` or ``[B, 2]``.
 
-        Args:
-            data: TensorDict of the shape of ``index``, ``[B]`` or ``[B, 2]``.
-
-        Returns:
-            ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
-            float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
+        It gets ``next`` of the last step, the summed ``("next", "reward")``, ``discount`` float32 ``[..., 1]``
+        (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
         """
         # The rows of a return are found when it is drawn, not when they are stored: until its episode ends or has n
         # more rows, a return grows with every step.
@@ -148,7 +116,7 @@ class EpisodeTracker:
     def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
         """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
         if self.links is None:  # rows were stored before the tracker came
-            self.mark_update(held_slots(storage).to(index.device), storage)
+            self.mark_update(index.flatten()[:0], storage)
         assert self.links is not None
         slots, steps_used = self.links.chain(index.flatten(), self.n_steps)
         return slots, slots[:, -1], steps_used
@@ -157,29 +125,10 @@ class EpisodeTracker:
         (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
         return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
 
-    def cut(self, index: Tensor) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], storage: Storage) -> None:  # type: ignore[override]
+        super().load_state_dict(state_dict)
         if self.links is not None:
-            self.links.cut(index)
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        if self.links is not None:
-            self.links.break_episodes(trajectories)
-
-    def on_evict(self, index: Tensor) -> None:
-        if self.links is not None:
-            self.links.release(index)
-
-    def clear(self) -> None:
-        self.links = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"links": None if self.links is None else self.links.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
-        self.links = None
-        if state_dict["links"] is not None:
-            self.links = self._new_links(storage)
-            self.links.load_state_dict(state_dict["links"])
+            self.links_on(device_of(storage) or self.links.successor.device)
 
 
 @recorded
@@ -216,13 +165,10 @@ class NStepTransitions(ReplayTransform):
     takes_sequences = False
 
     def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
-        n_steps = checked_count("n_steps", n_steps, of="rewards in a return")
-        discount = checked_share("discount", discount)
-        check_continuity = checked_flag("check_continuity", check_continuity)
         super().__init__()
-        self.n_steps = n_steps
-        self.discount = discount
-        self._check_continuity = check_continuity
+        self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
+        self.discount: float = checked_share("discount", discount)
+        self._check_continuity = checked_flag("check_continuity", check_continuity)
         # Waiting steps, and the columns of the first steps, which later ones must have too.
         self.pending: tuple[TensorDictBase | None, frozenset[_Column] | None] = (None, None)
 
@@ -260,10 +206,7 @@ class NStepTransitions(ReplayTransform):
         """Forms the waiting transitions with fewer steps, as when collection stops; ``None`` when none wait.
 
         They bootstrap from the last observation. ``Replay.flush`` stores them; in other buffers do so with
-        ``buffer.writer.extend``, which does not apply the transform.
-
-        Args:
-            trajectories: ids of the episodes that will not continue; ``None`` for all.
+        ``buffer.writer.extend``, which does not apply the transform. ``trajectories`` are those that will not continue.
         """
         (steps, columns), remaining = self.pending, None
         if steps is None:

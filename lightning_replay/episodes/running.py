@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +15,17 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import (
     TRAJECTORY_KEYS,
+    Continuity,
+    EpisodeLinks,
     Tally,
     consecutive,
     equal_rows,
     trajectory_name,
     trajectory_of,
 )
+from lightning_replay.options import checked_flag, checked_key
 from lightning_replay.parts import WriterHooks
-from lightning_replay.storage.packed import PackedStorage, device_of, occupancy_of
+from lightning_replay.storage.packed import PackedStorage, device_of, occupancy_of, read_columns, stored_before
 from lightning_replay.tables.kernels import EpisodeGroups
 
 ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
@@ -65,6 +68,90 @@ def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_f
             f"{key!r} is {column.dtype} {list(column.shape)}, and {purpose} need {kind} for each row, [{count}] or "
             f"[{count}, 1]; nothing was stored"
         )
+
+
+class FollowedEpisodes:
+    """The links between the rows of a storage; on a device, by default that of the rows."""
+
+    def __init__(self, done_key: NestedKey, check_continuity: bool, device: str | None = None) -> None:
+        checked_key("done_key", done_key)
+        self.done_key: NestedKey = tuple(done_key) if isinstance(done_key, list) else done_key
+        self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
+        self.links: EpisodeLinks | None = None  # until rows are stored
+        self._device = device
+
+    def check_ends(self, rows: TensorDictBase, sampler: str, purpose: str) -> None:
+        """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
+        if self.links is not None:
+            return
+        if rows.get(self.done_key, None) is None:
+            raise ValueError(
+                f"the transitions have no {self.done_key!r}, which marks where episodes end; nothing was stored. "
+                f"Store it with every transition, or name your key with done_key= of {sampler}"
+            )
+        require_one_each(rows, self.done_key, purpose, is_flag=True)
+
+    def mark_update(self, index: Tensor, storage: Storage) -> Tensor:
+        """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order.
+
+        Returns the slots that were linked: with the first rows also those that were stored before, in slot order.
+        """
+        index = index.to(device_of(storage) or index.device)
+        if self.links is None:
+            index = torch.cat((stored_before(storage, index), index))
+            if not len(index):
+                return index
+        (done,), trajectory = read_columns(storage, index, [self.done_key]), read_trajectory(storage, index)
+        if self._device is not None:
+            done, trajectory = done.to(self._device), None if trajectory is None else trajectory.to(self._device)
+        if self.links is None:
+            self.links = EpisodeLinks(storage.max_size, device=done.device)
+        if self.check_continuity and self.links.continuity is None:
+            self.links.continuity = Continuity(storage)
+        self.links_on(done.device).write(index.to(done.device), trajectory, done)
+        return index
+
+    def warn(self) -> None:
+        """Warns once where most rows do not continue the row before them, once the sampler has the new rows."""
+        if self.links is not None and self.links.continuity is not None:
+            self.links.continuity.warn()
+
+    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        if self.links is not None:
+            links = self.links_on(index.device)
+            links.cut(index.to(links.successor.device))
+            links.break_episodes(trajectories)
+
+    def on_evict(self, index: Tensor) -> None:
+        if self.links is not None:
+            links = self.links_on(index.device)
+            links.release(index.to(links.successor.device))
+
+    def links_on(self, device: torch.device) -> EpisodeLinks:
+        """Returns the links, moved where a state from files, on the CPU, is of a storage on another device."""
+        assert self.links is not None
+        if self._device is None and self.links.successor.device != device:
+            moved = EpisodeLinks(self.links.capacity, device=device)
+            moved.load_state_dict(self.links.state_dict())
+            moved.continuity, self.links = self.links.continuity, moved
+        return self.links
+
+    def clear(self) -> None:
+        self.links = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.links is None else self.links.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"links": None if self.links is None else self.links.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.links = None
+        if state_dict["links"] is not None:
+            successor = state_dict["links"]["successor"]
+            self.links = EpisodeLinks(successor.numel(), device=self._device or successor.device)
+            self.links.load_state_dict(state_dict["links"])
 
 
 class Breaks(NamedTuple):
@@ -183,13 +270,8 @@ def stored_trajectories(storage: Storage) -> list[int | None]:
 def newest_running(
     storage: PackedStorage, oldest_first: Tensor, trajectories: Iterable[int] | None = None
 ) -> tuple[Tensor, list[int | None]]:
-    """Returns the newest slot of each running episode, int64 ``[E]``, and their ids, ``[None]`` where rows name none.
-
-    Args:
-        storage: without a column ``("next", "done")`` no episode is known to run.
-        oldest_first: int64 ``[N]``, the stored slots in the order in which they were written.
-        trajectories: ids of the episodes to return; ``None`` for all.
-    """
+    """Returns the newest slot of each running episode, or of those named, and their ids, ``[None]`` without ids."""
+    # Without a column ("next", "done") no episode is known to run.
     done = storage.column(("next", "done"), oldest_first) if len(oldest_first) else None
     if done is None:
         return oldest_first[:0], []

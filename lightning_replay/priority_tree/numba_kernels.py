@@ -96,23 +96,12 @@ def refresh(index, leaves, sums, minima, starts, counts):  # type: ignore[no-unt
 
 
 @compiled
-def set(index, value, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Writes in order: of several values for a slot the last stays."""
-    for position in range(index.size):
-        leaves[index[position]] = value[position]
-    refresh(index, leaves, sums, minima, starts, counts)
-
-
-@compiled
 def update(  # type: ignore[no-untyped-def]
     index, error, is_feedback, generation, stored, offset, exponent, limit, leaves, sums, minima, starts, counts
 ):
-    """Writes ``(|error| + offset) ** exponent``; returns the largest ``|error|`` written, and how many rows are late.
-
-    Feedback is signed errors; rows whose slot has another generation ``stored`` than the one given are late and
-    skipped. Otherwise the errors are priorities, no generations are read, and slots of -1 are skipped. The largest is
-    -1 when every row was skipped; it is -2, and nothing is written, when a row is refused.
-    """
+    """Writes ``(|error| + offset) ** exponent``; returns the largest ``|error|`` and how many rows are late."""
+    # Feedback is signed errors, of rows with generations. Otherwise the errors are priorities, and slots of -1 are
+    # skipped. The largest is -1 when every row was skipped; it is -2, and nothing is written, when a row is refused.
     slots, value = np.empty(index.size, np.int64), np.empty(index.size, np.float32)
     largest, late, refused = np.float32(-1.0), 0, False
     for position in range(index.size):
@@ -198,10 +187,8 @@ def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _find_nodes(remaining, index, sums, start, nodes):  # type: ignore[no-untyped-def]
-    """Writes the node of one level in which each query lies to ``index``, and takes the sum before it from the query.
-
-    A table of the node at which every n-th part of the total begins leaves one step to a query, on average.
-    """
+    """Writes the node of one level in which each query lies to ``index``, and takes the sum before it from it."""
+    # A table of the node at which every n-th part of the total begins leaves one step to a query, on average.
     ends, total, last = np.zeros(nodes + 1), 0.0, 0
     for node in range(nodes):
         last = node if total + sums[start + node] > total else last
@@ -229,10 +216,8 @@ def _find_nodes(remaining, index, sums, start, nodes):  # type: ignore[no-untype
 
 @compiled
 def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-untyped-def]
-    """Descends level by level with all queries, so that their cache misses overlap; changes ``remaining``.
-
-    The lowest level with no more nodes than queries is searched at once instead of those above it.
-    """
+    """Descends level by level with all queries, so that their cache misses overlap; changes ``remaining``."""
+    # The lowest level with no more nodes than queries is searched at once instead of those above it.
     top = counts.size - 1
     while top > 1 and counts[top - 1] <= index.size:
         top -= 1
@@ -261,10 +246,7 @@ def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-unt
 
 @compiled
 def draw(uniform, exponent, over_batch, index, weight, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Draws in proportion; ``weight`` is the value over the smallest positive one, to the power ``exponent``.
-
-    The smallest is that of all slots or of the batch.
-    """
+    """Draws in proportion; ``weight`` is the value over the smallest of all, or of the batch, to the ``exponent``."""
     root = starts[counts.size - 1]
     find(uniform * sums[root], index, leaves, sums, starts, counts)
     smallest = minima[root]

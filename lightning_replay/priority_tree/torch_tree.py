@@ -23,12 +23,11 @@ def _rounded_up(count: int, shift: int) -> int:
 
 
 class TorchTree:
-    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for any device; validates only where stated.
+    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for any device; validates only where stated."""
 
-    Node ``n`` of ``sums[0]`` is the sum of leaves ``32 n`` to ``32 n + 31``, and of the levels above of 64 nodes below.
-    Shapes never depend on values and nothing is read back, so that every method but :meth:`bounds` can be
-    captured in a CUDA graph; :meth:`set_checked` and :meth:`fill_checked` then skip what they would refuse.
-    """
+    # Node n of sums[0] is the sum of leaves 32 n to 32 n + 31, and of the levels above of 64 nodes below. Shapes never
+    # depend on values and nothing is read back, so that every method but bounds can be captured in a CUDA graph;
+    # set_checked and fill_checked then skip what they would refuse.
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.device = device
@@ -164,36 +163,21 @@ class TorchTree:
         node = index
         for level, nodes in enumerate(self._nodes):
             node = node >> (SHIFT if level else LEAF_SHIFT)
-            if nodes <= DENSE * index.numel():
-                self._recompute_run(level, 0, nodes)
-            else:
-                self._recompute(level, node)
+            self._recompute(level, slice(0, nodes) if nodes <= DENSE * index.numel() else node)
 
     def _refresh_range(self, start: int, stop: int) -> None:
         for level in range(len(self._nodes)):
             shift = SHIFT if level else LEAF_SHIFT
             start, stop = start >> shift, ((stop - 1) >> shift) + 1
-            self._recompute_run(level, start, stop)
+            self._recompute(level, slice(start, stop))
 
-    def _recompute(self, level: int, nodes: Tensor) -> None:
-        sums, minima = self._children(level)
-        sums = sums.index_select(0, nodes)
-        minima = threshold(sums, 0.0, torch.inf) if minima is None else minima.index_select(0, nodes)
-        self._sums[level].index_copy_(0, nodes, sums.sum(-1, dtype=torch.float64))
-        self._minima[level].index_copy_(0, nodes, minima.amin(-1))
-
-    def _recompute_run(self, level: int, start: int, stop: int) -> None:
-        sums, minima = self._children(level)
-        sums = sums[start:stop]
-        minima = threshold(sums, 0.0, torch.inf) if minima is None else minima[start:stop]
-        torch.sum(sums, -1, dtype=torch.float64, out=self._sums[level][start:stop])
-        torch.amin(minima, -1, out=self._minima[level][start:stop])
-
-    def _children(self, level: int) -> tuple[Tensor, Tensor | None]:
-        """Returns sums and minima of the children of each node ``[nodes, children]``; of leaves the values alone."""
-        if level == 0:
-            return self._leaves.view(-1, 1 << LEAF_SHIFT), None
-        return self._sums[level - 1].view(-1, 1 << SHIFT), self._minima[level - 1].view(-1, 1 << SHIFT)
+    def _recompute(self, level: int, nodes: Tensor | slice) -> None:
+        # From the sums and minima of the children of each node, [nodes, children]; of leaves from the values alone.
+        children = self._sums[level - 1].view(-1, 1 << SHIFT) if level else self._leaves.view(-1, 1 << LEAF_SHIFT)
+        sums = children[nodes]
+        minima = self._minima[level - 1].view(-1, 1 << SHIFT)[nodes] if level else threshold(sums, 0.0, torch.inf)
+        self._sums[level][nodes] = sums.sum(-1, dtype=torch.float64)
+        self._minima[level][nodes] = minima.amin(-1)
 
     def leaves(self) -> Tensor:
         return self._leaves[: self._capacity].clone()

@@ -30,11 +30,10 @@ def _aligned(size: int, dtype: type) -> np.ndarray:
 
 
 class NumbaTree:
-    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for the CPU; validates nothing.
+    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for the CPU; validates nothing."""
 
-    Node ``n`` of level ``l`` covers children ``16 n`` to ``16 n + 15`` of level ``l - 1``; level 0 are the leaves,
-    the levels above lie one after the other in ``sums`` and ``minima``.
-    """
+    # Node n of level l covers children 16 n to 16 n + 15 of level l - 1; level 0 are the leaves, the levels above lie
+    # one after the other in sums and minima.
 
     device: torch.device = torch.device("cpu")
 
@@ -56,7 +55,8 @@ class NumbaTree:
         self._capacity = capacity
 
     def set(self, index: Tensor, value: Tensor) -> None:
-        kernels.set(index.numpy(), value.numpy(), *self._arrays)
+        self._leaves[index.numpy()] = value.numpy()  # numpy writes in order: the last duplicate stays
+        kernels.refresh(index.numpy(), *self._arrays)
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
         given = index.numpy(), priority.numpy(), False, _NO_GENERATIONS, _NO_GENERATIONS
@@ -64,16 +64,8 @@ class NumbaTree:
         largest, _ = kernels.update(*given, np.float32(offset), np.float32(exponent), limit, *self._arrays)
         return None if largest == -2.0 else largest
 
-    def update(
-        self,
-        index: np.ndarray,
-        error: np.ndarray,
-        generation: np.ndarray,
-        stored: np.ndarray,
-        offset: float,
-        exponent: float,
-        limit: int,
-    ) -> tuple[float, int] | None:
+    def update(self, *given: Any) -> tuple[float, int] | None:
+        index, error, generation, stored, offset, exponent, limit = given
         options = np.float32(offset), np.float32(exponent), limit
         largest, late = kernels.update(index, error, True, generation, stored, *options, *self._arrays)
         return None if largest == -2.0 else (largest, late)
@@ -168,11 +160,9 @@ class PriorityTree:
         self._backend = kind(self.capacity, self.device)
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
-        """Writes values; of several for one slot the last stays. Slots of value 0, as at first, are never drawn.
+        """Writes values ``[n]``, or one for all, finite and not negative, to slots, int64 ``[n]``.
 
-        Args:
-            index: int64 ``[n]``.
-            value: ``[n]`` or a number for all, finite and non-negative.
+        Of several for one slot the last stays. Slots of value 0, as at first, are never drawn.
         """
         index = self._as(index, torch.int64)
         if isinstance(value, Tensor):
@@ -210,22 +200,15 @@ class PriorityTree:
         return self._backend.find(self._as(prefix_sum, torch.float64))
 
     def draw(self, uniform: Tensor, *, over_batch: bool = False, exponent: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Draws in proportion to the values.
+        """Draws in proportion to the values, by ``uniform``, float64 ``[n]`` in ``[0, 1)``.
 
-        Args:
-            uniform: float64 ``[n]`` in ``[0, 1)``.
-
-        Returns:
-            Slots int64 ``[n]``, and each drawn value over the smallest positive one of all slots (of the drawn
-            ones with ``over_batch``), raised to ``exponent``, float32 ``[n]``.
+        Returns slots int64 ``[n]``, and each drawn value over the smallest positive one of all slots (of the drawn ones
+        with ``over_batch``), raised to ``exponent``, float32 ``[n]``.
         """
         return self._backend.draw(uniform, over_batch, exponent)
 
     def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Returns the slots at the points of [0, 1), float64 ``[n]``, of the sum of all values, and their parts in it.
-
-        Slots are int64 ``[n]``, parts float64 ``[n]`` on the CPU.
-        """
+        """Returns the slots at points ``[n]`` in [0, 1) of the sum of all values, and their parts in it; float64."""
         return self._backend.draw_at(points)
 
     def has_mass(self) -> bool:
@@ -235,16 +218,11 @@ class PriorityTree:
     def set_checked(
         self, index: Tensor, priority: Tensor, limit: int, *, offset: float = 0.0, exponent: float = 1.0
     ) -> float | Tensor | None:
-        """Validates priorities and writes ``(priority + offset) ** exponent`` as :meth:`set`, in one pass.
+        """Validates priorities, float32 ``[n]``, and writes ``(priority + offset) ** exponent`` as :meth:`set`.
 
-        Args:
-            index: int64 ``[n]``, n > 0, in ``[-1, limit)``; -1 is skipped.
-            priority: float32 ``[n]``, finite and non-negative, and what is written finite.
-            limit: slots that may be written.
-
-        Returns:
-            The largest priority written (a scalar tensor on CUDA), -1 when every entry was skipped, or ``None`` with
-            nothing written when an entry is invalid. While a CUDA graph is captured invalid entries are skipped.
+        Slots, int64 ``[n]``, n > 0, are in ``[-1, limit)``; -1 is skipped. Returns the largest priority written (a
+        scalar tensor on CUDA), -1 when every entry was skipped, or ``None`` with nothing written when an entry is
+        invalid: not finite, or negative. While a CUDA graph is captured invalid entries are skipped.
         """
         return self._backend.set_checked(index, priority, offset, exponent, limit)
 
@@ -259,18 +237,11 @@ class PriorityTree:
         offset: float,
         exponent: float,
     ) -> tuple[float, int] | None:
-        """Writes ``(|error| + offset) ** exponent`` where slots still have the generations given; with numba only.
+        """Writes ``(|error| + offset) ** exponent`` for signed errors, float32 ``[n]``, contiguous; with numba only.
 
-        Args:
-            index: int64 ``[n]``, n > 0, contiguous as the errors are.
-            error: float32 ``[n]``, signed.
-            generation: int64 ``[n]``; where another one is ``stored`` for the slot the row is late, and skipped.
-            stored: int64, the present generation of every slot.
-            limit: slots that may be written.
-
-        Returns:
-            The largest magnitude written, -1 when there was none, and the number of late rows; ``None``, with nothing
-            written, when an error is not finite or a row that is not late lies outside of ``limit``.
+        Rows whose ``generation`` is not that ``stored`` for their slot are late, and skipped. Returns the largest
+        magnitude written, -1 when there was none, and the number of late rows; ``None``, with nothing written, when an
+        error is not finite or a row that is not late lies outside of ``limit``.
         """
         return self._backend.update(index, error, generation, stored, offset, exponent, limit)
 
@@ -287,10 +258,7 @@ class PriorityTree:
         return self._backend.leaves()
 
     def effective_slots(self) -> float:
-        """Returns the square of the sum of all values over the sum of their squares, 0 without any; O(capacity).
-
-        That is the number of slots of equal value of which two draws are as often the same.
-        """
+        """Returns the slots of equal value of which two draws would be as often the same; O(capacity)."""
         values = self.leaves().double()
         square = float(values.square().sum())
         return float(values.sum()) ** 2 / square if square > 0 else 0.0

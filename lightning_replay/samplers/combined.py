@@ -30,8 +30,7 @@ class CombinedSampler(SamplerOver):
 
     Sampled keys:
         index: int64 ``[B]``, last the newest row.
-        priority_weight: float32 ``[B]``, where ``first`` is prioritized; the newest row has the weight of its priority,
-            as if ``first`` had drawn it.
+        priority_weight: float32 ``[B]``, where ``first`` is prioritized, of the newest row too, as if drawn by it.
 
     Raises:
         TypeError: ``first`` draws pairs, or from tables, whose shares the newest row would change.
@@ -44,6 +43,8 @@ class CombinedSampler(SamplerOver):
         >>> int(replay.sample()["observation"][-1])
         49
     """
+
+    saved_attributes: tuple[str, ...] = ("_newest",)
 
     def __init__(self, first: Sampler | None = None, seed: int | None = None) -> None:
         super().__init__(first, UniformSampler, seed)
@@ -65,21 +66,14 @@ class CombinedSampler(SamplerOver):
             self._newest = -1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]``, and their weights; raises as ``first`` does."""
+        """Draws ``batch_size`` slots, int64 ``[B]``, and their weights."""
         if self._newest < 0:
             return self.first.sample(storage, batch_size)
-        index, info = self.first.sample(storage, batch_size - 1)
-        index = torch.cat((index, index.new_full((1,), self._newest)))
+        index, info = self.first.sample(storage, max(batch_size - 1, 1))  # a tree draws no empty batch
+        index = torch.cat((index[: batch_size - 1], index.new_full((1,), self._newest)))
         if isinstance(self.first, PrioritizedSampler):
             info["priority_weight"] = self.first.weights_of(index)
         return index, info
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"newest": self._newest}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._newest = state_dict["newest"]
 
     def _empty(self) -> None:
         super()._empty()

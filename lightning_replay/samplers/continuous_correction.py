@@ -13,7 +13,7 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.options import BELOW_ONE, checked_count, checked_flag, checked_number
 from lightning_replay.parts import DrawPart, GroupTotals, PartDraw
-from lightning_replay.samplers.tables import tables_of
+from lightning_replay.samplers.tables import on_device, tables_of
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.tables.tables import Tables
@@ -49,9 +49,6 @@ class ContinuousCorrectionSampler(UniformSampler):
         table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw has the ``table`` of the
             row, the sum of the priorities of such rows over that of all rows.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the sum of all priorities over the row's own.
-
-    Raises:
-        ValueError: ``event_share`` is outside [0, 1), or ``min_size`` is not positive.
     """
 
     _draws_from_tables = True
@@ -74,28 +71,27 @@ class ContinuousCorrectionSampler(UniformSampler):
         self._empty()
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device.
-
-        Raises:
-            RuntimeError: the default table holds fewer than ``min_size`` rows.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]``; RuntimeError where the default table holds below ``min_size``."""
         tables = tables_of(storage, self)
         self._check_held(tables.names[0], int(tables.length[0]))
         slots = self._draw(tables, len(storage), batch_size)
         table = _first_event_table(tables.position[1:, slots] >= 0)
         weight = np.where(table > 0, (1.0 - self.event_share) / (1.0 + self.event_share), 1.0)
-        if self.normalize_over_batch:
-            weight /= weight.max()
         drawn = np.bincount(table, minlength=len(tables))
         self.rows_drawn: np.ndarray = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
-        info = {"table": torch.from_numpy(table), "priority_weight": torch.from_numpy(weight).float()}
+        share = raw = weight
         if self.return_probabilities:
             priority = self._priorities(len(tables))
             mass = priority * self._by_table(tables).counts
-            info["table_probability"] = torch.from_numpy((mass / mass.sum())[table]).float()
-            info["raw_weight"] = torch.from_numpy((mass.sum() / priority)[table]).float()
-        device = storage.device
-        return torch.from_numpy(slots).to(device), {key: value.to(device) for key, value in info.items()}
+            share, raw = (mass / mass.sum())[table], (mass.sum() / priority)[table]
+        return on_device(storage, slots, {"table": table} | self._columns(weight, share, raw))
+
+    def _columns(self, weight: np.ndarray, share: np.ndarray, raw: np.ndarray) -> dict[str, np.ndarray]:
+        largest = weight.max() if self.normalize_over_batch else 1.0
+        columns = {"priority_weight": weight / largest}
+        if self.return_probabilities:
+            columns |= {"table_probability": share, "raw_weight": raw}
+        return {name: column.astype(np.float32) for name, column in columns.items()}
 
     def _draw(self, tables: Tables, limit: int, count: int) -> np.ndarray:
         # By rejection, which needs no index of priorities: a draw of a part counts all rows wherever tables changed.
@@ -149,9 +145,8 @@ class ContinuousCorrectionSampler(UniformSampler):
         slots = rows.slots[rows.start[part.groups] + np.minimum((part.points * count).astype(np.int64), count - 1)]
         drawn = np.bincount(part.groups, minlength=len(tables))
         self.rows_drawn = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
-        index, table = torch.from_numpy(slots), torch.from_numpy(part.groups.copy())
-        reply = PartDraw(1.0 / count, self.group_totals(storage))
-        return index.to(storage.device), {"table": table.to(storage.device)}, reply
+        drawn_of = on_device(storage, slots, {"table": part.groups.copy()})
+        return *drawn_of, PartDraw(1.0 / count, self.group_totals(storage))
 
     def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
         share = part.shares[part.groups]
@@ -159,14 +154,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         # Of a row in no event table, were it drawn as often for its priority as the one that is drawn least.
         with np.errstate(invalid="ignore"):  # of tables without a share
             outside = np.nanmin(part.shares * drawn.totals.smallest / priority) * priority[0]
-        weight = outside / probability
-        if self.normalize_over_batch:
-            weight /= weight.max()
-        columns = {"priority_weight": weight.astype(np.float32)}
-        if self.return_probabilities:
-            columns["table_probability"] = share.astype(np.float32)
-            columns["raw_weight"] = (1.0 / probability).astype(np.float32)
-        return columns
+        return self._columns(outside / probability, share, 1.0 / probability)
 
     def _by_table(self, tables: Tables) -> _RowsByTable:
         # Counted anew only where the tables have changed.

@@ -15,20 +15,14 @@ from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.episodes.links import Continuity, EpisodeLinks
-from lightning_replay.episodes.running import read_trajectory, require_one_each
-from lightning_replay.options import check_kind, checked_flag, checked_key
+from lightning_replay.episodes.running import FollowedEpisodes
+from lightning_replay.options import check_kind, checked_flag
 from lightning_replay.parts import DrawPart, PartDraw, ReplaySampler, declared_sampler
 from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.columns import as_tensor
-from lightning_replay.storage.packed import device_of, occupancy_of, read_columns, stored_before
-
-
-def _of_first(name: str) -> Any:
-    read = attrgetter(name)
-    return property(lambda self: read(declared_sampler(self.first)))
+from lightning_replay.storage.packed import device_of, occupancy_of, stored_before
 
 
 class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
@@ -53,22 +47,6 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
     def add(self, index: Any) -> None:
         self.first.add(index)
 
-    _draws_from_tables: bool = _of_first("_draws_from_tables")
-    _reads_columns: bool = _of_first("_reads_columns")
-    num_slots: int | None = _of_first("num_slots")
-    uses_priorities: bool = _of_first("uses_priorities")
-    check_rows: Any = _of_first("check_rows")
-    check_priority: Any = _of_first("check_priority")
-    on_evict: Any = _of_first("on_evict")
-    cut: Any = _of_first("cut")
-    priority_of: Any = _of_first("priority_of")
-    raise_largest_priority: Any = _of_first("raise_largest_priority")
-    group_totals: Any = _of_first("group_totals")
-    rows_of_groups: Any = _of_first("rows_of_groups")
-    weigh: Any = _of_first("weigh")
-    advance: Any = _of_first("advance")
-    stats: Any = _of_first("stats")
-
     @property
     def default_priority(self) -> float:
         return self.first.default_priority
@@ -88,13 +66,13 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **self._generator_state(),
+            **self._read_attributes(),
             "shares_generator": self.first._rng is self._rng,
             "first": self.first.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restore_generator(state_dict)
+        self._restore_attributes(state_dict)
         self.first.load_state_dict(state_dict["first"])
         if state_dict["shares_generator"]:
             # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
@@ -115,6 +93,19 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
 
     def _empty(self) -> None:
         self.first._empty()
+
+
+def _of_first(name: str) -> Any:
+    read = attrgetter(name)
+    return property(lambda self: read(declared_sampler(self.first)))
+
+
+for _name in (
+    *("_draws_from_tables", "_reads_columns", "num_slots", "uses_priorities", "check_rows", "check_priority", "cut"),
+    *("on_evict", "priority_of", "raise_largest_priority", "group_totals", "rows_of_groups", "weigh", "advance"),
+    "stats",
+):
+    setattr(SamplerOver, _name, _of_first(_name))
 
 
 class DependentSampler(SamplerOver):
@@ -191,11 +182,7 @@ class PairSampler(DependentSampler):
         """Returns the partner of each row, int64 ``[B]``; the row itself where there is none: it stays unmixed."""
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
+        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns."""
         first, info = self.first.sample(storage, batch_size)
         return self._paired(first, storage), info
 
@@ -218,10 +205,7 @@ class PairSampler(DependentSampler):
         return torch.stack((first, partners), dim=1)
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``.
-
-        For a row in several pairs the priority of a pair in which it is the first counts.
-        """
+        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``; those of firsts count."""
         slots, magnitudes = as_tensor(slots), as_tensor(magnitudes)
         if slots.ndim == 2 and self.update_partners:
             # The last of duplicates wins: partners before firsts.
@@ -257,75 +241,50 @@ class RandomPairSampler(PairSampler):
         return occupancy_of(storage).sample(len(index), self._generator).to(index.device)
 
 
-class FollowedEpisodes:
-    """The links between stored rows, for a sampler that follows episodes; on a device, by default that of the rows."""
+def check_capacities(*slots: int) -> None:
+    if len(set(slots)) > 1:  # compiled loops read all of them unchecked
+        raise ValueError(f"the parts of the state have {sorted(set(slots))} slots, not all the same; load another save")
 
-    def __init__(self, done_key: NestedKey, check_continuity: bool, device: str | None = None) -> None:
-        checked_key("done_key", done_key)
-        self.done_key: NestedKey = tuple(done_key) if isinstance(done_key, list) else done_key
-        self.links: EpisodeLinks | None = None  # until rows are stored
-        self._check_continuity = checked_flag("check_continuity", check_continuity)
-        self._device = device
 
-    def check_rows(self, rows: TensorDictBase, sampler: str, purpose: str) -> None:
-        """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
-        if self.links is not None:
-            return
-        if rows.get(self.done_key, None) is None:
-            raise ValueError(
-                f"the transitions have no {self.done_key!r}, which marks where episodes end; nothing was stored. "
-                f"Store it with every transition, or name your key with done_key= of {sampler}"
-            )
-        require_one_each(rows, self.done_key, purpose, is_flag=True)
+class FollowsEpisodes(ReplaySampler):
+    """A sampler that keeps the links between stored rows; stands before the class that draws in the list of bases."""
 
-    def write(self, index: Tensor, storage: Storage) -> None:
-        """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order."""
-        (done,), trajectory = read_columns(storage, index, [self.done_key]), read_trajectory(storage, index)
-        if self._device is not None:
-            done, trajectory = done.to(self._device), None if trajectory is None else trajectory.to(self._device)
-        if self.links is None:
-            self.links = EpisodeLinks(storage.max_size, device=done.device)
-        if self._check_continuity and self.links.continuity is None:
-            self.links.continuity = Continuity(storage)
-        self.links_on(done.device).write(index.to(done.device), trajectory, done)
+    followed: FollowedEpisodes
+    _purpose: str  # what needs the ends of episodes, for the message where rows have none
+    _reads_columns = True
 
-    def warn(self) -> None:
-        """Warns once where most rows do not continue the row before them, once the sampler has the new rows."""
-        if self.links is not None and self.links.continuity is not None:
-            self.links.continuity.warn()
+    def check_rows(self, rows: TensorDictBase) -> None:
+        super().check_rows(rows)
+        self.followed.check_ends(rows, type(self).__name__, self._purpose)
+
+    def on_evict(self, index: Tensor) -> None:
+        super().on_evict(index)
+        self.followed.on_evict(index)
 
     def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        if self.links is not None:
-            links = self.links_on(index.device)
-            links.cut(index)
-            links.break_episodes(trajectories)
-
-    def links_on(self, device: torch.device) -> EpisodeLinks:
-        """Returns the links, moved where a state from files, on the CPU, is of a storage on another device."""
-        assert self.links is not None
-        if self.links.successor.device != device:
-            moved = EpisodeLinks(self.links.capacity, device=device)
-            moved.load_state_dict(self.links.state_dict())
-            moved.continuity, self.links = self.links.continuity, moved
-        return self.links
+        super().cut(index, trajectories)
+        self.followed.cut(index, trajectories)
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.links is None else self.links.nbytes
+        return super().nbytes + self.followed.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        return {"links": None if self.links is None else self.links.state_dict()}
+        state = super().state_dict()
+        state.get("learned", state).update(self.followed.state_dict())
+        return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.links = None
-        if state["links"] is not None:
-            successor = state["links"]["successor"]
-            self.links = EpisodeLinks(successor.numel(), device=successor.device)
-            self.links.load_state_dict(state["links"])
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(dict(state_dict))
+        self.followed.load_state_dict(state_dict.get("learned", state_dict))
+
+    def _empty(self) -> None:
+        super()._empty()
+        self.followed.clear()
 
 
 @recorded
-class ContinuousTransitionSampler(PairSampler):
+class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
     """Pairs each drawn row with the next step of its episode; with itself where there is none.
 
     The last row of an episode and the newest row of a running one have no next step and stay unmixed. Rows of several
@@ -352,6 +311,8 @@ class ContinuousTransitionSampler(PairSampler):
         tensor([1, 1, 2])
     """
 
+    _purpose = "pairs of consecutive steps"
+
     def __init__(
         self,
         first: Sampler | None = None,
@@ -368,29 +329,6 @@ class ContinuousTransitionSampler(PairSampler):
         following = self.followed.links_on(index.device).successor[index]
         return torch.where(following < 0, index, following)
 
-    def check_rows(self, rows: TensorDictBase) -> None:
-        super().check_rows(rows)
-        self.followed.check_rows(rows, type(self).__name__, "pairs of consecutive steps")
-
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        self.followed.write(index, storage)
+        self.followed.mark_update(index, storage)
         self.followed.warn()
-
-    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        super().cut(index, trajectories)
-        self.followed.cut(index, trajectories)
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.followed.nbytes
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"learned": self.followed.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self.followed.load_state_dict(state_dict["learned"])
-
-    def _empty(self) -> None:
-        super()._empty()
-        self.followed.links = None

@@ -105,16 +105,11 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Sets priorities; TorchRL's buffers call it. Of several for one slot the last counts, index -1 is skipped.
+        """Sets priorities, one for all, ``[n]`` or ``[n, 1]``; TorchRL's buffers call it.
 
-        Args:
-            index: slots, int or int64 ``[n]``; ``[n, d]`` or a tuple where the storage has d dimensions.
-            priority: a number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
-            storage: whose length bounds the slots; without it the capacity does.
-
-        Raises:
-            ValueError: a priority is negative, infinite or NaN, or the lengths differ.
-            IndexError: a slot does not exist. In every case nothing has changed.
+        Of several for one slot the last counts, index -1 is skipped. Slots are an int or int64 ``[n]``, ``[n, d]`` or a
+        tuple where the storage has d dimensions; its length bounds them, without it the capacity does. A priority
+        that is negative, infinite or NaN is a ValueError, a slot that is not there an IndexError, with nothing changed.
         """
         slots = flat_index(index, self.device, storage)
         self.set_priorities(slots, matching_priority(priority, slots), storage)
@@ -272,14 +267,10 @@ class PrioritizedSampler(PrioritizedBase):
         return self.max_size
 
     def on_evict(self, index: Tensor) -> None:
-        self._tree.remove(index.to(self._tree.device))
+        self._tree.set(index, 0.0)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement, int64 ``[B]``, or a tuple of these for several dimensions.
-
-        Raises:
-            RuntimeError: the storage is empty, or every priority is zero.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]``, or a tuple for several dimensions; RuntimeError without any."""
         stored = len(storage)
         if stored == 0:
             raise empty_storage()

@@ -3,27 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.compiled import compiled
+from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_number
-from lightning_replay.samplers.pairs import FollowedEpisodes
+from lightning_replay.samplers.pairs import FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import PrioritizedSampler, written_slots
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
-from lightning_replay.storage.packed import stored_before
 
 
 @recorded
-class ReliabilityAdjustedSampler(PrioritizedSampler):
+class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
     """Draws row t in proportion to ``R_t ** reliability_exponent * (|δ_t| + priority_offset) ** priority_exponent``.
 
     The target of a row before steps that are not learned yet is not reliable: its reliability is one less the share of
@@ -37,12 +36,11 @@ class ReliabilityAdjustedSampler(PrioritizedSampler):
     joined to episodes as by :class:`~lightning_replay.samplers.ContinuousTransitionSampler`.
 
     Args:
-        capacity, importance_exponent, priority_offset, normalize_over_batch, seed: as :class:`PrioritizedSampler`.
-        priority_exponent: α.
+        capacity, priority_exponent, importance_exponent, priority_offset, normalize_over_batch, seed: as
+            :class:`PrioritizedSampler`.
         reliability_exponent: ω; 0 leaves prioritized replay.
         rows_per_update: rows after which the episodes that are left keep their reliabilities; ``None`` for no limit.
-        done_key: the flag of rows that ended their episode, terminated or truncated.
-        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+        done_key, check_continuity: as :class:`~lightning_replay.samplers.ContinuousTransitionSampler`.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -63,7 +61,7 @@ class ReliabilityAdjustedSampler(PrioritizedSampler):
         tensor([0.2500, 0.5000, 1.0000])
     """
 
-    _reads_columns = True
+    _purpose = "reliabilities along episodes"
 
     def __init__(
         self,
@@ -89,7 +87,6 @@ class ReliabilityAdjustedSampler(PrioritizedSampler):
         self._forget()
 
     def _forget(self) -> None:
-        self.followed.links = None
         # Errors and reliabilities by slot, and the sum of each episode in the slot of its last row.
         self._of_rows = np.ones((3, self.max_size), dtype=np.float32)
         self._of_rows[2] = 0.0
@@ -102,38 +99,24 @@ class ReliabilityAdjustedSampler(PrioritizedSampler):
         """Returns ``|δ|`` of rows, float32 ``[n]`` on the CPU."""
         return torch.from_numpy(self._of_rows[0, index.cpu().numpy()])
 
-    def check_rows(self, rows: TensorDictBase) -> None:
-        self.followed.check_rows(rows, type(self).__name__, "reliabilities along episodes")
-
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         super().mark_update(index, storage=storage)
         if storage is not None:  # else of rows that were stored before this sampler came, in the call above
-            slots = written_slots(index, storage, type(self).__name__)
-            self._link_earlier(storage, slots)
-            self._link(slots, storage)
+            self._link(written_slots(index, storage, type(self).__name__), storage)
             self.followed.warn()
 
-    def _link_earlier(self, storage: Storage, new: Tensor) -> None:
-        if self.followed.links is None and len(earlier := stored_before(storage, new)):
-            self._link(earlier, storage)
-
     def _link(self, index: Tensor, storage: Storage) -> None:
-        self.followed.write(index, storage)
-        self._of_rows[:, index.cpu().numpy()] = np.array([[float(self.default_priority)], [1.0], [0.0]])
-
-    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        self.followed.cut(index.cpu(), trajectories)
+        linked = self.followed.mark_update(index, storage).cpu().numpy()
+        self._of_rows[:, linked] = np.array([[float(self.default_priority)], [1.0], [0.0]])
 
     def on_evict(self, index: Tensor) -> None:
         super().on_evict(index)
-        if self.followed.links is not None:
-            self.followed.links.release(index.cpu())
         self._of_rows[2, index.cpu().numpy()] = 0.0
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Sets TD errors as :class:`PrioritizedSampler` does, and renews the reliabilities of their episodes."""
-        if storage is not None:
-            self._link_earlier(storage, slots[:0])
+        if storage is not None and self.followed.links is None:
+            self._link(slots[:0], storage)
         super().set_priorities(slots, magnitudes, storage)  # which refuses before anything is changed
         links, index = self.followed.links, slots.cpu().numpy()
         written = index[index >= 0]
@@ -162,20 +145,19 @@ class ReliabilityAdjustedSampler(PrioritizedSampler):
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self.followed.nbytes + self._of_rows.nbytes
+        return super().nbytes + self._of_rows.nbytes
 
     def _empty(self) -> None:
         super()._empty()
         self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"of_rows": torch.from_numpy(self._of_rows.copy()), **self.followed.state_dict()}
-        return super().state_dict() | {"episodes": own}
+        return super().state_dict() | {"of_rows": torch.from_numpy(self._of_rows.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._tree.load_state_dict(state_dict["tree"])  # which refuses another capacity
-        self._of_rows = state_dict["episodes"]["of_rows"].cpu().numpy().copy()
-        self.followed.load_state_dict(state_dict["episodes"])
+        of_rows, links = state_dict["of_rows"].cpu().numpy(), state_dict["links"] or {"successor": self._of_rows[0]}
+        check_capacities(self.max_size, of_rows.shape[1], len(state_dict["tree"]["leaves"]), len(links["successor"]))
+        self._of_rows = of_rows.copy()
         super().load_state_dict(state_dict)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.compiled import compiled
-from lightning_replay.parts import DrawPart, PartDraw
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.columns import as_tensor
@@ -24,11 +23,9 @@ class ReshuffledSampler(UniformSampler):
 
     Random reshuffling, RR-C of Fujita 2025, https://arxiv.org/abs/2503.02269. As there, slots are what is shuffled: a
     row that overwrites another takes its place, drawn or not, so that the draws of two slots differ by one at most. A
-    row in a slot that was empty is drawn in the present epoch, and one that leaves is drawn no more. The order is drawn
-    one row at a time, so that a batch takes the same time whatever is stored. Needs no feedback. A batch that ends an
-    epoch may have a row twice.
-
-    In a draw that is divided over several replays, each of them has epochs of its own.
+    row in a slot that was empty is drawn in the present epoch, and one that leaves is drawn no more. A batch takes the
+    same time whatever is stored; one that ends an epoch may have a row twice. Needs no feedback. In a draw that is
+    divided over several replays, each of them has epochs of its own.
 
     Args:
         seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
@@ -45,7 +42,8 @@ class ReshuffledSampler(UniformSampler):
         [0, 1, 2, 3, 4, 5]
     """
 
-    saved_attributes: tuple[str, ...] = ("_order", "_place", "_ends")
+    sample_part: Any = UniformSampler._next_part
+    saved_attributes: tuple[str, ...] = ("_order", "_ends")
 
     def __init__(self, seed: int | None = None) -> None:
         super().__init__(seed=seed)
@@ -81,11 +79,7 @@ class ReshuffledSampler(UniformSampler):
             place[slot] = -1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device; RuntimeError where that is empty."""
         occupancy, device, generator = occupancy_of(storage), device_of(storage), self._generator
         if not occupancy.count:
             raise empty_storage()
@@ -96,11 +90,16 @@ class ReshuffledSampler(UniformSampler):
         _draw(uniform.cpu().numpy(), index.numpy(), self._order, self._place, self._ends)
         return index if device is None else index.to(device), {}
 
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws as many rows as the part has, the next of this replay; reads no points."""
-        index, info = self.sample(storage, len(part))
-        totals = self.group_totals(storage)
-        return index, info, PartDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        order, ends = (state_dict[name].cpu().numpy() for name in ("order", "ends"))
+        place, listed = np.full(len(order), -1), order[: ends[1]]
+        is_sound = 0 <= ends[0] <= ends[1] == len(listed) and ((listed >= 0) & (listed < len(order))).all()
+        if is_sound:
+            place[listed] = np.arange(len(listed))
+        if not is_sound or (place >= 0).sum() != len(listed):  # a compiled loop reads them unchecked
+            raise ValueError("the state names slots twice or slots that there are not; load another save")
+        super().load_state_dict(state_dict)
+        self._place = place
 
     @property
     def nbytes(self) -> int:

@@ -4,24 +4,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.episodes import kernels
+from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.events.conditions import Condition, ConditionLike, holds, own, warn_of_unmet
 from lightning_replay.options import checked_share
-from lightning_replay.parts import DrawPart, PartDraw
-from lightning_replay.samplers.pairs import FollowedEpisodes
+from lightning_replay.samplers.pairs import FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of, readable_rows, stored_before
+from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of, readable_rows
 
 _ROWS_BEFORE_WARNING = 1_000  # of a goal that was never reached; as many as the storage keeps if these are more
 _NEVER = 2**62
@@ -67,7 +67,7 @@ class GoalEpisodes:
 
 
 @recorded
-class ReverseSweepSampler(UniformSampler):
+class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     """Draws batches that run backwards along episodes that reached a goal, mixed with uniform batches.
 
     A sweep starts at the last goal of an episode drawn uniformly among those that reached one, and goes back one step
@@ -101,7 +101,8 @@ class ReverseSweepSampler(UniformSampler):
         (tensor([3, 2, 1]), tensor([0, 3, 2]))
     """
 
-    _reads_columns = True
+    sample_part: Any = UniformSampler._next_part
+    _purpose = "sweeps along episodes"
     _cursor: int  # the slot to be drawn next, -1 where a new sweep starts
 
     def __init__(
@@ -115,7 +116,7 @@ class ReverseSweepSampler(UniformSampler):
         super().__init__(seed=seed)
         self.goal: ConditionLike = own(goal, "goal")
         self.sweep_share: float = checked_share("sweep_share", sweep_share)
-        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
+        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity, device="cpu")
         self._empty()
 
     @property
@@ -124,15 +125,11 @@ class ReverseSweepSampler(UniformSampler):
         return len(self._goals)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device: uniform, or the next ones of the sweep.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]``: uniform, or the next of the sweep; RuntimeError without rows."""
         if not len(storage):
             raise empty_storage()
         if self.followed.links is None:
-            self._attach_storage(storage, torch.empty(0, dtype=torch.int64, device="cpu"))
+            self._link(torch.empty(0, dtype=torch.int64, device="cpu"), storage)
         generator = self._generator
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
         if not (sweeps and len(self._goals)):
@@ -142,41 +139,32 @@ class ReverseSweepSampler(UniformSampler):
             if self._cursor < 0:
                 drawn = torch.randint(len(self._goals), (), generator=generator, device=generator.device)
                 self._cursor = self._goals.slot(int(drawn))
-            parts.append(self._walk(batch_size))
+            predecessor = self.followed.links_on(torch.device("cpu")).predecessor.numpy()
+            parts.append(torch.from_numpy(kernels.walk(predecessor, self._cursor, batch_size)))
+            self._cursor = int(predecessor[parts[-1][-1]])
             batch_size -= len(parts[-1])
-        return torch.cat(parts), {}
-
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws as many rows as the part has, in a sweep of this replay or uniformly; reads no points.
-
-        Each replay gets rows in proportion to those it holds, and sweeps along its own episodes with its own chance.
-        """
-        totals = self.group_totals(storage)
-        index, info = self.sample(storage, len(part))
-        return index, info, PartDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)
+        index, device = torch.cat(parts), device_of(storage)
+        return index if device is None else index.to(device), {}
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
-        self.followed.check_rows(rows, type(self).__name__, "sweeps along episodes")
+        super().check_rows(rows)
         # A copy: the condition is evaluated once more for each row that is stored, and may keep a state.
         holds(copy.deepcopy(self.goal) if isinstance(self.goal, Condition) else self.goal, rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         slots = written_slots(index, storage, type(self).__name__)
         assert storage is not None
-        if self.followed.links is None:
-            self._attach_storage(storage, slots)
         self._link(slots, storage)
         self.followed.warn()
 
     @property
     def nbytes(self) -> int:
-        return self.followed.nbytes + self._episode.nbytes + self._place.nbytes
+        return super().nbytes + self._episode.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            **self.followed.state_dict(),
             "episode": self._episode.clone(),
             "next_episode": self._next_episode,
             "goals": self._goals.state(),
@@ -184,24 +172,25 @@ class ReverseSweepSampler(UniformSampler):
             "condition": self.goal.state_dict() if isinstance(self.goal, Condition) else None,
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._empty()
-        self.followed.load_state_dict(state_dict)
-        self._episode = state_dict["episode"].clone()
-        self._place = torch.full_like(self._episode, -1)
+        super().load_state_dict(state_dict)
+        self._episode = state_dict["episode"].cpu().clone()
         self._next_episode = state_dict["next_episode"]
         self._goals = GoalEpisodes(state_dict["goals"])
         self._cursor = state_dict["cursor"]
+        if self.followed.links is not None:
+            check_capacities(len(self._episode), self.followed.links.capacity)
+        if max([self._cursor, *state_dict["goals"][:, 1].tolist()]) >= len(self._episode):
+            raise ValueError("the state has sweeps from slots that there are not; load another save")
         if len(self._goals) or self._next_episode >= len(self._episode):  # reached, or warned of before the save
             self._unmet_after = _NEVER
         if state_dict["condition"] is not None:
             self.goal.load_state_dict(state_dict["condition"])  # type: ignore[union-attr]
 
     def _empty(self) -> None:
-        self.followed.links = None
-        # The running number of each slot's episode, and scratch space: the place of a slot in a batch of new rows.
-        self._episode = self._place = torch.empty(0, dtype=torch.int64, device="cpu")
+        super()._empty()
+        self._episode = torch.empty(0, dtype=torch.int64, device="cpu")  # the running number of each slot's episode
         self._next_episode = 0  # counts rows, each of which may begin one
         self._unmet_after = _ROWS_BEFORE_WARNING
         self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64, device="cpu"))
@@ -209,33 +198,24 @@ class ReverseSweepSampler(UniformSampler):
         self.goal = own(self.goal)  # a copy without running episodes
 
     def on_evict(self, index: Tensor) -> None:
-        if self.followed.links is None:
-            return
-        self.followed.links.release(index)
+        super().on_evict(index)
+        self._leave(index)
+
+    def _leave(self, index: Tensor) -> None:
         self._goals.drop(index)
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
-
-    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        self.followed.cut(index, trajectories)
-
-    @torch.inference_mode(False)
-    def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        device = device_of(storage) or "cpu"
-        self._episode = torch.full((storage.max_size,), -1, dtype=torch.int64, device=device)
-        self._place = self._episode.clone()
-        earlier = stored_before(storage, new)
-        if len(earlier):
-            self._link(earlier, storage)
 
     def _link(self, index: Tensor, storage: Storage) -> None:
-        index = index.to(self._episode.device)
-        self._goals.drop(index)
-        if self._cursor >= 0 and bool((index == self._cursor).any()):
-            self._cursor = -1
-        self.followed.write(index, storage)
-        episode = self._number(index)
-        reached = holds(self.goal, storage.get(index))
+        self._leave(index)
+        index = self.followed.mark_update(index, storage).cpu()
+        if not len(self._episode):
+            self._episode = torch.full((storage.max_size,), -1, dtype=torch.int64, device="cpu")
+        predecessor = self.followed.links_on(index.device).predecessor.numpy()
+        kernels.name(predecessor, index.numpy(), self._next_episode, self._episode.numpy())
+        self._next_episode += len(index)
+        episode = self._episode[index]
+        reached = holds(self.goal, storage.get(index.to(device_of(storage) or "cpu"))).cpu()
         if bool(reached.any()):
             self._goals.put(episode[reached], index[reached])
             self._unmet_after = _NEVER
@@ -244,31 +224,3 @@ class ReverseSweepSampler(UniformSampler):
             self._unmet_after = _NEVER  # before a warning that may be made an error
             if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self.followed.done_key):
                 self._unmet_after = 2 * rows
-
-    def _number(self, index: Tensor) -> Tensor:
-        assert self.followed.links is not None
-        own = torch.arange(len(index), device=index.device)
-        self._place[index] = own
-        before = self.followed.links.predecessor[index]
-        place = torch.where(before >= 0, self._place[before], -1)
-        self._place[index] = -1
-        first = torch.where(place >= 0, place, own)
-        while not torch.equal(first[first], first):  # twice as far back each time
-            first = first[first]
-        earlier = torch.where(before >= 0, self._episode[before], self._next_episode + own)
-        self._next_episode += len(index)
-        self._episode[index] = earlier[first]
-        return self._episode[index]
-
-    def _walk(self, count: int) -> Tensor:
-        # The steps of an episode lie equally far apart in most rings: that distance is assumed, then checked.
-        assert self.followed.links is not None
-        here = torch.tensor([self._cursor], device=self._episode.device)
-        before = self.followed.links.predecessor[here]
-        distance = here - before
-        guess = (here - distance * torch.arange(count, device=here.device)) % self.followed.links.capacity
-        before = self.followed.links.predecessor[guess]
-        wrong = (before[:-1] != guess[1:]).nonzero()
-        right = count if not len(wrong) else int(wrong[0]) + 1
-        self._cursor = int(before[right - 1])
-        return guess[:right]

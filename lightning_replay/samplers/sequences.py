@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.episodes import kernels
-from lightning_replay.episodes.links import EpisodeLinks
+from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_share
-from lightning_replay.parts import declared_sampler
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.pairs import DependentSampler, FollowedEpisodes
+from lightning_replay.samplers.pairs import DependentSampler, FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
@@ -52,10 +50,9 @@ class SequenceStarts(PrioritizedSampler):
         return self.priority_exponent > 0
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Does nothing: :meth:`begin` is called where sequences begin, and ``on_evict`` where they leave."""
+        """Does nothing: of new rows only those get a priority that :meth:`begin` is called with."""
 
     def begin(self, slots: Tensor) -> None:
-        """Gives new sequences, by their first rows, int64 ``[n]``, the largest priority so far."""
         super().mark_update(slots[self._tree.get(slots) == 0])  # one that could be drawn before keeps its priority
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
@@ -74,14 +71,13 @@ class SequenceStarts(PrioritizedSampler):
 
 
 @recorded
-class SequenceSampler(DependentSampler):
+class SequenceSampler(FollowsEpisodes, DependentSampler):
     """Draws sequences of ``length`` consecutive steps of an episode, a batch ``[B, T]``.
 
-    Sequences begin with the first step of an episode and every ``length - overlap`` steps after it: with
-    ``overlap=length - 1`` at every step. One can be drawn once all its steps are stored, or the episode has ended, and
-    until a row of it leaves. The last one of an episode is shorter where it must be to reach the end; it is padded with
-    its last row, and ``mask`` is false there. None goes over the end of an episode, or over a gap; rows of several
-    environments need ``trajectory`` (or ``("collector", "traj_ids")``) and may be interleaved in any way.
+    Sequences begin with the first step of an episode and every ``length - overlap`` steps after it. One can be drawn
+    once all its steps are stored, or the episode has ended, and until a row of it leaves. The last one of an episode
+    is padded with its last row, and ``mask`` is false there. None goes over the end of an episode or a gap; rows of
+    several environments need ``trajectory`` (or ``("collector", "traj_ids")``) and may be interleaved in any way.
 
     ::
 
@@ -107,10 +103,9 @@ class SequenceSampler(DependentSampler):
         burn_in: steps at the beginning from which nothing is learned.
         first: a sampler of rows in place of the priorities of sequences.
         min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
-        priority_exponent, importance_exponent, priority_offset: α, β and ε of :class:`PrioritizedSampler`.
+        priority_exponent, importance_exponent, priority_offset, seed: as :class:`PrioritizedSampler`.
         max_share: η of the priority of a sequence.
         done_key, check_continuity: as in :class:`ContinuousTransitionSampler`.
-        seed: of the sampler's own generator.
 
     Sampled keys:
         index, generation: int64 ``[B, T]``.
@@ -133,6 +128,9 @@ class SequenceSampler(DependentSampler):
         (tensor([[2, 3, 4, 5],
                 [6, 7, 8, 8]]), tensor([4, 3]))
     """
+
+    saved_attributes: tuple[str, ...] = ("_position", "_longest_ended")
+    _purpose = "sequences of steps"
 
     def __init__(
         self,
@@ -166,15 +164,16 @@ class SequenceSampler(DependentSampler):
         self.min_steps: int = least
         self.max_share: float = checked_share("max_share", max_share)
 
-        def starts(seed: int) -> SequenceStarts:
-            return SequenceStarts(1, priority_exponent, importance_exponent, priority_offset, seed=seed)
-
-        super().__init__(first, starts, seed)
+        exponents = (priority_exponent, importance_exponent, priority_offset)
+        super().__init__(first, lambda seed: SequenceStarts(1, *exponents, seed=seed), seed)
         self._starts: SequenceStarts | None = self.first if isinstance(self.first, SequenceStarts) else None
         self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
-        self._position: np.ndarray = np.zeros(0, dtype=np.int32)  # how many steps of its episode came before each row
-        self._longest_ended: int = 0  # steps of the longest episode that ended
-        self._has_drawn: bool = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._position = np.zeros(0, dtype=np.int32)  # how many steps of its episode came before each row
+        self._longest_ended = 0  # steps of the longest episode that ended
+        self._has_drawn = False
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` sequences, int64 ``[B, T]``, with their mask and the columns that ``first`` returns."""
@@ -228,63 +227,66 @@ class SequenceSampler(DependentSampler):
         priority = sequence_priorities(td_error.float(), counts, self.max_share)
         return index[:, 0], priority, None if generation is None else generation[:, 0]
 
-    def check_rows(self, rows: TensorDictBase) -> None:
-        super().check_rows(rows)
-        self.followed.check_rows(rows, type(self).__name__, "sequences of steps")
-
     def on_insert(self, index: Tensor, storage: Storage) -> None:
         index, starts = index.to(device_of(storage) or index.device), self._starts
-        before = self._leave(index) if self.followed.links is not None else index[:0]
-        self.followed.write(index, storage)
+        before = self._leave(index)
+        self.followed.mark_update(index, storage)
         if starts is not None:
-            if not len(self._position):
+            if len(self._position) != storage.max_size:
                 self._position = np.zeros(storage.max_size, dtype=np.int32)
                 starts._attach_storage(storage)
-            links, slots = self.followed.links_on(index.device), index.cpu().numpy()
-            kernels.number(links.predecessor[index].cpu().numpy(), slots, self._position)
-            first = self._position[slots].astype(np.int64) - (self.sequence_length - 1)
-            complete = slots[(first >= 0) & (first % (self.sequence_length - self.overlap) == 0)]
-            if len(complete):
-                starts.begin(_back(links, complete, np.full(len(complete), self.sequence_length - 1)))
-            self._end(torch.cat((before, index)), links)
+            links, stride = self.followed.links_on(index.device), self.sequence_length - self.overlap
+            arrays = links.predecessor[index].cpu().numpy(), index.cpu().numpy(), self._position
+            is_complete = kernels.number(*arrays, self.sequence_length, stride)
+            ended = links.ended(torch.cat((before, index)))
+            if is_complete or ended:  # not after most single rows
+                self._begin(arrays[1], ended)
         self.followed.warn()
 
     def on_evict(self, index: Tensor) -> None:
-        declared_sampler(self.first).on_evict(index)
-        if self.followed.links is not None:
-            self._leave(index)
-            self.followed.links_on(index.device).release(index)
+        self._leave(index)
+        super().on_evict(index)
 
     def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        declared_sampler(self.first).cut(index, trajectories)
-        if self.followed.links is not None:
-            links = self.followed.links_on(index.device)
-            before = links.running_slots()
-            self.followed.cut(index, trajectories)
-            self._end(torch.cat((before, index)), links)
+        before = self._running(index)
+        super().cut(index, trajectories)
+        if self._starts is not None and self.followed.links is not None:
+            self._begin(np.zeros(0, dtype=np.int64), self.followed.links.ended(torch.cat((before, index))))
+
+    def _running(self, index: Tensor) -> Tensor:
+        return index[:0] if self.followed.links is None else self.followed.links_on(index.device).running_slots()
 
     def _leave(self, index: Tensor) -> Tensor:
         # Sequences leave with any of their rows; returns the newest rows of running episodes.
-        links = self.followed.links_on(index.device)
-        if self._starts is not None:
+        if self._starts is not None and self.followed.links is not None:
             self._starts.on_evict(index)
-            before = links.predecessor[index]
+            before = self.followed.links_on(index.device).predecessor[index]
             before = before[before >= 0]
             if len(before):  # in a ring, where older rows left earlier, none stays
                 stays, steps = before[~torch.isin(before, index)].cpu().numpy(), np.arange(self.sequence_length - 1)
-                self._starts.on_evict(_back(links, stays.repeat(len(steps)), np.tile(steps, len(stays))))
-        return links.running_slots()
+                self._starts.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
+        return self._running(index)
 
-    def _end(self, slots: Tensor, links: EpisodeLinks) -> None:
-        # The last sequence of each episode that none of these rows will go on with.
-        if self._starts is not None and (ended := links.ended(slots)):
-            last, length, overlap = np.array(ended), self.sequence_length, self.overlap
-            position = self._position[last].astype(np.int64)
-            self._longest_ended = max(self._longest_ended, int(position.max()) + 1)
-            # It brings a step that the one before it has not, or is the first one.
-            steps = np.where(position < length - 1, position, overlap + (position - overlap) % (length - overlap))
-            long_enough = steps >= self.min_steps - 1
-            self._starts.begin(_back(links, last[long_enough], steps[long_enough]))
+    def _begin(self, new: np.ndarray, ended: list[int]) -> None:
+        # The sequences that new rows complete, and the last one of each episode that ended with a row.
+        assert self._starts is not None
+        length, last = self.sequence_length, np.concatenate((new, np.array(ended, dtype=np.int64)))
+        position = self._position[last].astype(np.int64)
+        self._longest_ended = max([self._longest_ended, *(position[len(new) :] + 1).tolist()])
+        # The last one brings a step that the one before it has not, or is the first one.
+        stride = length - self.overlap
+        steps = np.where(position < length - 1, position, self.overlap + (position - self.overlap) % stride)
+        chosen = steps >= np.where(np.arange(len(last)) < len(new), length, self.min_steps) - 1
+        if chosen.any():
+            self._starts.begin(self._back(last[chosen], steps[chosen]))
+
+    def _back(self, slots: np.ndarray, steps: np.ndarray) -> Tensor:
+        # The rows so many steps before others, where these are still stored.
+        assert self.followed.links is not None
+        device = self.followed.links.successor.device
+        wanted = torch.from_numpy(steps).to(device)
+        found, gone = self.followed.links.back(torch.from_numpy(slots).to(device), wanted)
+        return found[gone == wanted]
 
     def _nothing_to_draw(self, starts: SequenceStarts, stored: int) -> Exception:
         length, longest = self.sequence_length, self._longest_ended
@@ -303,31 +305,20 @@ class SequenceSampler(DependentSampler):
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self.followed.nbytes + self._position.nbytes
+        return super().nbytes + self._position.nbytes
 
-    def state_dict(self) -> dict[str, Any]:
-        learned = self.followed.state_dict() | {"position": torch.from_numpy(self._position.copy())}
-        return super().state_dict() | {"learned": learned | {"longest_ended": self._longest_ended}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        links = state_dict["learned"]["links"]
+        if self._starts is not None and links is not None:
+            leaves = state_dict["first"]["tree"]["leaves"]
+            check_capacities(len(links["successor"]), len(leaves), len(state_dict["position"]))
         super().load_state_dict(state_dict)
-        learned = state_dict["learned"]
-        self.followed.load_state_dict(learned)
-        self._position = learned["position"].cpu().numpy().copy()
-        self._longest_ended, self._has_drawn = learned["longest_ended"], False
+        self._has_drawn = False
 
     def _empty(self) -> None:
         super()._empty()
-        self.followed.links = None
-        self._position, self._longest_ended, self._has_drawn = np.zeros(0, dtype=np.int32), 0, False
+        self._forget()
 
     def __repr__(self) -> str:
         steps = f"length={self.sequence_length}, overlap={self.overlap}, burn_in={self.burn_in}"
         return f"{type(self).__name__}({steps}, first={self.first!r})"
-
-
-def _back(links: EpisodeLinks, slots: np.ndarray, steps: np.ndarray) -> Tensor:
-    # The rows so many steps before others, where these are still stored.
-    index, wanted = (torch.from_numpy(part).to(links.successor.device) for part in (slots, steps))
-    found, gone = links.back(index, wanted)
-    return found[gone == wanted]

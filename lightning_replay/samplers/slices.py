@@ -31,23 +31,17 @@ def check_slice_writer(sampler: SliceSampler, writer: Writer) -> None:
 
 
 class SliceCheck:
-    """Refuses to draw where the rows of episodes are interleaved; call it before every draw.
+    """Refuses to draw where the rows of episodes are interleaved; call it before every draw."""
 
-    A ``SliceSampler`` cuts rows where the trajectory changes, or where an end flag is true. Of interleaved rows the
-    former leaves slices of one row, the latter slices through several episodes. Checking all rows costs as much as a
-    draw, so they are checked again once a sixteenth of them is new.
-    """
+    # A SliceSampler cuts rows where the trajectory changes, or where an end flag is true. Of interleaved rows the
+    # former leaves slices of one row, the latter slices through several episodes. Checking all rows costs as much as
+    # a draw, so they are checked again once a sixteenth of them is new.
 
     def __init__(self) -> None:
         self._written: int | None = None  # rows written before the last check
 
     def broken(self, index: Tensor, storage: Storage) -> Tensor:
-        """Returns the slots, int64 ``[m]``, of rows that break off: the next one starts with another observation.
-
-        Args:
-            index: int64 ``[n]``, slots that were just written, in the order of a ring.
-            storage: of the rows, in which the slot before holds the row that was given before.
-        """
+        """Returns the slots of rows before those just written in a ring that start with another observation."""
         if not len(index) or not _has(readable_rows(storage), _DONE):
             return index[:0]
         before = (index - 1) % storage.max_size

@@ -147,11 +147,7 @@ class WithinTables(PrioritizedBase):
             self._priority[torch.as_tensor(index, device="cpu").numpy()] = self.default_priority
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device, table after table.
-
-        Raises:
-            RuntimeError: no table can be drawn from.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]``, table after table; RuntimeError where none can be drawn."""
         tables = tables_of(storage, self)
         rows, shares = self.rows_of_tables(tables, batch_size)
         # How many rows of each table, then which of each: the share of a table in a batch does not depend on
@@ -165,13 +161,12 @@ class WithinTables(PrioritizedBase):
         # The ratios correct for priorities within a table, this for the choice among tables.
         columns, correction = self.describe(tables, table, slots, shares)
         columns.update(self.weights(table, shares, ratios, correction))
-        return _on_device(storage, slots, columns)
+        return on_device(storage, slots, columns)
 
     def group_totals(self, storage: Any) -> GroupTotals:
         tables = tables_of(storage, self)
         if not self.uses_priorities:
             return GroupTotals.alike(tables.length, tables.names)
-        self._attach_tables(tables)
         self._sync_trees(tables)
         mass, smallest = np.array([tree.bounds() for tree in self._trees], dtype=np.float64).T
         return GroupTotals([*tables.names], mass, tables.length, smallest, float(self._largest))
@@ -188,26 +183,20 @@ class WithinTables(PrioritizedBase):
         # A correction counts entries of all replays, although only slots of this one are at hand.
         whole = PartOfTables(tables, part.rows, drawn_among)
         columns, correction = self.describe(whole, table, slots, part.shares)
-        return *_on_device(storage, slots, columns), PartDraw(probability, totals, correction)
+        return *on_device(storage, slots, columns), PartDraw(probability, totals, correction)
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         return self.rows_of_tables(SummedTables(totals.names, totals.rows), batch_size)
 
     @abstractmethod
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns how many rows of a batch come from each table, and how likely a row is of each.
-
-        Lengths of the tables are summed over all replays where a draw is divided.
-        """
+        """Returns how many rows of a batch come from each table, and how likely a row is of each."""
 
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Returns further columns ``[B]`` of drawn rows, and what their weights are multiplied by, if anything.
-
-        Arguments are the tables of this replay, with the lengths of all replays where a draw is divided; tables and
-        slots of the rows, int64 ``[B]``; and how likely a row of the batch is of each table, float64 ``[L]``.
-        """
+        """Returns further columns ``[B]`` of drawn rows, and what their weights are multiplied by, if anything."""
+        # The lengths of the tables are those of all replays where a draw is divided.
         return {}, None
 
     def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
@@ -271,7 +260,6 @@ class WithinTables(PrioritizedBase):
         if not self.uses_priorities or storage is None:
             return
         tables = tables_of(storage, self)
-        self._attach_tables(tables)
         self._sync_trees(tables)
         self.check_priority(magnitudes)
         index = slots.numpy()
@@ -305,13 +293,14 @@ class WithinTables(PrioritizedBase):
             self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
 
     def _sync_trees(self, tables: Tables) -> None:
+        self._attach_tables(tables)
         first = tables.first
         for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
             appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
             # Entries that left before their table was full. Those that were overwritten need no removal: the new entry
             # takes their place in the tree.
             left_early = np.arange(max(int(self._known_first[number]), appended - capacity), first[number]) % capacity
-            self._trees[number].remove(torch.from_numpy(left_early))
+            self._trees[number].set(torch.from_numpy(left_early), 0.0)
             self._known_first[number] = first[number]
             # A tree is by place in the ring of its table, so that one row has a leaf in each table that refers to it.
             places = np.arange(max(int(self._known[number]), int(first[number])), appended) % capacity
@@ -336,7 +325,7 @@ class WithinTables(PrioritizedBase):
         self._load_shared_state(state_dict)
 
 
-def _on_device(storage: Storage, slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
+def on_device(storage: Storage, slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
     index, info = torch.from_numpy(slots), {name: torch.from_numpy(one) for name, one in columns.items()}
     if storage.device.type == "cpu":
         return index, info
@@ -360,9 +349,6 @@ class ScheduledSampler(WithinTables):
     Sampled keys:
         index: int64 ``[B]``.
         priority_weight: float32 ``[B]``, with priorities.
-
-    Raises:
-        ValueError: ``min_size`` is not positive, or the scheduler refuses the tasks.
     """
 
     def __init__(
@@ -436,15 +422,12 @@ def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     A table of which nothing is drawn, with a share of 0 or too few rows, is no event table here. The proof's last
     sentence has ``1 - η`` for the outside; the formula displayed in the lemma, used here, removes the bias.
     """
-    share, outside = _outside(tables, shares, slots)
-    return _weights(tables, shares, slots, 1.0 - share * outside)
+    return _lemma(tables, shares, slots, lambda share, outside: 1.0 - share * outside)
 
 
 def lemma2_exact(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """``(1 - q) / (1 - q + η q)`` for a row in an event table, ``1 / (1 - η)`` for one outside."""
-    share, outside = _outside(tables, shares, slots)
-    inside = (1.0 - outside) / np.maximum(1.0 - outside + share * outside, 1e-12)
-    return _weights(tables, shares, slots, inside)
+    return _lemma(tables, shares, slots, lambda share, q: (1.0 - q) / np.maximum(1.0 - q + share * q, 1e-12))
 
 
 CORRECTIONS: dict[str, Correction | None] = {
@@ -456,20 +439,17 @@ CORRECTIONS: dict[str, Correction | None] = {
 NEEDS_COUNTS = ("lemma2", "lemma2_exact")
 
 
-def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[float, np.ndarray]:
+def _lemma(tables: Tables, shares: np.ndarray, slots: np.ndarray, weight: Callable[..., np.ndarray]) -> np.ndarray:
+    # By η and q for rows in an event table with a share, 1 / (1 - η) for others.
     counts: StateActionCounts | None = tables.state_action_counts
     if counts is None:
         raise TypeError(
             "lemma2 and lemma2_exact need counts of states and actions, and the writer keeps none; build it with "
             "EventTableWriter(count_state_actions=True), or use the correction 'mixture'"
         )
-    return float(shares[1:].sum()), counts.share_outside(slots)
-
-
-def _weights(tables: Tables, shares: np.ndarray, slots: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    # Those inside for rows in an event table with a share, 1 / (1 - η) for others.
     drawn, share = np.flatnonzero(shares[1:] > 0) + 1, float(shares[1:].sum())
     is_in_events = np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
+    inside = weight(share, counts.share_outside(slots))
     return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn
 
 
@@ -505,9 +485,6 @@ class TableShares(WithinTables):
             its share with ``multinomial`` alone; otherwise, or with ``at_least_one``, its part of this batch.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the correction times
             ``(|B| P) ** -importance_exponent`` before either is divided by a largest one; 1 with neither.
-
-    Raises:
-        ValueError: shares that do not sum to 1 or are negative.
     """
 
     def __init__(
@@ -541,9 +518,7 @@ class TableShares(WithinTables):
         self.return_probabilities: bool = checked_flag("return_probabilities", return_probabilities)
         self._names: list[str] = []  # of the tables, in the order of the two arrays
         self._share = self._least = np.zeros(0)
-        self._allocation: tuple[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] | None = (
-            None  # the last rows of tables, and for what
-        )
+        self._allocation: Any = None  # the last rows of tables, and for what
 
     def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
         """Replaces the least sizes of these tables; the others keep theirs."""
@@ -631,14 +606,7 @@ class TableShares(WithinTables):
 
 
 def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
-    """Divides ``count`` in proportion to ``shares``: rounded down, the rest to the largest remainders.
-
-    Equal remainders go to the earlier table.
-
-    Example:
-        >>> largest_remainder(np.array([0.5, 0.3, 0.2]), 7)
-        array([4, 2, 1])
-    """
+    """Divides ``count`` in proportion to ``shares``: rounded down, the rest to the largest remainders."""
     exact = shares * count
     # A share of a third times three is a one, not a little less; so too where remainders are compared.
     rows = np.floor(exact + ROUNDING).astype(np.int64)
@@ -649,12 +617,7 @@ def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
 
 
 def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
-    """Returns ``rows`` with at least one for each ready table, taken from those that have most.
-
-    Example:
-        >>> with_one_of_each(np.array([7, 0, 1, 0]), np.array([True, True, True, False]))
-        array([6, 1, 1, 0])
-    """
+    """Returns ``rows`` with at least one for each ready table, taken from those that have most."""
     rows = rows.copy()
     for table in np.flatnonzero(ready & (rows == 0)):
         richest = int(rows.argmax())

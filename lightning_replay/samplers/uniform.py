@@ -41,11 +41,7 @@ class UniformSampler(ReplaySampler, RandomSampler):
         self._seed_generator(seed)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device.
-
-        Raises:
-            RuntimeError: the storage is empty.
-        """
+        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device; RuntimeError where that is empty."""
         occupancy, device = occupancy_of(storage), device_of(storage)
         if not occupancy.count:
             raise empty_storage()
@@ -63,3 +59,9 @@ class UniformSampler(ReplaySampler, RandomSampler):
         index = occupancy.slots_at(part.points)
         reply = PartDraw(np.full(len(part), 1.0 / occupancy.count), self.group_totals(storage))
         return index if device is None else index.to(device), {}, reply
+
+    def _next_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws as many rows as the part has, the next of this replay; reads no points."""
+        totals = self.group_totals(storage)
+        index, info = self.sample(storage, len(part))
+        return index, info, PartDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)

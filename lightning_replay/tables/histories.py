@@ -84,25 +84,16 @@ class Histories:
         stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
         for name in stale:
             self.forget(name)
-            self.forgotten += 1
+        self.forgotten += len(stale)
         return stale
 
     def follow(
         self, happened: np.ndarray, events: EventArrays, episodes: EpisodeGroups, slots: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Appends the steps that led to events in new rows to the events' tables, and the rows to their episodes.
+        """Appends the steps that led to events, bool ``[V, N]``, to the events' tables, and new rows to their episodes.
 
         A step goes to a table once. Tables are filled in turn, each in the order of its events; an episode is forgotten
-        where it ends.
-
-        Args:
-            happened: bool ``[V, N]``, which events the new rows are.
-            events: their tables and history lengths.
-            episodes: of the rows.
-            slots: of the rows, int64 ``[N]``.
-
-        Returns:
-            Tables and slots of the steps, int64, in the order in which they were appended.
+        where it ends. Returns tables and slots of the steps, int64, in the order in which they were appended.
         """
         names = episodes.trajectory.tolist()
         rows = self._rows_of(names)

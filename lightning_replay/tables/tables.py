@@ -25,20 +25,11 @@ class Tables(Occupancy):
 
     A slot holds its row while a table or a running episode (:class:`~lightning_replay.tables.histories.Histories`)
     refers to it, and is free after that. Free slots are a ring: slots that were freed in order are taken in order, so
-    that a write stays contiguous in memory. A slot is at most once in a table. An entry takes 8 bytes, a slot 4 bytes
-    in each table (its position) and 20 more.
-
-    ::
-
-        default, capacity 4      a  b  c  d     then e comes, and a leaves:    b  c  d  e
-        goal,    capacity 2         a  b                                          a  b      a is kept: goal refers to it
+    that a write stays contiguous in memory. A slot is at most once in a table.
 
     Args:
         capacities: most entries by table name; the order of the names numbers the tables.
         extra_slots: slots beyond those of the tables, for running episodes.
-
-    Raises:
-        ValueError: a capacity that is no positive whole number.
 
     Example:
         >>> tables = Tables({"default": 2, "goal": 1}, extra_slots=0)
@@ -147,14 +138,9 @@ class Tables(Occupancy):
         return np.arange(self.first[table], self.appended[table]) % self.capacity[table]
 
     def draw(self, rows: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draws entries with replacement, each of a table equally likely.
+        """Draws ``rows[t]`` entries of each table t, which is not empty then, all equally likely, with replacement.
 
-        Args:
-            rows: int64 ``[L]``, how many of each table, which is not empty then.
-            uniform: float64 ``[B]`` in [0, 1), one for each.
-
-        Returns:
-            Tables and slots, int64 ``[B]``, table after table.
+        Returns tables and slots, int64 ``[B]``, table after table, by one number of [0, 1) for each.
         """
         table, slots = np.empty(len(uniform), dtype=np.int64), np.empty(len(uniform), dtype=np.int64)
         kernels.draw(*self.arrays[:5], rows, uniform, table, slots)
@@ -191,10 +177,7 @@ class Tables(Occupancy):
         self.arrays.counters[[TAKEN, FREED]] = 0, self.num_slots
 
     def append_new_to_each(self, table: np.ndarray) -> np.ndarray:
-        """Appends new row k to table ``table[k]``, int64 ``[N]``, none more often than its capacity; returns the slots.
-
-        The oldest entries leave first.
-        """
+        """Appends new row k to table ``table[k]``, ``[N]``, none more often than its capacity; returns the slots."""
         slots = self.try_append_new(table)
         if slots is None:
             raise ValueError(
@@ -218,10 +201,7 @@ class Tables(Occupancy):
         return slots
 
     def append(self, table: np.ndarray, slots: np.ndarray) -> None:
-        """Appends slots with references to tables that do not have them, both int64 ``[N]``; the oldest entries leave.
-
-        Of more slots at once than the capacity of a table, the last ones are appended.
-        """
+        """Appends slots with references to tables that do not have them, of more than a capacity the last ones."""
         before = self.num_freed
         kernels.append(tuple(self.arrays), table, slots)
         self.announce(before)

@@ -115,7 +115,7 @@ def test_points_are_independent_of_the_draws_of_a_sampler_of_the_same_seed() -> 
     """Of small batches, in which a sampler that chooses tables by the same random numbers would choose rows too."""
     shards = Shards(lambda: built("event_tables", correction="continuous"), LENGTHS[2])
     shards.divider = Divider(built("event_tables", correction="continuous").sampler, seed=7)  # as the sampler's
-    numbers, _ = shards.draw_many(20_000, 4)
+    numbers, _ = shards.draw_many(8_000, 4)
     priority = np.where(of_goal_table(LENGTHS[2]), 1.3, 0.7)
     assert p_value(numbers, priority / priority.sum()) > 1e-4
 

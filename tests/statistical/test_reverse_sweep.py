@@ -37,7 +37,7 @@ def is_sweep(numbers: torch.Tensor) -> bool:
 @pytest.mark.parametrize("sweep_share", [0.5, 0.2])
 def test_share_of_sweeps_and_uniform_rest(sweep_share: float) -> None:
     replay = make_replay(sweep_share)
-    batches = [replay.sample()["number"] for _ in range(12_000)]
+    batches = [replay.sample()["number"] for _ in range(6_000)]
     uniform = torch.cat([numbers for numbers in batches if not is_sweep(numbers)])
     sweeps = len(batches) - len(uniform) // BATCH
     assert stats.binomtest(sweeps, len(batches), sweep_share).pvalue > LEAST_P_VALUE
@@ -48,7 +48,7 @@ def test_share_of_sweeps_and_uniform_rest(sweep_share: float) -> None:
 
 def test_every_goal_episode_is_swept_alike() -> None:
     replay = make_replay(1.0)
-    drawn = torch.cat([replay.sample()["number"] for _ in range(6_000)]).reshape(-1, EPISODE)
+    drawn = torch.cat([replay.sample()["number"] for _ in range(3_000)]).reshape(-1, EPISODE)
     # goals at 4 (gone), 19, 34, 49, 64
     starts, counts = drawn[:, 0].unique(return_counts=True)
     assert starts.tolist() == [19, 34, 49, 64]

@@ -125,11 +125,11 @@ def test_the_tasks_of_batches_follow_the_scheduler(near_is_ready: bool) -> None:
         sampler.scheduler.drawn(task, 0.2)
         sampler.scheduler.progress(task, signal)
     probability = sampler.scheduler.probabilities(sampler.ready(tables))
-    counts = sum(sampler.rows_of_tables(tables, 1)[0] for _ in range(100_000))
+    counts = sum(sampler.rows_of_tables(tables, 1)[0] for _ in range(40_000))
     assert np.ptp(probability[:2]) > 0.05 and (probability[2] > 0) == near_is_ready
     possible = probability > 0
     assert not counts[~possible].any()
-    assert chisquare(counts[possible], probability[possible] * 100_000).pvalue > 1e-4
+    assert chisquare(counts[possible], probability[possible] * 40_000).pvalue > 1e-4
 
 
 def test_rows_of_a_task_are_drawn_alike() -> None:
@@ -138,7 +138,7 @@ def test_rows_of_a_task_are_drawn_alike() -> None:
     rows = event_steps(0, 230, {}, [])
     rows["task"] = torch.arange(230) % 7 % 2
     replay.extend(rows)
-    slots = torch.cat([replay.sampler.sample(replay.storage, 10)[0] for _ in range(20_000)])
+    slots = torch.cat([replay.sampler.sample(replay.storage, 100)[0] for _ in range(2_000)])
     counts = np.bincount(slots, minlength=100)
     for table in range(2):
         held = counts[replay.tables.slots_of(table)]
@@ -174,11 +174,11 @@ def test_with_the_mixture_correction_the_weighted_mean_is_the_one_over_the_defau
     in_goal, in_gap = (tables.position[table] >= 0 for table in (1, 2))
     value = 3.0 * in_goal - 2.0 * in_gap + number / 200 + 2 * np.resize(priority, replay.capacity)
     expected = value[tables.slots_of(0)].mean()
-    table, slots, weight = draw(replay, 200_000)
+    table, slots, weight = draw(replay, 80_000)
     assert len(np.unique(table)) > 1 and weight is not None
     mean, deviation = weighted_mean(weight, value[slots])
     assert abs(mean - expected) < 5 * deviation
-    assert abs(value[slots].mean() - expected) > 20 * deviation, "without weights the mean is far off"
+    assert abs(value[slots].mean() - expected) > 12 * deviation, "without weights the mean is far off"
 
 
 def draw_with_probabilities(replay: TableReplay, draws: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -203,7 +203,7 @@ def test_raw_weights_need_no_division_and_tables_come_as_often_as_stated(options
     if "priority_exponent" in options:
         given_priorities(replay)
     value = 1.0 + np.arange(replay.capacity) / 50
-    slots, weight, (counts, probability) = draw_with_probabilities(replay, 100_000)
+    slots, weight, (counts, probability) = draw_with_probabilities(replay, 50_000)
     products = weight * value[slots]
     expected = value[replay.tables.slots_of(0)].mean()
     assert abs(products.mean() - expected) < 5 * products.std() / np.sqrt(len(products))

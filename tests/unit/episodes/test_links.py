@@ -106,3 +106,19 @@ def test_integer_rewards_are_discounted_in_float() -> None:
     returns = n_step_returns(torch.tensor([[1, 2, 4]]), torch.tensor([3]), discount=0.5)
     assert returns.dtype == torch.float32
     assert returns.tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("successor", "newest"),
+    [([1, 4, -1, -1], 2), ([1, 0, -1, -1], 2), ([2, 2, -1, -1], 2), ([2, 2, -1, 3], 2), ([1, -1, -1, -1], 4)],
+)
+def test_links_that_are_no_paths_are_refused(successor: list[int], newest: int) -> None:
+    """They lead to no slot, in a circle, or from two slots to one; or an episode runs where no slot is."""
+    links = EpisodeLinks(4)
+    links.write(torch.tensor([0, 1]), None, torch.tensor([False, False]))
+    before = links.state_dict()
+    with pytest.raises(ValueError, match="lead to no slot or in circles"):
+        links.load_state_dict(before | {"successor": torch.tensor(successor), "newest_slot": newest})
+    assert links.successor.tolist() == before["successor"].tolist() == [1, -1, -1, -1]
+    links.load_state_dict(before)
+    assert links.predecessor.tolist() == [-1, 0, -1, -1] and links.running_slots().tolist() == [1]

@@ -28,6 +28,7 @@ FIRSTS = {
     "uniform": lambda: UniformSampler(seed=1),
     "prioritized": lambda: PrioritizedSampler(8, 1.0, 1.0, 0.0, seed=1),
     "over the batch": lambda: PrioritizedSampler(8, 1.0, 1.0, 0.0, True, seed=1),
+    "torch": lambda: PrioritizedSampler(8, 1.0, 1.0, 0.0, backend="torch", seed=1),
     "reliability": lambda: ReliabilityAdjustedSampler(8, seed=1),
     "reshuffled": lambda: ReshuffledSampler(seed=1),
 }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from lightning_replay import Replay, load_replay
+from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.samplers import ReliabilityAdjustedSampler
 from lightning_replay.storage import PackedStorage
 
@@ -98,7 +99,7 @@ calls = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(calls=calls)
 def test_priorities_are_those_of_lists(calls) -> None:
     replay, lists = make_replay(9), Lists(9)
@@ -211,7 +212,20 @@ def test_bad_input() -> None:
         ReliabilityAdjustedSampler(4, rows_per_update=0)
     replay = make_replay(4)
     slots = replay.extend(steps([False, True]))
-    before = replay.sampler.state_dict()["episodes"]["of_rows"]
+    before = replay.sampler.state_dict()["of_rows"]
     with pytest.raises(ValueError):
         replay.update_priority(slots, torch.tensor([1.0, float("nan")]))
-    assert torch.equal(replay.sampler.state_dict()["episodes"]["of_rows"], before)
+    assert torch.equal(replay.sampler.state_dict()["of_rows"], before)
+
+
+def test_a_state_of_other_sizes_is_refused() -> None:
+    replay = make_replay(4)
+    replay.extend(steps([False, True]))
+    state = replay.sampler.state_dict()
+    for wrong in ({"of_rows": torch.ones(3, 2)}, {"links": make_state_of_links(9)}):
+        with pytest.raises(ValueError, match="slots, not all the same"):
+            replay.sampler.load_state_dict(state | wrong)
+
+
+def make_state_of_links(capacity: int) -> dict[str, object]:
+    return EpisodeLinks(capacity).state_dict()
