@@ -8,7 +8,7 @@ was drawn, and leaves whatever it would refuse to :func:`judged`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.options import did_you_mean
 from lightning_replay.state import DeclaredState
 from lightning_replay.storage.occupancy import FirstSlots
 from lightning_replay.storage.packed import PackedStorage, occupancy_of
@@ -238,15 +239,25 @@ def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priorit
         raise TypeError(f"{name} is {given}; it must be {accepted}. {outcome}") from error
 
 
-def td_error_of(td_error: Any, signals: dict[str, Any]) -> Any:
-    """Returns TD errors given as such or as ``priority``, TorchRL's name, which is removed from ``signals``."""
-    if "priority" not in signals:
-        return td_error
-    if td_error is not None:
-        raise TypeError(
-            "update_priority got td_error and priority, TorchRL's name of the same; give one. No priority was changed"
-        )
-    return signals.pop("priority")
+def td_error_of(td_error: Any, signals: dict[str, Any], known: Sequence[str]) -> Any:
+    """Returns TD errors given as such or as ``priority``, TorchRL's name, which is removed from ``signals``.
+
+    Other signals than those ``known`` are refused.
+    """
+    if "priority" in signals:
+        if td_error is not None:
+            raise TypeError(
+                "update_priority got td_error and priority, TorchRL's name of the same; give one. No priority was "
+                "changed"
+            )
+        td_error = signals.pop("priority")
+    for name in signals:
+        if name not in known:
+            raise TypeError(
+                f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
+                f"{did_you_mean(name, known)}"
+            )
+    return td_error
 
 
 def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
