@@ -62,18 +62,9 @@ def set_in_one_pass(
     storage: Storage,
     set_held: Callable[[Any, Any, Any, Any, int], int | None],
 ) -> int | None:
-    """Sets the priorities of a batch as it was drawn, on the CPU, while generations are compared.
-
-    A quarter of the time of :func:`judged` and ``set_priorities``.
-
-    Args:
-        index, td_error, generation, storage: as of :func:`judged`.
-        set_held: of the sampler.
-
-    Returns:
-        The number of late rows; ``None``, nothing changed, for feedback of another form, and where a value is refused:
-        :func:`judged` finds it, and raises.
-    """
+    # Sets the priorities of a batch as it was drawn, on the CPU, while generations are compared: a quarter of the time
+    # of judged and set_priorities. Returns the number of late rows; None, nothing changed, for feedback in another form
+    # and where a value is refused: judged finds it, and raises.
     index, generation = of_batch(index, generation)
     if not (
         isinstance(storage, PackedStorage) and type(storage.occupancy) is FirstSlots
@@ -89,16 +80,9 @@ def set_in_one_pass(
 
 
 def judged(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judged:
-    """Returns which rows still hold what was drawn, and the magnitudes of their TD errors.
+    """Returns which rows still hold what was drawn, the magnitudes of their TD errors, and the number of late rows.
 
-    Args:
-        index: the batch that was drawn, or int64 ``[B]`` or ``[B, 2]``.
-        td_error: signed, ``[B]`` or ``[B, 1]``, or ``None``.
-        generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` for that of the batch, or to trust the index.
-        storage: of the rows.
-
-    Returns:
-        Slots, magnitudes and the number of late rows.
+    Generations are those of the batch by default; without any the index is trusted.
     """
     packed = storage if isinstance(storage, PackedStorage) else None
     index, td_error, generation = given_feedback(index, td_error, generation)

@@ -18,7 +18,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
-from torchrl.envs import Compose, MultiStepTransform, Transform
+from torchrl.envs import MultiStepTransform, Transform
 
 from lightning_replay.divided_draws import check_divisible
 from lightning_replay.episodes.links import with_real_ends
@@ -193,8 +193,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         sampler = UniformSampler() if sampler is None else sampler
         writer = FirstInFirstOutWriter() if writer is None else writer
         check_parts(storage, sampler, writer, n_steps)
-        if declared_sampler(sampler).sequence_length is not None:
-            check_sequences(sampler, writer, transform, n_steps)
         super().__init__(
             storage=storage,
             sampler=sampler,
@@ -542,9 +540,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Returns stored rows as they are, transforms not applied, or a column of all by its key."""
         if isinstance(index, tuple | str):  # a key, or an index of several dimensions
             return self[:][index]
+        if isinstance(index, Tensor):  # of which a storage of a list would read True and False as 1 and 0
+            index = index.cpu().numpy()
         with self._replay_lock:
             rows = self._storage[index]
-        return rows if isinstance(index, int) else self._collate_fn(rows)
+        return rows if isinstance(index, int | np.integer) else self._collate_fn(rows)
 
     def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
         # The rows that were drawn, their generations, and the transforms that are still to be applied.
@@ -871,6 +871,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _attach_transforms(self) -> None:
         own = [one for one in self._transforms if isinstance(one, ReplayTransform)]
+        if self.sequence_length is not None:
+            self._check_sequences(own)
         for one in own:
             one.check_buffer(self)
         following = [type(one).__name__ for one in own if one.follows_episodes]
@@ -885,6 +887,18 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if following and self._episodes is None:
             self._follow(EpisodeTracker(1, 1.0))
         self._own_transforms = own
+
+    def _check_sequences(self, transforms: list[ReplayTransform]) -> None:
+        # Parts that change or keep single rows leave no sequences to follow.
+        unfit = [f"n_steps={steps}" for steps, _ in self.returns]
+        unfit += [type(one).__name__ for one in transforms if not one.takes_sequences]
+        if self._writer_hooks.may_refuse:
+            unfit.append(type(self._writer).__name__)
+        if unfit:
+            raise ValueError(
+                f"{', '.join(unfit)} works with single rows, and {self.sampler_name} draws sequences of "
+                f"{self.sequence_length} steps as they were played. Leave it out, or use a sampler of rows"
+            )
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Replay:
         """Appends a transform, which is applied last; nothing is changed where it does not fit the buffer."""
@@ -1176,18 +1190,3 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         )
     if isinstance(sampler, SliceSampler):
         check_slice_writer(sampler, writer)
-
-
-def check_sequences(sampler: Any, writer: Writer, transform: Any, n_steps: int) -> None:
-    # Parts that change or keep single rows leave no sequences to follow.
-    transforms = [*transform.transforms] if isinstance(transform, Compose) else [transform]
-    unfit = [f"n_steps={n_steps}"] if n_steps > 1 else []
-    unfit += [type(one).__name__ for one in transforms if isinstance(one, ReplayTransform) and not one.takes_sequences]
-    if declared_writer(writer).may_refuse or (isinstance(writer, TableWriter) and not sampler._draws_from_tables):
-        unfit.append(type(writer).__name__)
-    if unfit:
-        raise ValueError(
-            f"{', '.join(unfit)} works with single rows, and {type(sampler).__name__} draws sequences of "
-            f"{sampler.sequence_length} steps as they were played. Leave it out, or use a sampler of rows; over tables "
-            "give SequenceSampler first=TableShares(...), as recipes.event_tables(sequence_length=...) does"
-        )
