@@ -116,9 +116,9 @@ class MixedReplay(Seeded, TrainingReplay):
                 f"length and burn-in of sequences are {online_steps} in online and {offline_steps} in offline, None "
                 "where rows are drawn; build both with recipes.sequences and the same lengths, or with recipes of rows"
             )
-        self._has_compared = False  # rows of the two sides
+        self._has_compared = False  # stored rows of the two sides
         self._compare()
-        for name in _SIDES:
+        for name in () if self._has_compared else _SIDES:
             getattr(self, name)._check_first = partial(self._compare, name)
         self._seed_generator(None)
         if seed is not None:
@@ -152,7 +152,9 @@ class MixedReplay(Seeded, TrainingReplay):
                 f"rows of offline do not fit those of online: {', '.join(wrong)}. Fill offline with rows of the same "
                 "environment, with these columns and dtypes. Nothing was stored"
             )
-        self._has_compared = True
+        if first is None:
+            self._has_compared = True
+            self.online._check_first = self.offline._check_first = None  # and neither keeps the other alive
 
     def sample(self, batch_size: int | None = None) -> TensorDictBase:
         """Draws a batch, TensorDict ``[B]``, of ``batch_size`` rows when other than the buffer's own.
@@ -162,7 +164,7 @@ class MixedReplay(Seeded, TrainingReplay):
             ValueError: ``batch_size`` is not positive, or rows of the two sides do not fit.
         """
         count = self.batch_size if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
-        if not self._has_compared:  # rows that a side has loaded
+        if not self._has_compared:  # at the first draw, also with rows that a side has loaded
             self._compare()
         exact = round(self.share(self._clocks[self.share.clock]) * count, 9)  # 0.7 * 10 is 7.000000000000001
         offline = int(exact)

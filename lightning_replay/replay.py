@@ -830,11 +830,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Keeps other threads from writing, drawing, updating and drawing ahead while the body runs."""
-        with self._futures_lock:
-            self._wait_for_draws()
-            with self._replay_lock, self._write_lock, torch.inference_mode(False):
-                self._check_usable()
-                yield
+        with self._futures_lock, self._changing():
+            yield
 
     def _check_usable(self) -> None:
         if self._refusal is not None:

@@ -268,6 +268,11 @@ def test_rows_that_do_not_fit_are_named_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"observation \(torch.float32.*online torch.float64.*camera \(missing"):
         replay.extend(rows)
     assert len(replay.online) == 0
+    not_finite = numbered_steps(0, 5)
+    not_finite["next", "reward"][0] = float("nan")
+    for refused, message in ((not_finite, "finite"), (rows, "camera")):
+        with pytest.raises(ValueError, match=message):
+            replay.extend(refused)
     replay.extend(numbered_steps(0, 5))  # nothing is left of the columns that were refused
     full = recipes.uniform(capacity=10, batch_size=2)
     full.extend(rows)
