@@ -210,6 +210,7 @@ class MixedReplay(Seeded, TrainingReplay):
         generation: Tensor | None = None,
         **signals: Any,
     ) -> None:
+        """Returns TD errors and signals to their rows, as :meth:`~lightning_replay.Replay.update_priority`."""
         td_error = td_error_of(td_error, signals, self.online.signals + self.offline.signals)
         index, td_error, generation = given_feedback(index, td_error, generation)
         first, of_rows = index if index.ndim == 1 else index[:, 0], {"td_error": td_error, "generation": generation}
@@ -228,10 +229,11 @@ class MixedReplay(Seeded, TrainingReplay):
         ):
             if bool(is_own.any()):
                 own = {
-                    name: None if value is None else _of_single(value[is_own.to(value.device)])
+                    name: None if value is None else value[is_own.to(value.device)]
                     for name, value in of_rows.items()
                     if name in ("td_error", "generation", *side.signals)
                 }
+                own["generation"] = _of_single(own["generation"])
                 parts.append((side, _of_single(index[is_own]) - offset, own))
         for side, slots, own in parts:  # refuses before anything is changed
             if side.takes_feedback:
@@ -318,7 +320,7 @@ class MixedReplay(Seeded, TrainingReplay):
         self._has_compared = False
 
 
-def _of_single(rows: Tensor) -> Tensor:
+def _of_single(rows: Any) -> Any:
     # Rows [n, 2] of a side that draws single rows, of which the batch has pairs for the other side.
-    is_single = rows.ndim == 2 and rows.shape[1] == 2 and bool((rows[:, 1] == _NO_PARTNER).all())
+    is_single = rows is not None and rows.shape[1:] == (2,) and bool((rows[:, 1] == _NO_PARTNER).all())
     return rows[:, 0] if is_single else rows

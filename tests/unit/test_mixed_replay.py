@@ -125,6 +125,14 @@ def test_any_recipe_may_be_a_side(tmp_path: Path, online: str) -> None:
         assert len(replay.actor_tasks(2)) == 2
 
 
+def test_signals_of_two_columns_reach_their_side() -> None:
+    replay = mixed("uniform", "surprise_retention")
+    replay.extend(numbered_steps(0, 20))
+    batch, values = replay.sample(), torch.tensor([[1.0, -1.0]] * 8)
+    replay.update_priority(batch, torch.ones(8), action_values=values, action=torch.zeros(8, dtype=torch.int64))
+    assert replay.stats()["offline"]["priorities_updated"] == 4
+
+
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_td_errors_of_sequences_reach_their_side(length: int) -> None:
     options = {"capacity": 100, "batch_size": 4, "length": length, "priority_exponent": 1.0, "max_share": 1.0}
