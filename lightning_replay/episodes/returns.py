@@ -162,8 +162,6 @@ class NStepTransitions(ReplayTransform):
         (tensor([1.5000, 1.5000]), tensor([2., 3.]))
     """
 
-    takes_sequences = False
-
     def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
         super().__init__()
         self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")

@@ -75,7 +75,7 @@ class TableWriter(ReplayWriter):
                 raise TypeError(
                     f"the sampler is a {type(buffer._sampler).__name__}, which would draw slots that no table of "
                     f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as first= of "
-                    "a sampler of pairs"
+                    "a sampler of pairs or sequences"
                 )
         super().register_storage(storage)
         storage.held_by = self.tables
