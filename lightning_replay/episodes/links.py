@@ -254,20 +254,23 @@ class EpisodeLinks:
             slots.append(current)
         return torch.stack(slots, dim=1), steps_used
 
-    def back(self, index: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """Follows the episode of each slot back for up to ``steps`` rows, int64 ``[B]`` as the slots are.
+    def walk(self, index: Tensor, steps: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
+        """Follows the episode of each slot, ahead or back, for up to ``steps`` rows, int64 ``[B]`` as the slots are.
 
         Returns:
-            int64 ``[B]`` each: the slots, and how many steps back they are; fewer where no more are stored.
+            int64 ``[B]`` each: the slots, and how many steps away they are; fewer where no more are stored.
         """
-        if self.predecessor.device.type == "cpu":
-            arrays = kernels.back(self.predecessor.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
+        table = self.predecessor if back else self.successor
+        if table.device.type == "cpu":
+            arrays = kernels.walk(table.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
             return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
         slots, gone = index, torch.zeros_like(index)
-        for _ in range(int(steps.max()) if len(steps) else 0):
-            before = self.predecessor[slots]
-            moves = (before >= 0) & (gone < steps)
-            slots, gone = torch.where(moves, before, slots), gone + moves
+        for step in range(int(steps.max()) if len(steps) else 0):
+            following = table[slots]
+            moves = (following >= 0) & (gone < steps)
+            if step % 16 == 15 and not bool(moves.any()):  # rarely, because it waits for the GPU
+                break
+            slots, gone = torch.where(moves, following, slots), gone + moves
         return slots, gone
 
     def ended(self, index: Tensor) -> list[int]:

@@ -196,7 +196,7 @@ class SequenceSampler(DependentSampler):
     def _around(self, rows: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
         links, length = self.followed.links_on(rows.device), self.sequence_length
         _, ahead = links.chain(rows, length - self.burn_in)
-        begin, place = links.back(rows, length - ahead)
+        begin, place = links.walk(rows, length - ahead, back=True)
         slots, steps = links.chain(begin, length)
         is_held = occupancy_of(storage).held(slots)
         if is_held is None:
@@ -329,5 +329,5 @@ class SequenceSampler(DependentSampler):
 def _back(links: EpisodeLinks, slots: np.ndarray, steps: np.ndarray) -> Tensor:
     # The rows so many steps before others, where these are still stored.
     index, wanted = (torch.from_numpy(part).to(links.successor.device) for part in (slots, steps))
-    found, gone = links.back(index, wanted)
+    found, gone = links.walk(index, wanted, back=True)
     return found[gone == wanted]

@@ -11,16 +11,15 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torchrl.data import LazyTensorStorage, ListStorage
+from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.envs.bit_flipping import BitFlipping
-from lightning_replay.samplers import RandomPairSampler
+from lightning_replay.episodes.links import EpisodeLinks
+from lightning_replay.samplers import RandomPairSampler, SequenceSampler
 from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.transforms import NStepTransitions, RelabelGoals
-from lightning_replay.transforms.goals import walk, walk_together
 from tests.goal_steps import OWN_GOAL, distance, goal_rows, reached
 
 
@@ -207,11 +206,18 @@ def test_rows_without_goals_or_of_several_steps_are_refused_and_nothing_is_store
 
 def test_buffers_it_does_not_work_with_are_refused() -> None:
     relabel = RelabelGoals(reward=reached)
-    with pytest.raises(ValueError, match="got a buffer with a RandomPairSampler; a mixture of two transitions"):
+    with pytest.raises(ValueError, match="got a buffer with a RandomPairSampler; rows with goals of their own"):
         recipes.mixup(10).append_transform(relabel)
     replay = hindsight()
     with pytest.raises(ValueError, match="got a buffer with a RandomPairSampler"):
         replay.set_sampler(RandomPairSampler())
+    for sampler in (SequenceSampler(3), SliceSampler(num_slices=1)):
+        with pytest.raises(ValueError, match="make neither pairs nor sequences. Use a sampler of single rows"):
+            replay.set_sampler(sampler)
+    with pytest.raises(ValueError, match="RelabelGoals works with single rows, and SequenceSampler draws sequences"):
+        recipes.sequences(10, length=3, transform=relabel)
+    with pytest.raises(ValueError, match="make neither pairs nor sequences"):
+        recipes.sequences(10, length=3).append_transform(relabel)
     assert replay.sampler_name == "UniformSampler" and replay._sampler_hooks is replay.sampler
     with pytest.raises(ValueError, match="RelabelGoals follows the episodes of stored rows.*give n_steps="):
         recipes.surprise_retention(10, n_steps=2, transform=relabel)
@@ -229,6 +235,7 @@ def test_buffers_it_does_not_work_with_are_refused() -> None:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
+        (lambda achieved, desired, info: achieved[:, :1], r"returned the shape \[10, 1\]"),
         (lambda achieved, desired, info: 0.0, r"reward of RelabelGoals returned the shape \[\]"),
         (lambda achieved, desired, info: -(achieved - desired), r"returned the shape \[10, 2\]"),
         (lambda achieved, desired, info: achieved[:, 0] * np.nan, "returned NaN or infinity"),
@@ -239,6 +246,24 @@ def test_rewards_of_another_shape_are_refused(reward, message) -> None:
     replay.extend(goal_rows([0, 1]))
     with pytest.raises(ValueError, match=message):
         replay.sample(10)
+
+
+def test_rewards_of_a_double_and_rewards_stored_as_whole_numbers() -> None:
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        expected = torch.float32 if dtype == torch.int64 else dtype
+        replay = hindsight(strategy="final", share=1.0, reward=lambda achieved, *_: np.full(len(achieved), -0.25))
+        rows = goal_rows([0, 1])
+        rows["next", "reward"] = rows["next", "reward"].to(dtype)
+        replay.extend(rows)
+        reward = replay.sample(8)["next", "reward"]
+        assert reward.dtype == expected and (reward == -0.25).all() and replay[:]["next", "reward"].dtype == dtype
+
+
+def test_a_state_of_links_in_a_circle_ends_a_walk() -> None:
+    links = EpisodeLinks(3)
+    links.successor[:] = torch.tensor([1, 2, 0])
+    slots, steps = links.walk(torch.tensor([0, 1]), torch.tensor([3, 2]))
+    assert slots.tolist() == [0, 0] and steps.tolist() == [3, 2]
 
 
 def test_goals_of_a_real_environment_are_those_it_would_reward() -> None:
@@ -302,20 +327,3 @@ def test_rows_on_a_gpu_get_the_goals_of_the_cpu() -> None:
             batch = replay._transforms[0].forward_drawn(rows, index, replay.storage, replay._episodes)
             found.append(batch.exclude("index").cpu())
         assert (found[0] == found[1]).all()
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans(), st.integers(0, 2**20))
-def test_both_ways_to_walk_agree(lengths, from_first, seed) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    count = sum(lengths) + 1
-    slots = torch.randperm(count, generator=generator)
-    successor, predecessor = torch.full((2, count), -1)
-    first = 0
-    for length in lengths:
-        for place in range(first, first + length - 1):
-            successor[slots[place]], predecessor[slots[place + 1]] = slots[place + 1], slots[place]
-        first += length
-    index, place = torch.arange(count), torch.rand(count, generator=generator, dtype=torch.float64)
-    found = torch.empty_like(index)
-    walk(successor.numpy(), predecessor.numpy(), index.numpy(), place.numpy(), from_first, found.numpy())
-    assert torch.equal(found, walk_together(successor, predecessor, index, place, from_first))
