@@ -185,10 +185,7 @@ def newest_running(
 ) -> tuple[Tensor, list[int | None]]:
     """Returns the newest slot of each running episode, int64 ``[E]``, and their ids, ``[None]`` where rows name none.
 
-    Args:
-        storage: without a column ``("next", "done")`` no episode is known to run.
-        oldest_first: int64 ``[N]``, the stored slots in the order in which they were written.
-        trajectories: ids of the episodes to return; ``None`` for all.
+    None is known to run without a column ``("next", "done")``; ``trajectories`` are the ids of those to return.
     """
     done = storage.column(("next", "done"), oldest_first) if len(oldest_first) else None
     if done is None:

@@ -51,14 +51,10 @@ class _Combined(NamedTuple):
 
 
 class ConditionBlock:
-    """Evaluates the conditions that can be written as comparisons, all of them at once.
+    """Evaluates the V conditions that can be written as comparisons, all of them at once.
 
     These are thresholds, flags, regions and combinations of them, exactly of the classes of this library. Numbers are
     compared in the precision in which the condition by itself compares them.
-
-    Args:
-        conditions: V of them.
-        kinds: dtype and shape per row of the columns.
     """
 
     def __init__(self, conditions: Sequence[ConditionLike], kinds: Kinds) -> None:

@@ -52,9 +52,8 @@ class PointTable:
     def nearest(self, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Finds the ``count`` other rows below ``limit`` that are nearest to each of the stored rows ``slots`` ``[q]``.
 
-        Returns:
-            Squared distances ``[q, count]``, nearest first, infinite where there are fewer; their slots
-            ``[q, count]``; and for each searched slot its squared distance to the closest query ``[limit]``.
+        Returns squared distances, nearest first, infinite where there are fewer, and slots ``[q, count]``; and for each
+        searched slot its squared distance to the closest query ``[limit]``.
         """
         query = self.rows.index_select(0, slots)
         point, square, one = query.split([self.width, 1, 1], 1)
@@ -158,13 +157,7 @@ def search_by_name(backend: str) -> Search:
 
 
 def direct_neighbors(rows: Tensor, std: Tensor, index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Finds the ``count`` rows nearest to those at ``index`` ``[q]`` by the definition: by differences in float64.
-
-    Every pair of ``rows`` ``[N, d]`` is compared; features of ``std`` 0 are ignored.
-
-    Returns:
-        Distances, nearest first, and positions, both ``[q, count]``.
-    """
+    """Returns distances and positions ``[q, count]`` of the rows nearest to those at ``index``, in float64."""
     scale = torch.where(std > 0, 1 / std, 0.0)
     points = (rows.double() - rows[0].double()) * scale
     blocks = []

@@ -221,12 +221,7 @@ def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_expo
 
 
 def action_index(action_values: Tensor, action: Tensor) -> Tensor:
-    """Returns actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; one-hot ones by their position.
-
-    Raises:
-        ValueError: shapes that do not fit.
-        IndexError: an action that does not exist.
-    """
+    """Returns actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; one-hot ones by their position."""
     if action_values.ndim != 2 or not action_values.is_floating_point():
         raise ValueError(
             f"action_values must be floating point [B, A], one value for each action; got {action_values.dtype} "

@@ -33,14 +33,8 @@ _BLOCK = 4096
 def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # type: ignore[no-untyped-def]
     """Gathers pairs of rows and mixes each into one row; returns whether all slots are rows, else nothing is mixed.
 
-    Args:
-        rows: float32 ``[N, elements]``, packed rows.
-        flags: uint8 ``[N, bytes]``, the same rows.
-        index: int64 ``[B, 2]``, slots of the pairs.
-        blocks: int64 ``[K, 2]``, begin and end of the elements that are mixed; others are those of the first row.
-        terminated: two ints, begin and end of the flags that leave a pair as its first row where one is set.
-        coefficient: float32 ``[B]``, weights of the first rows; set to 1 where a pair is left as its first row.
-        mixed: float32 ``[B, elements]``, the result.
+    Of packed ``rows``, float32, which ``flags`` are as bytes, the elements in ``blocks``, int64 ``[K, 2]``, are mixed.
+    The ``coefficient`` of a pair is set to 1 where the bytes ``terminated`` of one are set, or both are the same row.
     """
     begin, end = terminated
     # Rows are scattered in memory: loads of all their cache lines, which depend on nothing, overlap; copies hardly do.
@@ -125,12 +119,7 @@ class _Place(NamedTuple):  # elements of one dtype in a row
 
 
 class PackedMixing:
-    """Mixes pairs of packed rows of one layout in a compiled loop; columns side by side in a row are one block.
-
-    Args:
-        layout: of the rows.
-        keys: the columns that are mixed; a key stands for all under it, of which flags stay.
-    """
+    """Mixes the columns under ``keys`` of pairs of packed rows in a compiled loop, those side by side as one block."""
 
     def __init__(self, layout: RowLayout, keys: set[Key]) -> None:
         self.layout = layout

@@ -36,13 +36,7 @@ _SUSPICIOUS_SHARE = 0.95
 
 
 class TableWriter(ReplayWriter):
-    """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
-
-    The storage is a ``PackedStorage`` with ``num_slots`` rows or more; the tables are its ``occupancy``.
-
-    Args:
-        tables: where the slots are kept.
-    """
+    """Writes rows into slots that ``tables`` hand out, which are the ``occupancy`` of its ``PackedStorage``."""
 
     saved_attributes: tuple[str, ...] = ("_write_count",)
     saved_parts: tuple[str, ...] = ("tables",)
@@ -58,12 +52,7 @@ class TableWriter(ReplayWriter):
         return self.tables.num_slots
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches the storage; called by the buffer.
-
-        Raises:
-            TypeError: another storage than a ``PackedStorage``, or a sampler that does not draw from tables.
-            ValueError: a storage with fewer rows than ``num_slots``.
-        """
+        """Attaches a ``PackedStorage`` with ``num_slots`` rows or more, in a buffer that draws from tables."""
         storage = packed_storage(storage, self, self.num_slots)
         if storage.capacity < self.num_slots:
             raise ValueError(
@@ -265,13 +254,7 @@ class EventTableWriter(TableWriter):
         self._columns = columns
 
     def _test(self, columns: Sequence[Column], given: Any, breaks: Breaks | None) -> np.ndarray:
-        """Returns which events happened in each row, bool ``[V, N]``.
-
-        Args:
-            columns: of the rows ``[N]``, for compiled conditions.
-            given: the rows, with which other conditions are called.
-            breaks: where episodes begin that conditions would take for the one before.
-        """
+        """Returns which events happened in each row, bool ``[V, N]``; conditions are not compiled get ``given``."""
         happened = self._block(columns)
         for number in self._block.others:
             rows, condition = as_rows(given), self._events[number].condition
