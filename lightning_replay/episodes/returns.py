@@ -61,11 +61,6 @@ class EpisodeTracker:
     Call :meth:`mark_update` after every write. A return never crosses an episode end, the newest row, another
     trajectory or a row that was overwritten, nor a row that starts with another observation than the row before ended
     with; it is shortened there. Sutton and Barto, section 7.1.
-
-    Args:
-        n_steps: rewards summed into one return.
-        discount: γ per environment step.
-        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
     """
 
     def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
@@ -103,14 +98,9 @@ class EpisodeTracker:
             self.links.continuity.warn()
 
     def draw(self, data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
-        """Turns the rows drawn at ``index`` into n-step rows.
+        """Turns the rows ``data`` drawn at ``index``, ``[B]`` or ``[B, 2]``, into rows of several steps.
 
-        Args:
-            data: TensorDict of the shape of ``index``, ``[B]`` or ``[B, 2]``.
-
-        Returns:
-            ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
-            float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
+        ``next`` is that of the last step, its reward the sum; columns as in :class:`NStepTransitions`, ``[..., 1]``.
         """
         # The rows of a return are found when it is drawn, not when they are stored: until its episode ends or has n
         # more rows, a return grows with every step.

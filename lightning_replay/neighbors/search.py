@@ -69,8 +69,15 @@ class PointTable:
             # A group is strided over the tile, so that the minimum runs over contiguous columns.
             minimum.append(distance.view(len(slots), _GROUP, -1).amin(1))
         member = self._members(torch.cat(minimum, 1), count, tile, len(table))
-        distance, slot = self._best(slots, point, member, count)
-        return distance, slot, torch.cat(closest)[:limit]
+        distance = self._direct(point, member).masked_fill(member == slots.unsqueeze(1), torch.inf)
+        distance, position = distance.topk(min(count, member.shape[1]), dim=1, largest=False)
+        missing = (0, count - position.shape[1])
+        distance = functional.pad(distance, missing, value=torch.inf)
+        return (
+            distance,
+            functional.pad(member.gather(1, position), missing, value=self.capacity),
+            torch.cat(closest)[:limit],
+        )
 
     def _members(self, minimum: Tensor, count: int, tile: int, length: int) -> Tensor:
         # The count + 1 nearest rows, the query among them, lie in the count + 1 groups of the smallest minima.
@@ -79,14 +86,6 @@ class PointTable:
         stride = (length - start).clamp_(max=tile) // _GROUP
         first = start + group % (tile // _GROUP)
         return (first.unsqueeze(2) + stride.unsqueeze(2) * self._steps).flatten(1)
-
-    def _best(self, slots: Tensor, point: Tensor, member: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        distance = self._direct(point, member)
-        distance = distance.masked_fill(member == slots.unsqueeze(1), torch.inf)
-        distance, position = distance.topk(min(count, member.shape[1]), dim=1, largest=False)
-        slot = member.gather(1, position)
-        missing = (0, count - slot.shape[1])
-        return functional.pad(distance, missing, value=torch.inf), functional.pad(slot, missing, value=self.capacity)
 
     def _direct(self, point: Tensor, member: Tensor) -> Tensor:
         # By differences: matrix products lose the digits in which very close rows differ.

@@ -178,15 +178,12 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
 
 
 class Factors(NamedTuple):
-    """Surprise, on-policyness and the priority of both, float32 ``[n]`` each; a surprise of NaN is unknown.
-
-    ``is_known`` is false of new rows without feedback: a priority of NaN stands for the largest seen, and they enter
-    also when equal to the lowest.
-    """
+    """Surprise, on-policyness and the priority of both, float32 ``[n]`` each; a surprise of NaN is unknown."""
 
     surprise: np.ndarray
     on_policyness: np.ndarray
     priority: np.ndarray
+    # False of new rows without feedback: a priority of NaN stands for the largest, and they enter beside equal ones.
     is_known: bool = True
 
     @classmethod

@@ -120,14 +120,7 @@ def build(
 ) -> Any:
     """Builds the object that :func:`describe` described; imports nothing outside :data:`TRUSTED` and ``trust``.
 
-    Args:
-        description: of an object, as plain values.
-        name: of the object, for errors.
-        trust: further packages whose modules may be imported.
-        chosen: values of the arguments in ``chosen_when_loaded``, see :func:`recorded`; ``None`` where absent.
-
-    Raises:
-        NotRebuildableError: an option was not a plain value, a recorded class or an import path of such a package.
+    Errors call it ``name``; ``chosen`` are values of the arguments in ``chosen_when_loaded`` of :func:`recorded`.
     """
     part = functools.partial(build, trust=trust, chosen=chosen)
     if isinstance(description, list):

@@ -69,14 +69,11 @@ def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # ty
 
 
 class Mixing:
-    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``.
-
-    ``found`` counts the keys of the tree it had; ``has_others`` is whether columns at or under them were not floating.
-    """
+    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``."""
 
     def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
-        self.found: int = 0
-        self.has_others: bool = False
+        self.found: int = 0  # keys of the tree that were there
+        self.has_others: bool = False  # columns at or under them that are not floating
         self._coefficient = coefficient
         self._untouched = untouched
         self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
@@ -123,7 +120,8 @@ class PackedMixing:
 
     def __init__(self, layout: RowLayout, keys: set[Key]) -> None:
         self.layout = layout
-        under = {column: any(_is_under(column, key) for key in keys) for column in layout.columns}
+        is_under = {(column, key): column[: len(key)] == key for column in layout.columns for key in keys}
+        under = {column: any(is_under[column, key] for key in keys) for column in layout.columns}
         row = layout.leaves(
             torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64, device="cpu"), torch.Size([1])
         )
@@ -138,7 +136,7 @@ class PackedMixing:
             self._blocks.append(place)
         # What the loop does not do: refuse columns, compare the stored discounts of returns, mix other floats.
         self.is_covered: bool = (
-            all(any(_is_under(column, key) for column in layout.columns) for key in keys)
+            all(any(is_under[column, key] for column in layout.columns) for key in keys)
             and all(can_be_mixed(key, place.dtype, keys) for key, place in self._places.items() if under[key])
             and (_TERMINATED in self._places and ("discount",) not in self._places)
             and {place.dtype for place in self._blocks} <= {torch.float32}
@@ -165,10 +163,6 @@ class PackedMixing:
                 f"{len(rows) - 1}; nothing was mixed. Let the sampler draw slots below len(storage)"
             )
         return mixed, coefficient
-
-
-def _is_under(column: Key, key: Key) -> bool:
-    return column[: len(key)] == key
 
 
 def can_be_mixed(column: Key, dtype: torch.dtype, keys: set[Key]) -> bool:
@@ -292,9 +286,15 @@ class MixPairs(ReplayTransform):
         if mixing.has_others:
             columns = {leaf: value for path in self._mixed_keys for leaf, value in columns_under(tensordict, path)}
             dtypes = {leaf: value.dtype for leaf, value in columns.items()}
-            unmixable = {leaf: one for leaf, one in dtypes.items() if not can_be_mixed(leaf, one, self._mixed_keys)}
+            unmixable = [leaf for leaf, one in dtypes.items() if not can_be_mixed(leaf, one, self._mixed_keys)]
             if unmixable:
-                raise _not_floating(unmixable)
+                found = ", ".join(f"{listed([leaf])} has dtype {dtypes[leaf]}" for leaf in sorted(unmixable))
+                raise ValueError(
+                    f"{found}; MixPairs mixes floating columns, and where others stay as they were, the mixed row is "
+                    "none of the environment. Convert them before they are stored, or name the columns that are mixed "
+                    "with keys=. For discrete actions use neighborhood_mixup with discrete='same_action', or another "
+                    "recipe."
+                )
         return mixed
 
     def _mix_stored(self, storage: PackedStorage, index: Tensor) -> TensorDictBase:
@@ -421,12 +421,3 @@ class MixStates(ReplayTransform):
             weight = coefficient.to(observation).reshape(shape + (1,) * (observation.ndim - len(shape)))
             tensordict.set(path, torch.lerp(following, observation, weight))
         return tensordict.set("mixup_coefficient", coefficient.to(observation.device))
-
-
-def _not_floating(dtypes: dict[tuple[str, ...], torch.dtype]) -> ValueError:
-    found = ", ".join(f"{listed([leaf])} has dtype {dtypes[leaf]}" for leaf in sorted(dtypes))
-    return ValueError(
-        f"{found}; MixPairs mixes floating columns, and where others stay as they were, the mixed row is none of the "
-        "environment. Convert them before they are stored, or name the columns that are mixed with keys=. For discrete "
-        "actions use neighborhood_mixup with discrete='same_action', or another recipe."
-    )

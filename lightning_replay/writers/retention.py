@@ -41,11 +41,7 @@ InitialSurprise = Callable[[TensorDictBase], Tensor]
 
 
 class NewestRows(DeclaredState):
-    """Ends of episodes and surprise of the newest ``capacity`` rows that were offered, stored or refused.
-
-    The kept rows are compared with them, see :meth:`RetentionWriter.stats`: a buffer hoards that keeps old rows whose
-    surprise training does not remove. Row k is at place ``k % capacity``.
-    """
+    """Ends of episodes and surprise of the newest ``capacity`` rows that were offered; row k is at ``k % capacity``."""
 
     saved_attributes: tuple[str, ...] = ("_is_terminal", "_surprise", "_next")
 

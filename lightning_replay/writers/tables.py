@@ -74,16 +74,13 @@ class TableWriter(ReplayWriter):
             self.tables.on_free = self._frames.release
 
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
-        """Stores columns ``[N, ...]`` in the slots, int64 ``[N]``, that were just appended; returns these.
-
-        While frames do not fit, the oldest entries leave the table that is fullest, by the share of its capacity, and
-        at last the histories of running episodes.
-        """
+        """Stores columns ``[N, ...]`` in the slots, int64 ``[N]``, that were just appended; returns these."""
         if self._frames is not None:
             self._free_frames(self._frames, slots, values)
         return write_slots(self._storage, slots, values)
 
     def _free_frames(self, storage: FrameStorage, slots: np.ndarray, values: Sequence[Column]) -> None:
+        # The oldest entries leave the table that is fullest, and at last the histories of running episodes.
         new = (self.tables.position[:, slots] >= 0).sum(1)
         while lacking := storage.frames_missing(values, slots):
             old = self.tables.length - new
