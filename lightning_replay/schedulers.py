@@ -199,7 +199,6 @@ class Exp3(Scheduler):
 
     Each signal causes one update. It is applied at once if its task was drawn since the task's last update, with the
     probability of the last draw; otherwise it is kept for the next draw of the task, and a newer signal replaces it.
-    (Updating at every learner step instead saturates on the first task with a positive signal.)
 
     Weights do not decay: the task that has positive signals first, usually an easy one, keeps the largest weight, and
     the target falls towards ``exploration / N``. :class:`Exp3S`, or :class:`ReturnChange` as signal, corrects that.
@@ -351,11 +350,7 @@ class ReturnProgress(DeclaredState, ABC):
         self._episodes: dict[str, int] = {}
 
     def episode(self, task: int, episode_return: float) -> float | None:
-        """Takes the undiscounted, finite return of an episode that ended.
-
-        Returns:
-            A new signal in [0, 1] at every ``every``-th episode of the task, ``None`` at the others.
-        """
+        """Takes the undiscounted return of an episode; returns a signal at each ``every``-th one, else ``None``."""
         if not math.isfinite(episode_return):
             raise ValueError(
                 f"the return of an episode of task {task} is {episode_return}; a progress signal needs finite returns"

@@ -167,9 +167,6 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
 
     TorchRL's trainers mark all rows of a batch so before they store it. A row that is not done ends its episode only
     where the next row does not continue it. ``None`` for other rows that are not done.
-
-    Args:
-        rows: TensorDict ``[N]``, in time order.
     """
     following = rows.get("next")
     done, truncated = following.get("done"), following.get("truncated", None)
@@ -320,10 +317,11 @@ class EpisodeLinks:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         successor = state["successor"]
-        if successor.shape != self.successor.shape:
+        reached = int(successor.max()) if successor.numel() else -1
+        if successor.shape != self.successor.shape or reached >= self.capacity:  # which compiled loops do not check
             raise ValueError(
-                f"the state holds links of {successor.numel()} slots; these links have {self.capacity}. Build "
-                "EpisodeLinks with the capacity the state was saved with."
+                f"the state holds links of {successor.numel()} slots, up to slot {reached}; these links have "
+                f"{self.capacity}. Build EpisodeLinks with the capacity the state was saved with."
             )
         self.clear()
         self.successor.copy_(successor)
@@ -415,12 +413,7 @@ class MissingSteps(NamedTuple):
 
 
 def missing_steps(trajectory: Tensor | None, stored: np.ndarray, count: int) -> MissingSteps:
-    """Compares the rows that were stored with those that were given, in order of time.
-
-    Args:
-        trajectory: int64 of ``count`` elements, the running episode of each row; ``None`` for one environment.
-        stored: int64 ``[n]`` ascending, which of the rows were stored.
-        count: rows given.
+    """Compares the rows ``stored``, int64 ``[n]`` ascending, with the ``count`` rows that were given, in order of time.
 
     Example:
         >>> missing_steps(torch.tensor([7, 8, 7, 8, 7]), np.array([0, 3, 4]), 5)

@@ -288,11 +288,7 @@ class NeighborLists:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, on the device of the saved tensors.
-
-        Raises:
-            ValueError: the state is of lists with other options.
-        """
+        """Restores what :meth:`state_dict` returned, by lists of the same options, on the device of its tensors."""
         saved = (state["num_neighbors"], state["num_spare"], bool(state["upkeep"]) or not state["rows"]["limit"])
         mine = (self.num_neighbors, self.num_spare, self.refresh_interval > 1 or not state["rows"]["limit"])
         if saved != mine or state["rows"]["limit"] > self.capacity:
@@ -378,7 +374,10 @@ class SameActionLists(DeclaredState):
         for position, value in enumerate(values.tolist()):
             group = self._group_of(tuple(value))
             rows = row_group == position
-            numbers = self._take_numbers(group, int(rows.sum()))
+            count, free = int(rows.sum()), self._free[group]
+            freed = [free.pop() for _ in range(min(count, len(free)))]
+            used, self._used[group] = self._used[group], self._used[group] + count - len(freed)
+            numbers = torch.tensor([*freed, *range(used, self._used[group])], dtype=torch.int64, device="cpu")
             self._group[slots[rows]] = group
             self._number[slots[rows]] = numbers
             self._slot_of[group][numbers] = slots[rows]
@@ -425,11 +424,3 @@ class SameActionLists(DeclaredState):
             self._free.append([])
             self._used.append(0)
         return self._actions[value]
-
-    def _take_numbers(self, group: int, count: int) -> Tensor:
-        free = self._free[group]
-        numbers = [free.pop() for _ in range(min(count, len(free)))]
-        new = count - len(numbers)
-        numbers += range(self._used[group], self._used[group] + new)
-        self._used[group] += new
-        return torch.tensor(numbers, dtype=torch.int64, device="cpu")

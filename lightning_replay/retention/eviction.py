@@ -168,7 +168,7 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
         if not (always_admits or mine > other or (ties_enter and mine == other)):
             continue
         earlier = (lowest & ARRIVALS) - first_arrival
-        if earlier >= 0:  # a row of this call leaves again
+        if 0 <= earlier < row:  # a row of this call leaves again; a damaged state may have other numbers
             slots[earlier] = -1
         slots[row] = slot
         _set(slot, (mine << ARRIVAL_BITS) | (first_arrival + row), nodes, starts)

@@ -70,16 +70,12 @@ class RelabelGoals(ReplayTransform):
         >>> goals, done = {"desired_goal": torch.full((2, 1), 9.0)}, torch.tensor([[False], [True]])
         >>> after = {"observation": goals | {"achieved_goal": torch.tensor([[1.0], [2.0]])}}
         >>> after |= {"reward": torch.zeros(2, 1), "terminated": done, "done": done}
-        >>> rows = {"observation": goals, "next": after}
         >>> relabel = RelabelGoals("final", 1.0, lambda achieved, desired, info: (achieved == desired).all(-1))
         >>> replay = recipes.uniform(capacity=10, batch_size=4, transform=relabel, check_continuity=False, seed=0)
-        >>> slots = replay.extend(TensorDict(rows, [2]))
+        >>> slots = replay.extend(TensorDict({"observation": goals, "next": after}, [2]))
         >>> batch = replay.sample()
-        >>> torch.cat((batch["index"].view(-1, 1), batch["observation", "desired_goal"], batch["next", "reward"]), 1)
-        tensor([[0., 2., 0.],
-                [1., 2., 1.],
-                [1., 2., 1.],
-                [0., 2., 0.]])
+        >>> batch["index"], batch["observation", "desired_goal"].flatten(), batch["next", "reward"].flatten()
+        (tensor([0, 1, 1, 0]), tensor([2., 2., 2., 2.]), tensor([0., 1., 1., 0.]))
     """
 
     follows_episodes = True
@@ -281,7 +277,7 @@ def _built(env: Any) -> Any:
     if not isinstance(env, str):
         check_kind("env", env, gymnasium.Env, "the id of an environment, or an environment")
         return env
-    if env not in gymnasium.registry:  # most goal environments are registered when their package is imported
+    if ":" not in env and env not in gymnasium.registry:  # most goal environments are those of this package
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module("gymnasium_robotics")
     return build_environment(env, {})

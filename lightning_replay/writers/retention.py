@@ -427,12 +427,7 @@ class RetentionWriter(ReplayWriter):
         return type(self.rule).__name__ + schedule + discount
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
-
-        Raises:
-            RuntimeError: the writer is in no buffer yet.
-            ValueError: the state is of another rule; nothing is changed.
-        """
+        """Restores what :meth:`state_dict` returned; refused are another rule, and a writer that is in no buffer."""
         if self._storage is None:
             raise RuntimeError(
                 "a RetentionWriter keeps a priority for each slot of a storage and has no storage yet; build the "

@@ -132,6 +132,9 @@ class EventTableWriter(TableWriter):
             episodes; nothing is stored then.
     """
 
+    saved_attributes: tuple[str, ...] = ("_write_count", "_fired", "_rows_tested")
+    saved_parts: tuple[str, ...] = ("tables", "_histories")
+
     def __init__(
         self,
         capacity: int,
@@ -364,11 +367,8 @@ class EventTableWriter(TableWriter):
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
-            "histories": self._histories.state_dict(),
             "running": self._running.state_dict(),
             "sent": torch.from_numpy(self._event_arrays.sent.T.copy()),
-            "fired": self._fired.tolist(),
-            "rows_tested": self._rows_tested,
             "conditions": [state_of(event.condition) for event in self._events],
         }
 
@@ -380,14 +380,12 @@ class EventTableWriter(TableWriter):
                 "them with the saved events"
             )
         super().load_state_dict(dict(state_dict))
-        self._histories.load_state_dict(state_dict["histories"])
         if "running" in state_dict:
             self._running.load_state_dict(state_dict["running"])
         else:  # format 3 began without it: what its episodes ended with is not known, so that nothing continues them
             self._running.abandon(state_dict["histories"]["trajectory"].tolist())
         self._event_arrays.sent[:] = state_dict["sent"].numpy().T
-        self._fired = np.array(state_dict["fired"], dtype=np.int64)
-        self._rows_tested = int(state_dict["rows_tested"])
+        self._fired = np.array(self._fired, dtype=np.int64)  # format 3 began with a list
         if self._rows_tested >= _ROWS_BEFORE_WARNING:  # these were warned of before the save
             self._judged_at = 2 * self._rows_tested
             unmet = np.flatnonzero(self._fired == 0).tolist()
