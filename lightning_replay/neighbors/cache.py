@@ -68,7 +68,8 @@ class NeighborCache:
         reached = closest.clamp_(min=0) < self.radius[: len(closest)]
         for block in blocks_of(reached.nonzero().squeeze(1), _BLOCK):
             radius = self.radius[block]
-            distance = self.table.cross_distances(block, arriving)
+            mode = "donot_use_mm_for_euclid_dist"
+            distance = torch.cdist(self.table.points(block), self.table.points(arriving), compute_mode=mode).square_()
             distance = distance.masked_fill_(distance >= radius.unsqueeze(1), torch.inf)
             distance = torch.cat([self.distance[block], distance], 1)
             slot = torch.cat([self.slot[block], arriving.int().expand(len(block), -1)], 1)

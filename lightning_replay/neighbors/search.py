@@ -97,11 +97,6 @@ class PointTable:
         """Squared distances ``[n, m]`` of ``slots`` ``[n]`` to ``others`` ``[n, m]``."""
         return self._direct(self.points(slots), others)
 
-    def cross_distances(self, slots: Tensor, others: Tensor) -> Tensor:
-        """Squared distances ``[n, m]`` of ``slots`` ``[n]`` to each of ``others`` ``[m]``."""
-        mode = "donot_use_mm_for_euclid_dist"
-        return torch.cdist(self.points(slots), self.points(others), compute_mode=mode).square_()
-
 
 #: From table, slots of all N stored rows, count and limit to squared distances and slots of neighbours ``[N, count]``.
 Search = Callable[[PointTable, Tensor, int, int], tuple[Tensor, Tensor]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
-from lightning_replay.episodes.running import Breaks, ObservationPair, RunningObservations
+from lightning_replay.episodes.running import Breaks, RunningObservations
 from lightning_replay.events.compiled import ConditionBlock
 from lightning_replay.events.conditions import Condition, ConditionError, holds, load_state_of, state_of, warn_of_unmet
 from lightning_replay.events.event_table import EventTable
@@ -185,7 +185,9 @@ class EventTableWriter(TableWriter):
         if self._trajectory_at is not None:
             named = as_array(columns[self._trajectory_at]).reshape(-1)
             trajectory = np.ascontiguousarray(named, dtype=np.int64)
-        observations = self._observations(columns)
+        observations = [(columns[own], columns[following]) for own, following in self._observed_at]
+        if not self._are_vectors or type(observations[0][0]) is not np.ndarray:
+            observations = [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in observations]
         whole = groups_of(trajectory, done)
         # Rows that do not start where the last row of their episode ended begin another episode: a step of the one
         # before must not count as leading to an event.
@@ -225,12 +227,6 @@ class EventTableWriter(TableWriter):
         self._running.follow(observations, whole, 0 if breaks is None else len(breaks.begins))
         self._count(fired)  # may warn, and a warning may be made an error
         return Insertion(index, kept)
-
-    def _observations(self, columns: Sequence[Column]) -> list[ObservationPair]:
-        pairs = [(columns[own], columns[following]) for own, following in self._observed_at]
-        if self._are_vectors and type(pairs[0][0]) is np.ndarray:
-            return pairs
-        return [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in pairs]
 
     def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
         places = {key: place for place, key in enumerate(columns)}

@@ -66,8 +66,14 @@ def test_the_memory_of_running_episodes_is_bounded_by_the_capacity() -> None:
 
 
 def test_the_state_of_other_links_is_refused() -> None:
-    with pytest.raises(ValueError, match="links of 6 slots; these links have 4"):
+    with pytest.raises(ValueError, match="links of 6 slots, up to slot -1; these links have 4"):
         EpisodeLinks(4).load_state_dict(EpisodeLinks(6).state_dict())
+    links = EpisodeLinks(4)
+    write(links, [0, 1])
+    damaged = links.state_dict() | {"successor": torch.tensor([1, 4, -1, -1])}
+    with pytest.raises(ValueError, match="links of 4 slots, up to slot 4; these links have 4"):
+        links.load_state_dict(damaged)
+    assert successors(links) == [1, -1, -1, -1]
 
 
 def test_what_lies_after_the_return_is_ignored_even_nan() -> None:
