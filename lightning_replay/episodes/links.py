@@ -99,10 +99,7 @@ class Continuity:
     Compared are the columns named ``observation`` or below it; without such a name every column that is stored at the
     root and, of the same dtype and shape, under ``"next"``, flags and rewards left out. NaN equals NaN. Frames that are
     stored once are compared by their numbers; of other columns with more than 4,096 numbers a row every k-th is
-    compared. Rows without such a column all continue.
-
-    Args:
-        source: the storage of the rows, or rows, TensorDict ``[N]``, whose slots are their places.
+    compared. Rows without such a column all continue. Of a TensorDict ``[N]`` as ``source`` the slots are the places.
     """
 
     def __init__(self, source: Storage | TensorDictBase) -> None:
@@ -178,6 +175,18 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
     continued[:-1] = torch.from_numpy(Continuity(rows).of_slots(place[:-1], place[1:])).view(done[:-1].shape)
     ended = done | ~continued
     return rows.copy().update({"next": following.copy().update({"done": ended, "truncated": ended & ~terminated})})
+
+
+def walk_together(table: Tensor, index: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what ``kernels.walk`` does, on any device: all rows move at once."""
+    slots, gone = index, torch.zeros_like(index)
+    for step in range(int(steps.max()) if len(steps) else 0):
+        following = table[slots]
+        moves = (following >= 0) & (gone < steps)
+        if step % 16 == 15 and not bool(moves.any()):  # rarely, because it waits for the GPU
+            break
+        slots, gone = torch.where(moves, following, slots), gone + moves
+    return slots, gone
 
 
 class EpisodeLinks:
@@ -261,14 +270,7 @@ class EpisodeLinks:
         if table.device.type == "cpu":
             arrays = kernels.walk(table.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
             return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
-        slots, gone = index, torch.zeros_like(index)
-        for step in range(int(steps.max()) if len(steps) else 0):
-            following = table[slots]
-            moves = (following >= 0) & (gone < steps)
-            if step % 16 == 15 and not bool(moves.any()):  # rarely, because it waits for the GPU
-                break
-            slots, gone = torch.where(moves, following, slots), gone + moves
-        return slots, gone
+        return walk_together(table, index, steps)
 
     def ended(self, index: Tensor) -> list[int]:
         """Returns those of the slots ``[n]`` that nothing follows, now or later, each once."""
