@@ -15,6 +15,7 @@ from torchrl.data import LazyTensorStorage, ListStorage
 from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
+from lightning_replay.divided_draws import Divider
 from lightning_replay.envs.bit_flipping import BitFlipping
 from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.samplers import RandomPairSampler, SequenceSampler
@@ -131,7 +132,7 @@ def test_priorities_and_weights_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"reward": reached, "terminated": reached}, {"reward": None, "env": "BitFlipping-v0"}]
+    "options", [{"reward": reached, "terminated": reached, "prefetch": 2}, {"reward": None, "env": "BitFlipping-v0"}]
 )
 def test_saved_copied_and_resumed_draws_are_the_same(options, tmp_path) -> None:
     replay = hindsight(n_steps=2, **options)
@@ -145,6 +146,20 @@ def test_saved_copied_and_resumed_draws_are_the_same(options, tmp_path) -> None:
     batch = replay.sample()
     assert all((one.sample() == batch).all() for one in twins)
     assert batch["observation", "desired_goal"].max() > OWN_GOAL
+
+
+def test_parts_of_a_divided_draw_are_relabelled_and_go_on_alike() -> None:
+    shards, twins = ([hindsight(n_steps=2, priority_exponent=0.6, seed=seed) for seed in range(2)] for _ in range(2))
+    for shard, twin in zip(shards, twins, strict=True):
+        shard.extend(goal_rows(range(12)))
+        twin.load_state_dict(shard.state_dict())
+    drawn = []
+    for group in (shards, twins):
+        divider = Divider(hindsight(priority_exponent=0.6).sampler, seed=0)
+        division = divider.divide(8, [one.group_totals() for one in group])
+        parts = zip(group, division.parts, strict=True)
+        drawn.append(torch.cat([shard.sample_part(part)[0] for shard, part in parts if len(part)]))
+    assert (drawn[0] == drawn[1]).all() and drawn[0]["observation", "desired_goal"].max() > OWN_GOAL
 
 
 def test_a_save_imports_no_module_that_an_id_names(tmp_path) -> None:
