@@ -8,8 +8,6 @@ from torch import Tensor
 
 from lightning_replay.options import ABOVE_ZERO, checked_number
 
-__all__ = ["pal_loss"]
-
 
 def pal_loss(td_error: Tensor, priority_exponent: float = 0.4, smallest_priority: float = 1.0) -> Tensor:
     """Returns the prioritized approximation loss (PAL) of rows that were drawn uniformly, ``[B]``; take its mean.

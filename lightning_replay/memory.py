@@ -53,6 +53,7 @@ def allocate_rows(
     breakdown: str,
     *,
     as_written: bool = False,
+    beside: int = 0,
 ) -> Tensor:
     """Returns int64 ``[num_rows, row_words]`` of zeros, in memory or in a scratch file mapped into memory.
 
@@ -60,11 +61,13 @@ def allocate_rows(
         directory: of the scratch file, which has no name once it is mapped and so disappears with the process.
         breakdown: of the size, for the error.
         as_written: leaves memory unwritten, of any content, so that a CPU's pages are taken as rows are written.
+        beside: bytes that others will take, such as rows that are not written yet.
 
     Raises:
         MemoryError: less is free than is needed; nothing was allocated.
     """
-    needed = num_rows * row_words * 8
+    allocated = num_rows * row_words * 8
+    needed = allocated + beside
     if directory is None:
         free, where, other = free_bytes(device), f"on {device}", "keep the rows on disk with memmap=<directory>"
     else:
@@ -83,7 +86,7 @@ def allocate_rows(
         return allocate(num_rows, row_words, dtype=torch.int64, device=device)
     handle, name = tempfile.mkstemp(prefix="replay-", dir=directory)
     try:
-        os.ftruncate(handle, needed)
+        os.ftruncate(handle, allocated)
         flat = torch.from_file(name, shared=True, size=num_rows * row_words, dtype=torch.int64)
     finally:
         os.close(handle)

@@ -864,6 +864,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _attach_transforms(self) -> None:
         own = [one for one in self._transforms if isinstance(one, ReplayTransform)]
+        if self.sequence_length is not None:
+            check_sequences(self._sampler_hooks, self._writer, self._transform, n_steps=1)
         for one in own:
             one.check_buffer(self)
         following = [type(one).__name__ for one in own if one.follows_episodes]

@@ -54,11 +54,7 @@ class ApexDQN(DQN):
         return ApexDQNConfig()
 
     def setup(self, config: AlgorithmConfig) -> None:
-        """Builds the algorithm and sets the exploration of its EnvRunners.
-
-        Raises:
-            ValueError: a module without an epsilon of its own.
-        """
+        """Builds the algorithm and sets the exploration of its EnvRunners; refuses a module without an epsilon."""
         super().setup(config)
         self.rate_limiter: RateLimiter = self.config.new_rate_limiter()
         self._updates_until_broadcast = self.config.broadcast_interval
@@ -254,13 +250,7 @@ class ApexDQNConfig(DQNConfig):
         return self
 
     def validate(self) -> None:
-        """Refuses options that cannot work together.
-
-        Raises:
-            TypeError: a value of another kind, or a schedule of ``epsilon``.
-            ValueError: a value out of range, the old API stack, a ``training_intensity``, or a buffer too small for
-                ``num_steps_sampled_before_learning_starts``.
-        """
+        """Refuses options that cannot work together."""
         super().validate()
         if self.in_evaluation:
             return
@@ -375,10 +365,7 @@ class Collection:
 def collect(
     env_runner: Any, version: int, state: list[Any], exploration: Mapping[str, float]
 ) -> tuple[list[Any], Any, Any]:
-    """Plays one fragment on an EnvRunner; returns the episodes, states of the connectors and metrics.
-
-    The ``state`` is a reference in a list, which Ray does not resolve: it is fetched if the ``version`` is another.
-    """
+    """Plays one fragment on an EnvRunner with the newest weights; returns episodes, connectors' states and metrics."""
     # RLlib does not notice every restart of a process, because the answer to a second request makes it healthy.
     if not _HAS_EPSILONS.of(env_runner):
         set_epsilons(env_runner, **exploration)
@@ -391,18 +378,13 @@ def collect(
 
 
 def set_epsilons(env_runner: Any, *, epsilon: float, exponent: float) -> list[str]:
-    """Gives each environment of an EnvRunner its epsilon, in place of the module's schedule.
-
-    Environments are numbered over all EnvRunners. A module of several agents gets one value for the EnvRunner, because
-    the rows of its batches are agents that act, and not environments. Returns the class names of modules that have no
-    such schedule, and stay as they are.
-    """
+    """Gives each environment its epsilon in place of the module's schedule; returns modules that have none."""
     config, module = env_runner.config, env_runner.module
     if env_runner.env is None or module is None:
         return []
     runners = max(config.num_env_runners, 1)
     place = max(env_runner.worker_index - 1, 0)  # 0 is the EnvRunner in the algorithm's process
-    if config.is_multi_agent:
+    if config.is_multi_agent:  # one for the EnvRunner: the rows of a module's batches are agents, not environments
         value: Any = float(epsilons(runners, epsilon, exponent)[place])
         modules = [one.unwrapped() for _, one in module.items()]
     else:

@@ -11,7 +11,7 @@ from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from lightning_replay.levels.level_ids import checked_held_out
-from lightning_replay.options import checked_flag
+from lightning_replay.options import check_kind, checked_flag
 from rllib_ext import checks, environments
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.images import choose_module
@@ -179,7 +179,8 @@ def configure(
         'install_levels'
     """
     given = {**locals()}
-    checks.check_config(config)
+    of_levels = "PPOConfig(), APPOConfig() or IMPALAConfig(), and after it the levels: configure(config, levels=...)"
+    check_kind("config", config, AlgorithmConfig, f"one with a replay buffer, DQNConfig() or another, or {of_levels}")
     for name, value in given.items():
         if name not in ("config", "levels", "held_out_levels"):
             checked_flag(name, value)

@@ -40,12 +40,7 @@ CheckFiles = Callable[[Mapping[str, Any] | None], None]
 
 
 class CheckpointedAlgorithm:
-    """Replaces ``save_to_path`` and ``restore_from_path`` of one algorithm, so that they include a part.
-
-    RLlib 2.60 ignores ``store_buffer_in_checkpoints`` on its new stack and has no hook around a checkpoint.
-    ``from_checkpoint`` and Tune call the two methods too. A restore reads and checks the part before the algorithm is
-    changed.
-    """
+    """Adds a part to ``save_to_path`` and ``restore_from_path`` of an algorithm; RLlib 2.60 has no hook for it."""
 
     def __init__(self, algorithm: Any, part: CheckpointPart) -> None:
         self._part = part
@@ -67,14 +62,9 @@ class CheckpointedAlgorithm:
     ) -> None:
         """Restores the algorithm and the part, or a ``component`` of the algorithm alone.
 
-        ``options`` are RLlib's, and ``restore_replay`` or ``restore_levels``, whether to restore the part; both are
-        accepted by ``from_checkpoint`` too.
-
-        Raises:
-            FileNotFoundError: the checkpoint lacks the part.
-            DamagedFileError: a file of the part is missing, truncated or changed, or files of two checkpoints are
-                mixed, because a save into the same folder was cut short; nothing is changed.
-            ValueError: a buffer of another recipe, capacity or space, or other levels; nothing is changed.
+        ``restore_replay`` or ``restore_levels`` among the options is whether to restore the part. Nothing is changed if
+        it is refused: the checkpoint lacks it (``FileNotFoundError``), files are damaged or of two checkpoints
+        (``DamagedFileError``), or it is of another recipe, capacity, space or of other levels (``ValueError``).
         """
         given = options.pop(self._part.option, None)
         if component is not None:
@@ -207,11 +197,7 @@ def write_buffer(
     previous: Path | None = None,
     algorithm: Mapping[str, Any] | None = None,
 ) -> SavedSize:
-    """Writes a buffer into ``folder``, created if missing: new rows beside the old, then the manifest that names them.
-
-    Unchanged files of the earlier save in ``previous`` are linked. ``algorithm`` are fingerprints of the checkpoint's
-    other files.
-    """
+    """Writes a buffer into ``folder``, new rows before the manifest; links unchanged files of the save ``previous``."""
     from lightning_replay.saves import save_replay
     from lightning_replay.saving import DamagedFileError, SavedSize
     from lightning_replay.saving.directory import replaced_save

@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def check_config(config: AlgorithmConfig) -> None:
-    if not isinstance(config, AlgorithmConfig):
-        raise TypeError(
-            f"config is {config!r}; DQNConfig(), SACConfig() or TQCConfig() is accepted, or PPOConfig(), APPOConfig() "
-            "or IMPALAConfig(), and after it the levels: configure(config, levels=...)"
-        )
-
-
 def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise ValueError(
@@ -106,10 +98,7 @@ def replay_options(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def trial_buffer(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:
-    """Builds a temporary buffer, so that wrong values raise an error here and not inside a Ray actor.
-
-    Of a sharded replay it is the buffer of one shard.
-    """
+    """Builds a temporary buffer (of shards, that of one), so that wrong values are refused here and not in an actor."""
     if options.get("num_shards") is not None:
         shards, options = split_options(options)
         check_shard_layout(options.get("layout"))

@@ -19,8 +19,7 @@ from ray.rllib.utils.metrics import (
 class ReplayCQL(CQL):
     """RLlib's ``CQL`` whose batches are drawn from its replay buffer, which :func:`rllib_ext.fill` fills.
 
-    :func:`rllib_ext.configure` sets it for a ``CQLConfig`` with a ``replay_buffer_config`` of
-    :func:`rllib_ext.replay_config`. No environment steps are taken but those of evaluation. A training step makes
+    :func:`rllib_ext.configure` sets it. No environment steps are taken but those of evaluation. A training step makes
     ``dataset_num_iters_per_learner`` updates of ``train_batch_size_per_learner`` rows for each Learner.
     """
 
@@ -36,14 +35,9 @@ class ReplayCQL(CQL):
 
 
 def use_replay(config: AlgorithmConfig) -> None:
-    """Lets CQL draw from its replay buffer; other algorithms stay as they are.
-
-    Raises:
-        ValueError: files of a data set are given too; returns over several steps, which the loss of CQL leaves out; or
-            iterations that end with environment steps.
-    """
+    """Lets CQL draw from its replay buffer, and refuses options of others; other algorithms stay as they are."""
     kind: Any = config.algo_class
-    if not (isinstance(kind, type) and issubclass(kind, CQL)):
+    if not issubclass(kind, CQL):
         return
     if config.is_offline:
         raise ValueError(
@@ -57,10 +51,10 @@ def use_replay(config: AlgorithmConfig) -> None:
             f"min_sample_timesteps_per_iteration is {config.min_sample_timesteps_per_iteration}, and CQL takes no "
             "steps: an iteration would never end. Give min_train_timesteps_per_iteration"
         )
-    if config.dataset_num_iters_per_learner is None:
-        config.dataset_num_iters_per_learner = 1
-    if not issubclass(kind, ReplayCQL):
-        config.algo_class = ReplayCQL
+    if kind is not CQL and not issubclass(kind, ReplayCQL):
+        raise ValueError(f"{kind.__name__} learns from files of a data set; derive it from rllib_ext.cql.ReplayCQL")
+    config.dataset_num_iters_per_learner = config.dataset_num_iters_per_learner or 1
+    config.algo_class = ReplayCQL if kind is CQL else kind
 
 
 def check_draws(buffer: Any) -> None:

@@ -31,11 +31,7 @@ _SAMPLES = 8
 
 
 def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
-    """Makes the environment once and takes a step: if that fails on an EnvRunner, RLlib restarts it without end.
-
-    With a curriculum it plays ``task``, unless it has none of this name, which is reported elsewhere. Environments that
-    exist as a vector only are not tried.
-    """
+    """Makes the environment once and takes a step: if that fails on an EnvRunner, RLlib restarts it without end."""
     mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
     if config.env is None or mode is gymnasium.VectorizeMode.VECTOR_ENTRY_POINT:
         return
@@ -114,11 +110,7 @@ class EnvironmentFromPath(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def copy_results(*, env_runner: Any, env: Any, **ignored: Any) -> None:
-    """Copies what environments may return as the same object at each step; the callback ``on_environment_created``.
-
-    RLlib's episodes keep the infos of environments with several agents, and the observations of an environment that
-    exists as a vector only; RLlib copies the others itself.
-    """
+    """Copies what environments may return as the same object at each step; the callback ``on_environment_created``."""
     config = env_runner.config
     if config.is_multi_agent:
         env.envs = [_CopiedInfos(single) for single in env.envs]

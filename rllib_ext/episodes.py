@@ -248,11 +248,9 @@ class FragmentTracker:
 
 
 class Columns:
-    """Flattens a batch of nested values into columns, and restores the nesting.
+    """Flattens nested values into columns, their parts as keys below ``name``, and restores the nesting.
 
-    Dict spaces give one key per entry, Tuple spaces the positions as keys, both nested under ``name``. Later rows are
-    cast to the dtypes of the first rows, ``struct``, within their kind (int32 to int64, float64 to float32) and refused
-    otherwise.
+    Later rows are cast to the dtypes of the first, ``struct``, within their kind (int32 to int64), and else refused.
     """
 
     def __init__(self, name: str, struct: Struct) -> None:
@@ -345,10 +343,7 @@ def _fit(array: np.ndarray, leaf: Leaf) -> np.ndarray:
 
 
 class Information:
-    """Reads the infos of an episode's steps as columns: numbers or flags, 0 where an info lacks the key, and tasks.
-
-    The task of a step is what :func:`rllib_ext.configure` had its EnvRunner play, else the info ``task``.
-    """
+    """Reads infos as columns: numbers or flags, 0 where an info lacks the key, and tasks of ``configure`` or infos."""
 
     def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
         self.keys: tuple[str, ...] = checked_info_keys(keys)
@@ -416,11 +411,7 @@ def _number(key: str, info: dict[str, Any], episode: SingleAgentEpisode) -> floa
 
 
 class TaskProgress:
-    """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
-
-    Episodes whose beginning or middle is missing do not count. Without ``progress``, which makes the signals, episodes
-    are only counted. Of more than ``remembered`` running episodes the one continued longest ago is removed.
-    """
+    """Sums the rewards of whole episodes and sends a signal when one ends; of ``remembered`` running ones at most."""
 
     def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:
         self.replay: CurriculumReplay = replay

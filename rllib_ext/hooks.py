@@ -107,11 +107,7 @@ def _stacks_frames(learner: Any) -> bool:
 def install_levels(
     algorithm: Any, *, packed: bytes | None, flush: bool, held_out: Sequence[int] | None, **ignored: Any
 ) -> None:
-    """Connects the level buffer to the algorithm; the callback ``on_algorithm_init``.
-
-    ``packed`` is ``None`` where the config's setting ``levels`` has its arguments; ``held_out`` is given in a trial of
-    Tune, whose values were not checked before.
-    """
+    """Connects the level buffer, of the config or ``packed``, to the algorithm; the callback ``on_algorithm_init``."""
     from ray import cloudpickle
 
     from rllib_ext.checkpoints import CheckpointedAlgorithm

@@ -28,11 +28,7 @@ def assigned(replay: CurriculumReplay, config: AlgorithmConfig) -> list[str]:
 def begin_episode(
     *, episode: Any, env_runner: Any, env: Any, env_index: int, target: str, first: Sequence[str], **ignored: Any
 ) -> None:
-    """Sets the attribute ``task`` of an environment before its reset; the callback ``on_episode_created``.
-
-    The episode's custom data hold the task's name in all fragments. Environments that evaluate play ``target``, those
-    that collect ``first``, until other tasks are sent.
-    """
+    """Sets the attribute ``task`` of an environment before its reset, in evaluation ``target``, also in custom data."""
     if env_runner.config.in_evaluation:
         names = [target] * env.num_envs
     else:

@@ -110,7 +110,6 @@ class SizedAgent(L.LightningModule):
 
     is_recurrent: bool = False  #: Whether it acts with a state, and learns from sequences.
     size_names: ClassVar[tuple[str, ...]] = ()
-    encodes_observations: ClassVar[bool] = False  #: Whether the networks take more than flat observations.
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
 
     def __init__(self) -> None:
@@ -157,12 +156,6 @@ class SizedAgent(L.LightningModule):
                 )
             sizes = self.sizes_from(data.observation_space, data.action_space)
             self.hparams.update({name: size for name, size in sizes.items() if self.hparams.get(name) is None})
-        size = self.hparams.get("observation_size")
-        if isinstance(size, Mapping) and not self.encodes_observations:
-            raise ValueError(
-                f"{type(self).__name__} takes flat observations, a one-dimensional Box of floats, and observation_size "
-                f"is {size}. Use DQN, MPDQN, SAC or TD3, which encode such observations, or convert them in a wrapper."
-            )
         self.build()
         self.is_built = True
 
@@ -329,11 +322,13 @@ class OffPolicyAgent(SizedAgent):
     ``configure_optimizers`` (critic first); see :class:`~lightning_replay.agents.agent.SizedAgent`.
     """
 
+    counters: ClassVar[dict[str, str]] = {}  #: Attributes that a checkpoint holds, by their keys in it.
+
     def __init__(self) -> None:
         super().__init__()
         self._steps_directly = False  # until a trainer is known
-        self.observation_encoder: Encoder | None = None
-        self.target_observation_encoder: Encoder | None = None
+        self.observation_encoder: nn.Module = nn.Identity()  # its output are the features that networks get
+        self.target_observation_encoder: nn.Module = nn.Identity()
 
     def build_encoder(self) -> int:
         """Creates the encoder of ``observation_size`` and its target; returns the number of features."""
@@ -341,30 +336,13 @@ class OffPolicyAgent(SizedAgent):
         if isinstance(size, int):
             return size
         encoder = Encoder(size)
-        self.observation_encoder = encoder
-        self.target_observation_encoder = target_of(encoder) if encoder.is_learned else encoder
+        self.observation_encoder, self.target_observation_encoder = encoder, target_of(encoder)
         return encoder.size
 
-    @property
-    def learned_encoders(self) -> list[tuple[Encoder, Encoder]]:
-        """Pair of the encoder and its target, where it has parameters."""
-        encoder, target = self.observation_encoder, self.target_observation_encoder
-        return [(encoder, target)] if encoder is not None and target is not None and encoder.is_learned else []
-
-    def features(self, observation: Any) -> Tensor:
-        """Returns features ``[..., F]`` of observations, flat ones as they are."""
-        return observation if self.observation_encoder is None else self.observation_encoder(observation)
-
-    def target_features(self, observation: Any) -> Tensor:
-        """Returns features by the target encoder."""
-        return observation if self.target_observation_encoder is None else self.target_observation_encoder(observation)
-
-    def detached_features(self, observation: Any) -> Tensor:
-        """Returns features without gradients, for a policy: the loss of the values alone trains the encoder."""
-        if self.observation_encoder is None:
-            return observation
-        with torch.no_grad():
-            return self.observation_encoder(observation)
+    def target_update_of(self, *pairs: tuple[nn.Module, nn.Module]) -> TargetUpdate:
+        """Returns the step of targets, given beside their networks, and of the target encoder."""
+        encoders = self.observation_encoder, self.target_observation_encoder
+        return TargetUpdate([*pairs, encoders], self.hparams["target_update_rate"])
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Takes one gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""
@@ -426,14 +404,19 @@ class OffPolicyAgent(SizedAgent):
         plain: Any = self.optimizers(use_pl_optimizer=False)  # a list, as the wrapped ones
         return wrapped[0], plain[1:]
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint.update({key: vars(self)[name] for key, name in self.counters.items()})
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        vars(self).update({name: checkpoint[key] for key, name in self.counters.items() if key in checkpoint})
+
 
 class ExploringAgent(OffPolicyAgent):
     """Takes random actions with a probability that falls linearly; a checkpoint holds the steps taken so far.
 
-    A subclass has the hyperparameters ``exploration_start``, ``exploration_end`` and ``exploration_steps``.
+    A subclass has the hyperparameters ``exploration_start``, ``exploration_end`` and ``exploration_steps``, and
+    ``_explored_steps`` among its ``counters``.
     """
-
-    explored_key: str  # in the checkpoint
 
     def __init__(self) -> None:
         super().__init__()
@@ -464,9 +447,3 @@ class ExploringAgent(OffPolicyAgent):
         if not any(is_random.tolist()):  # faster than torch for a few environments
             return greedy
         return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[self.explored_key] = self._explored_steps
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._explored_steps = checkpoint.get(self.explored_key, 0)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -70,9 +69,9 @@ class ContinuousAgent(OffPolicyAgent):
         return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        critics = [self.critics, *(encoder for encoder, _ in self.learned_encoders)]
+        critics = [*self.critics.parameters(), *self.observation_encoder.parameters()]
         return [
-            self.adam(chain(*(one.parameters() for one in critics)), "critic_learning_rate"),
+            self.adam(critics, "critic_learning_rate"),
             self.adam(self.actor.parameters(), "actor_learning_rate"),
         ]
 
@@ -83,12 +82,11 @@ class SAC(ContinuousAgent):
     ``priority_weight`` multiplies each row of the critics' loss. Training steps return that loss and ``td_error``,
     float32 ``[B]``, the larger magnitude of the two critics'. Every update steps critics, policy, α and target
     critics, and π is the density of actions scaled to [-1, 1], as in Haarnoja et al. 2018,
-    https://arxiv.org/abs/1812.05905, Algorithm 1 and appendix D. An encoder of images learns from the critics' loss
-    alone, see :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
+    https://arxiv.org/abs/1812.05905, Algorithm 1 and appendix D. Images: see
+    :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
 
     Args:
-        observation_size: length of a flat observation, or a description of its entries as of
-            :class:`~lightning_replay.agents.DQN`; like the two bounds it is read from the environment if absent.
+        observation_size: as of :class:`~lightning_replay.agents.DQN`; read from the environment, as the two bounds.
         action_low: smallest value of each action dimension.
         action_high: largest value of each action dimension.
         hidden_sizes: widths of the hidden layers of policy and critics.
@@ -110,7 +108,6 @@ class SAC(ContinuousAgent):
     """
 
     takes_update_batches = True
-    encodes_observations = True
     outputs_per_action = 2
     backs_up_entropy: ClassVar[bool] = True  #: Whether the critics' targets count the entropy of the next action.
 
@@ -138,19 +135,15 @@ class SAC(ContinuousAgent):
         self.log_alpha: nn.Parameter = nn.Parameter(torch.tensor(options["initial_entropy_coefficient"]).log())
         given = options["target_entropy"]
         self.target_entropy: float = -float(len(self.action_low)) if given is None else given
-        pairs = [(self.critics, self.target_critics), *self.learned_encoders]
-        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
+        self.target_update: TargetUpdate = self.target_update_of((self.critics, self.target_critics))
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
-        mean, raw = self.actor(self.features(observation)).chunk(2, dim=-1)
+        mean, raw = self.actor(self.observation_encoder(observation)).chunk(2, dim=-1)
         return self.bounded(mean + _deviation(raw) * torch.randn_like(mean) if explore else mean)
 
     def draw(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns actions ``[B, A]`` of the policy and the logarithm of their density among scaled ones, ``[B]``.
-
-        Flat observations are features as they are, see :meth:`features`.
-        """
+        """Returns actions ``[B, A]`` of the policy and the logarithm of their density among scaled ones, ``[B]``."""
         mean, raw = self.actor(features).chunk(2, dim=-1)
         deviation, noise = _deviation(raw), torch.randn_like(mean)
         unbounded = mean + deviation * noise
@@ -161,17 +154,17 @@ class SAC(ContinuousAgent):
     def distances(self, batch: TensorDictBase) -> Tensor:
         with torch.no_grad():
             following = batch.get("next").get("observation")
-            action, log_density = self.draw(self.features(following))
+            action, log_density = self.draw(self.observation_encoder(following))
             # the smaller of two estimates, as one alone is too large where it has erred
-            values = self.target_critics.values(self.target_features(following), action).amin(0)
+            values = self.target_critics.values(self.target_observation_encoder(following), action).amin(0)
             if self.backs_up_entropy:
                 values -= self.log_alpha.exp() * log_density
             target = bootstrapped(batch, values, self.hparams["discount"])
-        return self.critics.values(self.features(batch.get("observation")), batch.get("action")) - target
+        return self.critics.values(self.observation_encoder(batch.get("observation")), batch.get("action")) - target
 
     def actor_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the policy's loss, and the logarithms of the densities of the actions drawn for it, ``[B]``."""
-        features = self.detached_features(batch.get("observation"))
+        features = self.observation_encoder(batch.get("observation")).detach()
         action, log_density = self.draw(features)
         values = self.critics.values(features, action, frozen=True).min(0).values
         loss = (self.log_alpha.detach().exp() * log_density - values).mean()
@@ -197,27 +190,21 @@ class TD3(ContinuousAgent):
     """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.
 
     Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss. Training
-    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'. An encoder of
-    images learns from the critics' loss alone (:class:`~lightning_replay.agents.continuous.ContinuousAgent`).
+    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'. Images: see
+    :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
     Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: every update steps the critics, every
     ``policy_delay``-th also the policy and then all targets. RLlib's former TD3, with which Neighborhood Mixup
     Experience Replay was published, updates the targets every time; ``target_update_rate=0.01`` with
     ``policy_delay=2`` moves them as far over two updates.
 
     Args:
-        observation_size: length of a flat observation, or a description of its entries as of
-            :class:`~lightning_replay.agents.DQN`; like the two bounds it is read from the environment if absent.
-        action_low: smallest value of each action dimension.
-        action_high: largest value of each action dimension.
-        hidden_sizes: widths of the hidden layers of policy and critics.
-        actor_learning_rate: Adam's, of the policy.
-        critic_learning_rate: Adam's, of the critics.
-        discount: γ.
         target_update_rate: τ, ``target += τ * (network - target)`` with each policy update.
         policy_delay: critic updates per policy update.
         target_noise: standard deviation of the noise on the target policy's actions.
         target_noise_clip: its largest magnitude.
         exploration_noise: standard deviation of the noise on the actions taken.
+
+    The other arguments are those of :class:`SAC`.
 
     Example:
         >>> agent = TD3(observation_size=3, action_low=[-2.0], action_high=[2.0])
@@ -226,7 +213,7 @@ class TD3(ContinuousAgent):
     """
 
     takes_update_batches = True
-    encodes_observations = True
+    counters: ClassVar[dict[str, str]] = {"td3_updates": "_updates"}  # for the policy delay
 
     def __init__(
         self,
@@ -250,12 +237,12 @@ class TD3(ContinuousAgent):
     def build(self) -> None:
         super().build()
         self.target_actor: Perceptron = target_of(self.actor)
-        pairs = [(self.actor, self.target_actor), (self.critics, self.target_critics), *self.learned_encoders]
-        self.target_update: TargetUpdate = TargetUpdate(pairs, self.hparams["target_update_rate"])
+        pairs = (self.actor, self.target_actor), (self.critics, self.target_critics)
+        self.target_update: TargetUpdate = self.target_update_of(*pairs)
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``, with noise if ``explore``."""
-        action = torch.tanh(self.actor(self.features(observation)))
+        action = torch.tanh(self.actor(self.observation_encoder(observation)))
         if explore:
             noise = self.hparams["exploration_noise"] * torch.randn_like(action)
             action = torch.clamp(action + noise, -1.0, 1.0)
@@ -264,18 +251,18 @@ class TD3(ContinuousAgent):
     def distances(self, batch: TensorDictBase) -> Tensor:
         options, action = self.hparams, batch.get("action")
         with torch.no_grad():
-            following = self.target_features(batch.get("next").get("observation"))
+            following = self.target_observation_encoder(batch.get("next").get("observation"))
             clip = options["target_noise_clip"] * self.action_half_range
             noise = torch.randn_like(action) * (options["target_noise"] * self.action_half_range)
             chosen = self.bounded(self.target_actor(following)) + torch.clamp(noise, -clip, clip)
             chosen = torch.clamp(chosen, self.action_low, self.action_high)
             values = self.target_critics.values(following, chosen).amin(0)
             target = bootstrapped(batch, values, options["discount"])
-        return self.critics.values(self.features(batch.get("observation")), action) - target
+        return self.critics.values(self.observation_encoder(batch.get("observation")), action) - target
 
     def actor_loss(self, batch: TensorDictBase) -> Tensor:
         """Returns minus the first critic's mean value of the policy's actions."""
-        features = self.detached_features(batch.get("observation"))
+        features = self.observation_encoder(batch.get("observation")).detach()
         return -self.critics.first(features, self.bounded(self.actor(features))).mean()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
@@ -286,9 +273,3 @@ class TD3(ContinuousAgent):
             self.descend(actor_optimizer, self.actor_loss(batch))
             self.target_update.step()
         return outputs
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["td3_updates"] = self._updates  # for the policy delay
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._updates = checkpoint.get("td3_updates", 0)

@@ -66,8 +66,7 @@ class DQN(ExploringAgent):
     """
 
     takes_update_batches = True
-    encodes_observations = True
-    explored_key = "dqn_explored_steps"
+    counters: ClassVar[dict[str, str]] = {"dqn_explored_steps": "_explored_steps"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(discrete_sizes)
 
@@ -94,25 +93,23 @@ class DQN(ExploringAgent):
         sizes = self.build_encoder(), options["hidden_sizes"], options["num_actions"]
         self.network: Perceptron = Perceptron(*sizes)
         self.target_network: Perceptron = target_of(self.network)
-        pairs = [(self.network, self.target_network), *self.learned_encoders]
-        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
+        self.target_update: TargetUpdate = self.target_update_of((self.network, self.target_network))
         if self._conflict_aversion != 0:
             self._averse_step = ConflictAverseStep(self._learned_parameters(), self._conflict_aversion)
 
     def _learned_parameters(self) -> list[Tensor]:
-        learned = [self.network, *(encoder for encoder, _ in self.learned_encoders)]
-        return [parameter for one in learned for parameter in one.parameters()]
+        return [*self.network.parameters(), *self.observation_encoder.parameters()]
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: the most valuable, or random with probability ``exploration_rate``."""
-        greedy = self.network(self.features(observation)).argmax(dim=-1)
+        greedy = self.network(self.observation_encoder(observation)).argmax(dim=-1)
         return self.with_random(greedy) if explore else greedy
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the loss and the magnitude of the TD error of each row, ``[B]``."""
         columns = _plain_columns(batch)
         taken, target = self._taken_and_target(columns, self.network, self.target_network)
-        current = self.network(self.features(columns["observation"])).gather(-1, taken).squeeze(-1)
+        current = self.network(self.observation_encoder(columns["observation"])).gather(-1, taken).squeeze(-1)
         return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs()
 
     @torch.no_grad()
@@ -120,8 +117,8 @@ class DQN(ExploringAgent):
         self, batch: Columns, network: Callable[[Tensor], Tensor], target_network: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
         following = batch["next"]["observation"]
-        best = network(self.features(following)).argmax(dim=-1, keepdim=True)
-        values = target_network(self.target_features(following)).gather(-1, best).squeeze(-1)
+        best = network(self.observation_encoder(following)).argmax(dim=-1, keepdim=True)
+        values = target_network(self.target_observation_encoder(following)).gather(-1, best).squeeze(-1)
         target = bootstrapped(batch, values, self.hparams["discount"])
         return batch["action"].reshape(best.shape), target
 
@@ -134,7 +131,7 @@ class DQN(ExploringAgent):
         layers = self.network.layers()  # read once, and past the hooks of modules, of which there are none
         networks = (partial(perceive, layers), partial(perceive, self.target_network.layers()))
         taken, target = self._taken_and_target(batch, *networks)
-        *inputs, values = _activations_of(layers, self.features(batch["observation"]))
+        *inputs, values = _activations_of(layers, self.observation_encoder(batch["observation"]))
         current = values.gather(-1, taken).squeeze(-1)
         loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), batch)
         difference, weight = current - target, batch.get("priority_weight", None)
@@ -164,7 +161,7 @@ class DQN(ExploringAgent):
         kind = type(self)
         return (
             self._averse_step is None
-            and not self.learned_encoders
+            and next(self.observation_encoder.parameters(), None) is None
             and batch.ndim == 1
             and kind.losses is DQN.losses
             and kind.descend is DQN.descend
@@ -204,7 +201,7 @@ class DQN(ExploringAgent):
 
 def _plain_columns(batch: TensorDictBase) -> dict[str, Any]:
     # In dictionaries, from which nine columns are read in the time of one from a TensorDict.
-    return {key: dict(value.items()) if isinstance(value, TensorDictBase) else value for key, value in batch.items()}
+    return {key: dict(value.items()) if key == "next" else value for key, value in batch.items()}
 
 
 def _weighted_parts(rows: Tensor, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
@@ -299,7 +296,7 @@ class Rainbow(ExploringAgent):
     """
 
     takes_update_batches = True
-    explored_key = "rainbow_explored_steps"
+    counters: ClassVar[dict[str, str]] = {"rainbow_explored_steps": "_explored_steps", "rainbow_updates": "_updates"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "observation_high", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(image_sizes)
     support: Tensor
@@ -452,14 +449,6 @@ class Rainbow(ExploringAgent):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.adam(self.network.parameters())
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["rainbow_updates"] = self._updates
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self._updates = checkpoint["rainbow_updates"]
 
 
 def _of_action(outputs: Tensor, action: Tensor) -> Tensor:

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import ConvNet
 
@@ -24,9 +22,7 @@ from lightning_replay.options import (
     checked_number,
 )
 
-#: Description of an observation in plain values, as hyperparameters, YAML files and checkpoints hold it: the length of
-#: a flat observation, a mapping with the name of an ``encoder``, or a mapping of entries to descriptions.
-ObservationSize = int | Mapping[str, Any]
+ObservationSize = int | Mapping[str, Any]  # in plain values, see observation_size of DQN
 
 _SMALL_IMAGE = {"channels": [16, 32, 32], "kernel_sizes": [2, 2, 2], "strides": [1, 1, 1]}
 _IMAGE = {"channels": [32, 64, 64], "kernel_sizes": [8, 4, 3], "strides": [4, 2, 1]}  # Mnih et al. 2015
@@ -53,18 +49,14 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "one_hot": {"low": _checked_integers, "high": _checked_integers},
     "convolutions": {
         **{"shape": checked_counts, "high": _checked_high, "channels_first": checked_flag, "features": checked_count},
-        **dict.fromkeys(("channels", "kernel_sizes", "strides"), checked_counts),
+        **dict.fromkeys(_IMAGE, checked_counts),
     },
 }
 _OPTIONAL = {"flat": {"high"}, "one_hot": set[str](), "convolutions": {*_IMAGE, "features"}}
 
 
 def checked_observation_size(name: str, value: Any) -> int | dict[str, Any]:
-    """Returns a description of an observation in plain values, with convolutions where none were given.
-
-    Raises:
-        TypeError, ValueError: what is none, by the name of the entry.
-    """
+    """Returns a description of an observation in plain values, with convolutions where none were given."""
     if not isinstance(value, Mapping):
         return checked_count(name, value)
     if not isinstance(value.get("encoder"), str):
@@ -73,23 +65,22 @@ def checked_observation_size(name: str, value: Any) -> int | dict[str, Any]:
         return {str(entry): checked_observation_size(f"{name}[{entry!r}]", part) for entry, part in value.items()}
     encoder = checked_choice(f"{name}['encoder']", value["encoder"], list(_FIELDS))
     fields, optional = _FIELDS[encoder], _OPTIONAL[encoder]
-    unknown, missing = {*value} - {*fields, "encoder"}, {*fields} - {*value} - optional
-    if unknown or missing:
+    if not fields.keys() - optional <= value.keys() - {"encoder"} <= fields.keys():
         raise ValueError(
-            f"{name} is {dict(value)}; the encoder {encoder!r} needs {sorted({*fields} - optional)} and may have "
+            f"{name} is {dict(value)}; the encoder {encoder!r} needs {sorted(fields.keys() - optional)} and may have "
             f"{sorted(optional)}. Observation sizes are read by .sizes_from(observation_space, action_space)."
         )
     plain = {field: check(f"{name}[{field!r}]", value[field]) for field, check in fields.items() if field in value}
-    if encoder == "one_hot":
-        low, high = np.array(plain["low"]), np.array(plain["high"])
-        if low.shape != high.shape or low.size == 0 or (low > high).any():
-            raise ValueError(f"{name} is {dict(value)}; give the smallest and the largest value of each integer.")
     if encoder == "convolutions":
         if len(plain["shape"]) not in (2, 3):
             raise ValueError(f"{name} has the shape {plain['shape']}; an image has two or three dimensions.")
         plain = described_image(plain["shape"], plain["high"], plain["channels_first"]) | plain
         if not 0 < len(plain["channels"]) == len(plain["kernel_sizes"]) == len(plain["strides"]):
             raise ValueError(f"{name} is {plain}; give channels, kernel_sizes and strides for each convolution.")
+    elif encoder == "one_hot":
+        low, high = (torch.tensor(plain[field]) for field in ("low", "high"))
+        if low.shape != high.shape or not low.numel() or (low > high).any():
+            raise ValueError(f"{name} is {dict(value)}; give the smallest and the largest value of each integer.")
     return {"encoder": encoder} | plain
 
 
@@ -97,9 +88,9 @@ def entries_of(size: ObservationSize, path: tuple[str, ...] = ()) -> Iterator[tu
     """Yields the path of each entry of a description, and the entry's own."""
     if isinstance(size, int) or isinstance(size.get("encoder"), str):
         yield path, size
-        return
-    for name, part in size.items():
-        yield from entries_of(part, (*path, name))
+    else:
+        for name, part in size.items():
+            yield from entries_of(part, (*path, name))
 
 
 def shapes_of(size: ObservationSize) -> dict[tuple[str, ...], Any]:
@@ -122,7 +113,6 @@ class Encoder(nn.Module):
 
     Attributes:
         size: F.
-        is_learned: whether it has parameters.
 
     Example:
         >>> from tensordict import TensorDict
@@ -134,41 +124,33 @@ class Encoder(nn.Module):
     def __init__(self, size: ObservationSize) -> None:
         super().__init__()
         # in the order of their names, so that weights fit whatever the order of a mapping
-        entries = sorted(entries_of(size), key=lambda entry: entry[0])
-        self.paths: list[tuple[str, ...]] = [path for path, _ in entries]
-        self.parts: nn.ModuleList = nn.ModuleList(_part_of(entry) for _, entry in entries)
-        described: list[tuple[Any, Any]] = list(zip(entries, self.parts, strict=True))
-        self.size: int = sum(one if isinstance(one, int) else part.size for (_, one), part in described)
-        self.is_learned: bool = any(True for _ in self.parameters())
+        entries = dict(sorted(entries_of(size), key=lambda entry: entry[0]))
+        self.paths: list[tuple[str, ...]] = list(entries)
+        parts: list[Any] = [
+            _Vector(entry) if isinstance(entry, int) else _PARTS[entry["encoder"]](entry) for entry in entries.values()
+        ]
+        self.parts: nn.ModuleList = nn.ModuleList(parts)
+        self.size: int = sum(part.size for part in parts)
 
-    def forward(self, observation: Tensor | TensorDictBase | Mapping[str, Any]) -> Tensor:
-        features = []
-        for path, part in zip(self.paths, self.parts, strict=True):
-            entry: Any = observation
-            for name in path:
-                entry = entry.get(name)
-            features.append(part(entry))
-        return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
+    def forward(self, observation: Any) -> Tensor:  # a tensor, or a TensorDict of the entries
+        entries = [observation.get(path) if path else observation for path in self.paths]
+        return torch.cat([part(entry) for part, entry in zip(self.parts, entries, strict=True)], dim=-1)
 
 
-def _part_of(entry: int | Mapping[str, Any]) -> nn.Module:
-    if isinstance(entry, int):
-        return nn.Identity()
-    if entry["encoder"] == "flat":
-        return _FlatEntry(entry)
-    return _OneHotEntry(entry) if entry["encoder"] == "one_hot" else _ImageEntry(entry)
+class _Vector(nn.Identity):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
 
 
 class _FlatEntry(nn.Module):
-    scale: Tensor
-
     def __init__(self, entry: Mapping[str, Any]) -> None:
         super().__init__()
-        self._dims, self.size = len(entry["shape"]), math.prod(entry["shape"])
-        self.register_buffer("scale", torch.tensor(1.0 / entry.get("high", 1.0)), persistent=False)
+        self._dims, self._scale = len(entry["shape"]), 1.0 / entry.get("high", 1.0)
+        self.size: int = math.prod(entry["shape"])
 
     def forward(self, numbers: Tensor) -> Tensor:
-        return numbers.reshape(*numbers.shape[: numbers.ndim - self._dims], self.size) * self.scale
+        return numbers.reshape(*numbers.shape[: numbers.ndim - self._dims], self.size) * self._scale
 
 
 class _OneHotEntry(nn.Module):
@@ -178,7 +160,7 @@ class _OneHotEntry(nn.Module):
         super().__init__()
         low, high = (torch.tensor(entry[name]) for name in ("low", "high"))
         self._dims, counts = low.ndim, (high - low + 1).flatten()
-        self.size = int(counts.sum())
+        self.size: int = int(counts.sum())
         self.register_buffer("shift", counts.cumsum(0) - counts - low.flatten(), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
@@ -188,30 +170,21 @@ class _OneHotEntry(nn.Module):
 
 
 class _ImageEntry(nn.Module):
-    scale: Tensor
-
     def __init__(self, entry: Mapping[str, Any]) -> None:
         super().__init__()
-        self._shape, self._is_last = entry["shape"], not entry["channels_first"]
-        self.size = entry["features"]
-        self.register_buffer("scale", torch.tensor(1.0 / entry["high"]), persistent=False)
-        convolutions = ConvNet(
-            in_features=1 if len(self._shape) == 2 else self._shape[-1 if self._is_last else 0],
-            num_cells=entry["channels"],
-            kernel_sizes=entry["kernel_sizes"],
-            strides=entry["strides"],
-            activation_class=nn.ReLU,
-        )
-        # torch refuses kernels that are larger than the image
-        found = convolutions(self._planes(torch.zeros(1, *self._shape))).shape[-1]
-        self.body = nn.Sequential(convolutions, nn.Linear(found, self.size), nn.LayerNorm(self.size), nn.Tanh())
+        self._dims, self._is_last, self._scale = len(entry["shape"]), not entry["channels_first"], 1.0 / entry["high"]
+        self.size: int = entry["features"]
+        cells = {"num_cells": entry["channels"], "kernel_sizes": entry["kernel_sizes"], "strides": entry["strides"]}
+        convolutions = ConvNet(**cells, activation_class=nn.ReLU)
+        self.body = nn.Sequential(convolutions, nn.LazyLinear(self.size), nn.LayerNorm(self.size), nn.Tanh())
+        # Initialises the lazy layers; torch refuses kernels that are larger than the image.
+        self(torch.zeros(1, *entry["shape"]))
 
-    def _planes(self, images: Tensor) -> Tensor:  # [N, ...] as [N, C, H, W]
-        images = images * self.scale
-        if len(self._shape) == 2:
-            return images.unsqueeze(1)
-        return images.movedim(-1, 1) if self._is_last else images
+    def forward(self, images: Tensor) -> Tensor:  # [..., H, W], [..., H, W, C] or [..., C, H, W]
+        images = images * self._scale
+        if self._dims == 2:
+            return self.body(images.unsqueeze(-3))
+        return self.body(images.movedim(-1, -3) if self._is_last else images)
 
-    def forward(self, images: Tensor) -> Tensor:
-        batch = images.shape[: images.ndim - len(self._shape)]
-        return self.body(self._planes(images.reshape(-1, *self._shape))).reshape(*batch, self.size)
+
+_PARTS = {"flat": _FlatEntry, "one_hot": _OneHotEntry, "convolutions": _ImageEntry}

@@ -18,21 +18,6 @@ from torch import Tensor
 from lightning_replay.replay import SIGNALS
 from lightning_replay.training_replay import TrainingReplay
 
-__all__ = [
-    "acting_agent",
-    "check_sequences",
-    "idle_schedulers",
-    "is_compiled",
-    "observes_batches",
-    "recurrent_agent",
-    "rollout_agent",
-    "scales_gradients",
-    "steps_of",
-    "takes_update_batches",
-    "training_data",
-    "uses_no_step_hooks",
-]
-
 
 class ActingAgent(Protocol):
     """A LightningModule that collects transitions and is evaluated."""
@@ -157,16 +142,11 @@ def check_sequences(agent: L.LightningModule, replay: TrainingReplay) -> None:
     """
     draws_sequences = replay.sequence_length is not None
     is_recurrent = bool(getattr(agent, "is_recurrent", draws_sequences))
-    if is_recurrent and not draws_sequences:
-        raise ValueError(
-            f"{type(agent).__name__} is recurrent and learns from sequences, and the replay draws single rows with "
-            f"{replay.sampler_name}; use lightning_replay.recipes.sequences, or an agent without a state such as DQN."
-        )
-    if draws_sequences and not is_recurrent:
-        raise ValueError(
-            f"{type(agent).__name__} learns from single rows, and the replay draws sequences with "
-            f"{replay.sampler_name}; use a recipe such as lightning_replay.recipes.prioritized, or RecurrentDQN."
-        )
+    if is_recurrent != draws_sequences:
+        learns = "is recurrent and learns from sequences" if is_recurrent else "learns from single rows"
+        draws = f"{'sequences' if draws_sequences else 'single rows'} with {replay.sampler_name}"
+        use = "recipes.sequences, or DQN" if is_recurrent else "another recipe, or RecurrentDQN"
+        raise ValueError(f"{type(agent).__name__} {learns}, and the replay draws {draws}; use {use}.")
 
 
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:

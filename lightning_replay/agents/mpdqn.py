@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, target_of, weighted_mean
+from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, bootstrapped, target_of, weighted_mean
 from lightning_replay.agents.spaces import SizeReader, parameterized_sizes
 
 
@@ -52,8 +52,7 @@ class MPDQN(ExploringAgent):
     falls over environment steps instead of episodes; the mixing with Monte-Carlo returns is left out.
 
     Args:
-        observation_size: length of a flat observation, or a description of its entries as of
-            :class:`~lightning_replay.agents.DQN`; like the next three it is read from the environment if absent.
+        observation_size: as of :class:`~lightning_replay.agents.DQN`; like the next three read from the environment.
         parameter_sizes: number of parameters of each discrete action, 0 or more.
         parameter_low: smallest value of each parameter, those of all actions one after the other.
         parameter_high: largest value of each.
@@ -82,8 +81,7 @@ class MPDQN(ExploringAgent):
     """
 
     takes_update_batches = True
-    encodes_observations = True
-    explored_key = "mpdqn_explored_steps"
+    counters: ClassVar[dict[str, str]] = {"mpdqn_explored_steps": "_explored_steps"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "parameter_sizes", "parameter_low", "parameter_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(parameterized_sizes)
     masks: Tensor
@@ -140,12 +138,9 @@ class MPDQN(ExploringAgent):
         self.parameter_network: nn.Sequential = _network(features, hidden_sizes, total)
         self.target_value_network: nn.Sequential = target_of(self.value_network)
         self.target_parameter_network: nn.Sequential = target_of(self.parameter_network)
-        pairs = [
-            (self.value_network, self.target_value_network),
-            (self.parameter_network, self.target_parameter_network),
-            *self.learned_encoders,
-        ]
-        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
+        self.target_update: TargetUpdate = self.target_update_of(
+            (self.value_network, self.target_value_network), (self.parameter_network, self.target_parameter_network)
+        )
 
     def scaled(self, parameters: Tensor) -> Tensor:
         """Returns the environment's parameters scaled to [-1, 1]; one that cannot vary is 0."""
@@ -168,7 +163,7 @@ class MPDQN(ExploringAgent):
         The most valuable, or with probability ``exploration_rate`` a random action with random parameters.
         """
         with torch.no_grad():
-            features = self.features(observation)
+            features = self.observation_encoder(observation)
             parameters = self.parameter_network(features).clamp(-1.0, 1.0)
             discrete = self.action_values(self.value_network, features, parameters).argmax(dim=-1)
             if explore:
@@ -181,18 +176,11 @@ class MPDQN(ExploringAgent):
     @torch.no_grad()
     def targets(self, batch: TensorDictBase) -> Tensor:
         """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
-        options, following = self.hparams, batch.get("next")
-        features = self.target_features(following.get("observation"))
+        options, features = self.hparams, self.target_observation_encoder(batch.get("next").get("observation"))
         # inverted gradients lead back to the bounds, but do not keep outputs within them
         parameters = self.target_parameter_network(features).clamp(-1.0, 1.0)
         bootstrap = self.action_values(self.target_value_network, features, parameters).amax(dim=-1)
-        given, steps = batch.get("discount", None), batch.get("steps_to_next_obs", None)
-        if given is not None:
-            discount = given.flatten()
-        else:
-            discount = options["discount"] if steps is None else options["discount"] ** steps.flatten()
-        alive = ~following.get("terminated").flatten()
-        target = following.get("reward").flatten() + discount * alive * bootstrap
+        target = bootstrapped(batch, bootstrap, options["discount"])
         if options["target_low"] is None and options["target_high"] is None:
             return target
         return target.clamp(options["target_low"], options["target_high"])
@@ -203,7 +191,7 @@ class MPDQN(ExploringAgent):
         These are ``(y - Q_a(s, p))² / 2`` and ``-Σ_k Q_k(s, x(s))``. Compute the gradients of both losses, in either
         order or of their sum, before any optimizer steps.
         """
-        features, action = self.features(batch.get("observation")), batch.get(("action", "discrete"))
+        features, action = self.observation_encoder(batch.get("observation")), batch.get(("action", "discrete"))
         taken = self.scaled(batch.get(("action", "parameters"))) * self.masks[action]
         target = self.targets(batch)
         values = self.value_network(torch.cat([features, taken], dim=-1))
@@ -238,9 +226,9 @@ class MPDQN(ExploringAgent):
         return {"loss": value_loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        values = [self.value_network, *(encoder for encoder, _ in self.learned_encoders)]
+        values = [*self.value_network.parameters(), *self.observation_encoder.parameters()]
         return [
-            self.adam(itertools.chain(*(one.parameters() for one in values)), "value_learning_rate"),
+            self.adam(values, "value_learning_rate"),
             self.adam(self.parameter_network.parameters(), "parameter_learning_rate"),
         ]
 

@@ -133,10 +133,7 @@ class ImageNetwork(nn.Module):
 
 
 class RecurrentNetwork(nn.Module):
-    """Values of all actions along sequences of flat observations: a perceptron, an LSTM, values and advantages.
-
-    Arguments and states ``[B, 2, H]`` are those of :class:`~lightning_replay.agents.RecurrentDQN`.
-    """
+    """Values of all actions along sequences of features: linear layers with ReLU, an LSTM, values and advantages."""
 
     def __init__(self, observation_size: int, num_actions: int, hidden_sizes: Sequence[int], state_size: int) -> None:
         super().__init__()
@@ -152,23 +149,6 @@ class RecurrentNetwork(nn.Module):
         outputs, (hidden, cell) = self.memory(self.encoder(observation), (hidden.contiguous(), cell.contiguous()))
         value, advantages = self.values(outputs).tensor_split([1], -1)
         return value + advantages - advantages.mean(-1, keepdim=True), torch.stack([hidden[0], cell[0]], 1)
-
-    def along(
-        self, state: Tensor, observation: Tensor, following: Tensor, is_cut: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the values at observations and at those that followed each, ``[B, T, A]``, and the state after.
-
-        ``is_cut``, bool ``[B, T]``, are steps after which another episode begins, from the state of zeros.
-        """
-        steps = observation.shape[1]
-        bounds = [0, *(is_cut[:, : steps - 1].any(0).nonzero().flatten() + 1).tolist(), steps]
-        now, then = [], []
-        for first, stop in itertools.pairwise(bounds):  # usually one
-            values, state = self(observation[:, first:stop], state)
-            now.append(values)
-            then += [values[:, 1:], self(following[:, stop - 1 : stop], state)[0]]
-            state = state.masked_fill(is_cut[:, stop - 1].view(-1, 1, 1), 0.0)
-        return torch.cat(now, 1), torch.cat(then, 1), state
 
 
 class ActorCritic(nn.Module):

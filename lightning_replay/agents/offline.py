@@ -24,25 +24,16 @@ class IQL(ContinuousAgent):
     Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169. Of no action that is not stored a value is computed. Every
     update steps the value ``V(s)`` towards the ``expectile`` of the smaller target critic, the policy on
     ``exp(β (Q(s, a) - V(s))) log π(a|s)``, the critics towards ``r + γ V(s')``, and the target critics. The policy is
-    a normal distribution around ``tanh`` of its network, with one deviation for each action dimension.
-
-    ``priority_weight`` multiplies each row of all losses. Training steps return the critics' loss and ``td_error``,
-    float32 ``[B]``, the larger magnitude of the two critics'.
+    a normal distribution around ``tanh`` of its network, with one deviation for each action dimension. Training steps
+    return as SAC's; ``priority_weight`` multiplies each row of all losses.
 
     Args:
-        observation_size: length of a flat observation, or a description of its entries as of
-            :class:`~lightning_replay.agents.DQN`; like the two bounds it is read from the environment if absent.
-        action_low: smallest value of each action dimension.
-        action_high: largest value of each action dimension.
-        hidden_sizes: widths of the hidden layers of policy, critics and value.
-        actor_learning_rate: Adam's, of the policy.
-        critic_learning_rate: Adam's, of the critics.
         value_learning_rate: Adam's, of the value.
         expectile: τ in (0, 1); 0.5 is the mean over stored actions, towards 1 their maximum. The paper takes 0.7 on
             locomotion and 0.9 where trajectories have to be joined (AntMaze).
         inverse_temperature: β from 0, which clones all actions alike; 3 on locomotion, 10 on AntMaze.
-        discount: γ.
-        target_update_rate: of the target critics, ``target += rate * (critic - target)``.
+
+    The other arguments are those of :class:`SAC`.
 
     Example:
         >>> agent = IQL(observation_size=3, action_low=[-2.0], action_high=[2.0])
@@ -51,7 +42,6 @@ class IQL(ContinuousAgent):
     """
 
     takes_update_batches = True
-    encodes_observations = True
 
     def __init__(
         self,
@@ -72,30 +62,26 @@ class IQL(ContinuousAgent):
 
     def build(self) -> None:
         super().build()
-        options = self.hparams
-        self.value: Perceptron = Perceptron(self.num_features, options["hidden_sizes"], 1)
+        self.value: Perceptron = Perceptron(self.num_features, self.hparams["hidden_sizes"], 1)
         self.log_deviation: nn.Parameter = nn.Parameter(torch.zeros(len(self.action_low)))
-        pairs = [(self.critics, self.target_critics), *self.learned_encoders]
-        self.target_update: TargetUpdate = TargetUpdate(pairs, options["target_update_rate"])
+        self.target_update: TargetUpdate = self.target_update_of((self.critics, self.target_critics))
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mean."""
-        action = torch.tanh(self.actor(self.features(observation)))
-        if explore:
-            action = action + self.log_deviation.clamp(*_LOG_DEVIATIONS).exp() * torch.randn_like(action)
+        policy = self._policy(self.observation_encoder(observation))
+        action = policy.sample() if explore else policy.mean
         return self.action_center + self.action_half_range * action.clamp(-1.0, 1.0)
 
-    def log_density(self, features: Tensor, action: Tensor) -> Tensor:
-        """Returns the logarithm of the policy's density of actions ``[B, A]`` scaled to [-1, 1], ``[B]``."""
-        scaled = (action - self.action_center) / self.action_half_range
+    def _policy(self, features: Tensor) -> torch.distributions.Normal:
+        """Returns the distribution of actions scaled to [-1, 1], ``[..., A]``."""
         deviation = self.log_deviation.clamp(*_LOG_DEVIATIONS).exp()
-        return torch.distributions.Normal(torch.tanh(self.actor(features)), deviation).log_prob(scaled).sum(-1)
+        return torch.distributions.Normal(torch.tanh(self.actor(features)), deviation, validate_args=False)
 
     def distances(self, batch: TensorDictBase) -> Tensor:
         with torch.no_grad():
-            values = self.value(self.features(batch.get("next").get("observation"))).squeeze(-1)
+            values = self.value(self.observation_encoder(batch.get("next").get("observation"))).squeeze(-1)
             target = bootstrapped(batch, values, self.hparams["discount"])
-        return self.critics.values(self.features(batch.get("observation")), batch.get("action")) - target
+        return self.critics.values(self.observation_encoder(batch.get("observation")), batch.get("action")) - target
 
     def value_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
         """Returns the expectile loss of advantages ``[B]``, whose gradient is the value's."""
@@ -105,14 +91,16 @@ class IQL(ContinuousAgent):
     def actor_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
         """Returns minus the mean log density of stored actions, weighted by their advantages ``[B]``."""
         weight = (self.hparams["inverse_temperature"] * advantage.detach()).exp().clamp(max=_LARGEST_WEIGHT)
-        features = self.detached_features(batch.get("observation"))
-        return -weighted_mean(weight * self.log_density(features, batch.get("action")), batch)
+        policy = self._policy(self.observation_encoder(batch.get("observation")).detach())
+        # a dimension that cannot vary is 0, as in the action of the policy's mean
+        scaled = ((batch.get("action") - self.action_center) / self.action_half_range).nan_to_num(0.0)
+        return -weighted_mean(weight * policy.log_prob(scaled).sum(-1), batch)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         critic_optimizer, (actor_optimizer, value_optimizer) = self.critic_and_other_optimizers()
-        features = self.detached_features(batch.get("observation"))
+        features = self.observation_encoder(batch.get("observation")).detach()
         with torch.no_grad():
-            target_features = self.target_features(batch.get("observation"))
+            target_features = self.target_observation_encoder(batch.get("observation"))
             values = self.target_critics.values(target_features, batch.get("action")).amin(0)
         self.descend(value_optimizer, self.value_loss(batch, values - self.value(features).squeeze(-1)))
         with torch.no_grad():
@@ -138,10 +126,8 @@ class CQL(SAC):
     importance sampling (appendix F): of ``sampled_actions`` uniform actions and as many each of the policy in the
     state and in the next one. The targets are without entropy, as in the authors' code, and without their Lagrange
     multiplier: the weight is fixed. TorchRL's ``CQLLoss`` sums over three of the sampled actions at a time, and values
-    those of the next state there and not in the state.
-
-    ``priority_weight`` multiplies each row of the critics' loss. Training steps return as SAC's; ``td_error`` is
-    without the conservative term.
+    those of the next state there and not in the state. Training steps return as SAC's; ``td_error`` is without the
+    conservative term.
 
     Args:
         conservative_weight: α of the conservative term; the authors take 5 on locomotion.
@@ -179,13 +165,14 @@ class CQL(SAC):
 
     def overestimate(self, batch: TensorDictBase) -> Tensor:
         """Returns both critics' ``log E[exp Q]`` over sampled actions less their values of stored ones, ``[2, B]``."""
-        features, count = self.features(batch.get("observation")), self.hparams["sampled_actions"]
+        features, count = self.observation_encoder(batch.get("observation")), self.hparams["sampled_actions"]
         here = features.expand(count, *features.shape)
         with torch.no_grad():
             random = torch.rand(*here.shape[:-1], len(self.action_low), device=features.device)
             random = self.action_low + (self.action_high - self.action_low) * random
             of_policy, density = self.draw(here)
-            of_next, next_density = self.draw(self.features(batch.get("next").get("observation")).expand_as(here))
+            following = self.observation_encoder(batch.get("next").get("observation"))
+            of_next, next_density = self.draw(following.expand_as(here))
         uniform = torch.full_like(density, len(self.action_low) * math.log(0.5))  # scaled to [-1, 1], as the others
         # Q [2, 3 N, B] less the logarithm of the density that each action was drawn with
         values = self.critics.values(torch.cat([here] * 3), torch.cat([random, of_policy, of_next]))

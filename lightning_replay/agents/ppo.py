@@ -17,8 +17,6 @@ from lightning_replay.agents.spaces import SizeReader, flat_or_image_sizes
 from lightning_replay.levels.scores import discounts_of
 from lightning_replay.storage.rows import assemble_unchecked
 
-__all__ = ["PPO"]
-
 
 def generalized_advantages(
     reward: Tensor,

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, bootstrapped, target_of
@@ -17,8 +16,6 @@ from lightning_replay.agents.networks import RecurrentNetwork
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes
 from lightning_replay.training_replay import TrainingReplay
 
-Encode = Callable[[Any], Tensor]  # observations [B, T] to features [B, T, F]
-
 
 class RecurrentDQN(ExploringAgent):
     """Double, dueling Q-learning with an LSTM, on sequences ``[B, T]`` of :func:`~lightning_replay.recipes.sequences`.
@@ -26,26 +23,19 @@ class RecurrentDQN(ExploringAgent):
     For environments whose observations do not say all that matters (Hausknecht & Stone 2015,
     https://arxiv.org/abs/1507.06527). The LSTM is unrolled from the state that was stored with each sequence's first
     step, or from zeros without one; the first ``burn_in`` steps bring it up to date and are not learned from (R2D2,
-    Kapturowski et al. 2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX). Targets are of one step, and the
-    target network moves with every update as that of :class:`DQN`. Where an episode ends within a sequence the state
-    begins anew; sequences along the links of episodes have no such step.
+    Kapturowski et al. 2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX). Targets are of one step. No
+    sequence goes over the end of an episode: each observation is the one that followed the step before.
 
     The loss is smooth L1 times ``priority_weight``, averaged over the steps that exist (``mask``) and follow the
     burn-in. Training steps return it and ``td_error``, float32 ``[B, T]``, magnitude, 0 at all other steps.
 
     Args:
-        observation_size: as of :class:`DQN`; read from the environment if absent.
-        num_actions: number of actions; read from the environment if absent.
         hidden_sizes: widths of the layers before the LSTM.
         state_size: units H of the LSTM; a stored state has ``2 H`` floats, 512 bytes for 64 units.
         burn_in: steps at the start of each sequence, that of the replay.
-        learning_rate: Adam's.
-        discount: γ.
         gradient_norm: largest norm of the gradient; ``None`` does not clip.
-        target_update_rate: τ, ``target += τ * (network - target)`` with every update.
-        exploration_start: share of random actions at the first action taken.
-        exploration_end: share of random actions after ``exploration_steps``.
-        exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
+
+    The other arguments are those of :class:`DQN`.
 
     Raises:
         ValueError: in ``fit`` another burn-in than that of the replay.
@@ -58,9 +48,8 @@ class RecurrentDQN(ExploringAgent):
     """
 
     takes_update_batches = True
-    encodes_observations = True
     is_recurrent = True
-    explored_key = "recurrent_dqn_explored_steps"
+    counters: ClassVar[dict[str, str]] = {"recurrent_dqn_explored_steps": "_explored_steps"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(discrete_sizes)
 
@@ -86,8 +75,7 @@ class RecurrentDQN(ExploringAgent):
         sizes = [self.hparams[name] for name in ("num_actions", "hidden_sizes", "state_size")]
         self.network: RecurrentNetwork = RecurrentNetwork(self.build_encoder(), *sizes)
         self.target_network: RecurrentNetwork = target_of(self.network)
-        pairs = [(self.network, self.target_network), *self.learned_encoders]
-        self.target_update: TargetUpdate = TargetUpdate(pairs, self.hparams["target_update_rate"])
+        self.target_update: TargetUpdate = self.target_update_of((self.network, self.target_network))
 
     def act(self, observation: Any, explore: bool) -> NoReturn:
         """Raises ``TypeError``: without its state a recurrent agent would forget all that it has seen."""
@@ -99,40 +87,34 @@ class RecurrentDQN(ExploringAgent):
 
     def act_with_state(self, observation: Any, state: Tensor, explore: bool) -> tuple[Tensor, Tensor]:
         """Returns actions, int64 ``[N]``, as :meth:`DQN.act`, and the states after the observations."""
-        values, state = self.network(self.features(observation).unsqueeze(1), state)
+        values, state = self.network(self.observation_encoder(observation).unsqueeze(1), state)
         greedy = values.squeeze(1).argmax(dim=-1)
         return (self.with_random(greedy) if explore else greedy), state
 
     def on_fit_start(self) -> None:
-        """Refuses a replay with another burn-in."""
         super().on_fit_start()
         data, burn_in = training_data(self.trainer), self.hparams["burn_in"]
         replay = None if data is None else data.replay
         if isinstance(replay, TrainingReplay) and replay.burn_in != burn_in:
             raise ValueError(f"the replay has burn_in {replay.burn_in}, the agent {burn_in}; give both the same.")
 
-    def unroll(self, network: RecurrentNetwork, encode: Encode, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    def unroll(self, network: RecurrentNetwork, encoder: nn.Module, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the values of the observations after the burn-in and of those that followed, ``[B, T - b, A]``."""
-        mask, observed, following = batch["mask"], encode(batch["observation"]), encode(batch["next", "observation"])
-        # At the first step that does not exist stands the observation that followed the last one.
-        padded = torch.cat([following[:, :1], following[:, :-1]], 1)
-        is_cut = batch["next", "done"].reshape(mask.shape) & mask.roll(-1, 1)  # before a step that exists
-        columns = torch.where(mask.unsqueeze(-1), observed, padded), following, is_cut
+        # every observation once: those that followed are those of the next steps
+        features = torch.cat([encoder(batch["observation"][:, :1]), encoder(batch["next", "observation"])], 1)
         stored, burn_in = batch.get("recurrent_state", None), self.hparams["burn_in"]
         state = self.initial_state(len(batch)) if stored is None else stored[:, 0]
         if burn_in:
             with torch.no_grad():
-                state = network.along(state, *[each[:, :burn_in] for each in columns])[2]
-        return network.along(state, *[each[:, burn_in:] for each in columns])[:2]
+                state = network(features[:, :burn_in], state)[1]
+        values = network(features[:, burn_in:], state)[0]
+        return values[:, :-1], values[:, 1:]
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns loss and magnitude of the TD error of each step after the burn-in, and whether it exists.
-
-        All are ``[B, T - burn_in]``.
-        """
+        """Returns loss and magnitude of the TD error of each step after the burn-in, and whether it exists."""
         with torch.no_grad():
-            _, target_values = self.unroll(self.target_network, self.target_features, batch)
-        values, following_values = self.unroll(self.network, self.features, batch)
+            _, target_values = self.unroll(self.target_network, self.target_observation_encoder, batch)
+        values, following_values = self.unroll(self.network, self.observation_encoder, batch)
         batch = batch[:, self.hparams["burn_in"] :]
         bootstrap = target_values.gather(-1, following_values.argmax(-1, keepdim=True)).squeeze(-1)
         target = bootstrapped(batch, bootstrap, self.hparams["discount"])
@@ -149,7 +131,7 @@ class RecurrentDQN(ExploringAgent):
         optimizer.zero_grad()
         self.take_gradients(loss)
         if self.hparams["gradient_norm"] is not None:
-            torch.nn.utils.clip_grad_norm_(self._learned_parameters(), self.hparams["gradient_norm"])
+            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.hparams["gradient_norm"])
         self.take_step(optimizer)
         self.target_update.step()
         td_error = torch.zeros(batch.shape, device=errors.device)
@@ -157,8 +139,4 @@ class RecurrentDQN(ExploringAgent):
         return {"loss": loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.adam(self._learned_parameters())
-
-    def _learned_parameters(self) -> list[Tensor]:
-        learned = [self.network, *(encoder for encoder, _ in self.learned_encoders)]
-        return [parameter for one in learned for parameter in one.parameters()]
+        return self.adam([*self.network.parameters(), *self.observation_encoder.parameters()])

@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
 from lightning_replay.agents.encoders import described_image
 from lightning_replay.envs.building import build_environment, check_env, parts_of, refused_entries
+from lightning_replay.envs.fitting import bounds_of
 
 _LEAST_SIDE = 4  # of an image; smaller boxes are flattened
 
@@ -219,11 +220,9 @@ def _nested(space: Space[Any]) -> Any:
 
 
 def _described(space: Space[Any]) -> int | dict[str, Any] | None:
-    if isinstance(space, Discrete):
-        return {"encoder": "one_hot", "low": int(space.start), "high": int(space.start) + int(space.n) - 1}
-    if isinstance(space, MultiDiscrete):
-        high = space.start + space.nvec - 1
-        return {"encoder": "one_hot", "low": space.start.tolist(), "high": high.tolist()}
+    if isinstance(space, Discrete | MultiDiscrete):
+        low, high = (np.asarray(bound).tolist() for bound in bounds_of(space))
+        return {"encoder": "one_hot", "low": low, "high": high}
     shape, dtype = [int(size) for size in space.shape or ()], np.dtype(space.dtype)
     if 0 in shape:
         return None

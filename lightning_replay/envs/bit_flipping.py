@@ -11,10 +11,8 @@ from gymnasium import spaces
 
 from lightning_replay.options import checked_count
 
-Seen = dict[str, np.ndarray]
 
-
-class BitFlipping(gymnasium.Env[Seen, Any]):
+class BitFlipping(gymnasium.Env[Any, Any]):
     """Every action flips one bit; reward 0 at the goal, which terminates the episode, and -1 at every other step.
 
     Bits and goal are drawn by :meth:`reset`. With 20 bits an agent hardly ever reaches a goal by chance. Andrychowicz
@@ -41,17 +39,16 @@ class BitFlipping(gymnasium.Env[Seen, Any]):
         self._state = self._goal = np.zeros(self.bits, dtype=np.float32)
         self._steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Seen, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Draws bits and a goal that differs from them."""
         super().reset(seed=seed)
-        self._state = self.np_random.integers(2, size=self.bits).astype(np.float32)
-        self._goal = self._state
+        self._steps = 0
+        self._goal = self._state = self.np_random.integers(2, size=self.bits).astype(np.float32)
         while (self._goal == self._state).all():
             self._goal = self.np_random.integers(2, size=self.bits).astype(np.float32)
-        self._steps = 0
         return self._seen(), {"success": False}
 
-    def step(self, action: Any) -> tuple[Seen, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Flips the bit ``action``."""
         self._state = self._state.copy()
         self._state[action] = 1.0 - self._state[action]
@@ -70,5 +67,5 @@ class BitFlipping(gymnasium.Env[Seen, Any]):
         """Returns whether the goals ``[..., bits]`` are equal, bool ``[...]``."""
         return np.asarray((achieved_goal == desired_goal).all(-1))
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> dict[str, np.ndarray]:
         return {"observation": self._state, "achieved_goal": self._state, "desired_goal": self._goal}

@@ -84,27 +84,38 @@ def parts_of(space: Space[Any]) -> dict[str, Space[Any]] | None:
     return {str(place): part for place, part in enumerate(space.spaces)} if isinstance(space, Tuple) else None
 
 
-def is_array_space(space: Space[Any]) -> bool:
-    return isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary)
+def leaf_spaces(space: Space[Any], key: tuple[str, ...] = ()) -> dict[tuple[str, ...], Space[Any]]:
+    """Returns the spaces of the columns that values of a space are stored in, by key.
+
+    Example:
+        >>> leaf_spaces(Dict(a=Tuple([Box(0, 1), Discrete(2)])), ("observation",)).keys()
+        dict_keys([('observation', 'a', '0'), ('observation', 'a', '1')])
+    """
+    parts = parts_of(space)
+    if not parts:
+        return {key: space}
+    return {path: leaf for name, part in parts.items() for path, leaf in leaf_spaces(part, (*key, name)).items()}
 
 
-def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool] = is_array_space) -> str:
+def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool] = lambda array: True) -> str:
     """Returns the entries of an observation space that are not accepted, for a message; empty if all are."""
 
-    def found(space: Space[Any], name: str) -> list[str]:
-        parts = parts_of(space)
-        if parts:
-            return [one for entry, part in parts.items() for one in found(part, f"{name}[{entry!r}]")]
-        return [] if is_array_space(space) and is_accepted(space) else [f"{name}, {space}"]
-
-    return "; ".join(found(space, "observation"))
+    entries = leaf_spaces(space).items()
+    arrays = Box | Discrete | MultiDiscrete | MultiBinary
+    refused = [(path, part) for path, part in entries if not (isinstance(part, arrays) and is_accepted(part))]
+    return "; ".join(f"observation{''.join(f'[{name!r}]' for name in path)}, {part}" for path, part in refused)
 
 
 def _shapes_of(space: Space[Any]) -> Any:
     parts = parts_of(space)
-    if parts is None:
-        return space.shape if is_array_space(space) else None
-    return {name: _shapes_of(part) for name, part in parts.items()}
+    return list(space.shape or ()) if parts is None else {name: _shapes_of(part) for name, part in parts.items()}
+
+
+def _found_shapes(observation: Any, expected: Any) -> Any:
+    if type(expected) is list or not isinstance(observation, Mapping | tuple):
+        return list(observation.shape if type(observation) is np.ndarray else np.shape(observation))
+    given = observation if isinstance(observation, Mapping) else dict(enumerate(observation))
+    return {str(name): _found_shapes(part, expected.get(str(name), [])) for name, part in given.items()}
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
@@ -117,16 +128,16 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self._shape = _shapes_of(env.observation_space)
+        self._shapes = _shapes_of(env.observation_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
-        self._check(self._shape, returned[0], "reset")
+        self._check(returned[0], "reset")
         return returned
 
     def step(self, action: Any) -> Step:
         returned = checked_step(self.env.step(action), self.env)
-        self._check(self._shape, returned[0], "step")
+        self._check(returned[0], "step")
         if returned[2] or returned[3]:
             observation, reward, terminated, truncated, info = returned
             # The vector resets the environment in this step, which may write into the same array and dictionary.
@@ -134,23 +145,12 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
             return kept, reward, terminated, truncated, copied_info(info)
         return returned
 
-    def _check(self, expected: Any, observation: Any, method: str, entry: str = "") -> None:
-        if type(expected) is dict:
-            given = dict(enumerate(observation)) if isinstance(observation, tuple) else observation
-            entries = {str(name): part for name, part in given.items()} if isinstance(given, Mapping) else {}
-            if entries.keys() != expected.keys():
-                raise ValueError(
-                    f"{method} of {self.env} returned an observation{entry} with the entries {sorted(entries)}, and "
-                    f"its observation_space has {sorted(expected)}. Return observations of the space, or correct it"
-                )
-            for name, part in expected.items():
-                self._check(part, entries[name], method, f"{entry}[{name!r}]")
-            return
-        shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
-        if expected is not None and shape != expected:
+    def _check(self, observation: Any, method: str) -> None:
+        found = _found_shapes(observation, self._shapes)
+        if found != self._shapes:
             raise ValueError(
-                f"{method} of {self.env} returned an observation{entry} of shape {list(shape)}, and its "
-                f"observation_space has the shape {list(expected)}. Return observations of the space, or correct it"
+                f"{method} of {self.env} returned an observation of shape {found}, and its observation_space has the "
+                f"shape {self._shapes}. Return observations of the space, or correct it"
             )
 
 

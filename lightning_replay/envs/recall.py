@@ -28,8 +28,6 @@ class RecallCue(gymnasium.Env[np.ndarray, int]):
     noise, uniform in [-1, 1].
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (as Gymnasium declares it)
-
     def __init__(self, num_cues: int = 2, delay: int = 10) -> None:
         self.num_cues: int = checked_count("num_cues", num_cues, 2)
         self.delay: int = checked_count("delay", delay)

@@ -20,7 +20,7 @@ from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.packed import read_columns
-from lightning_replay.storage.rows import Key
+from lightning_replay.storage.rows import Key, shown
 
 _USUAL_KEYS = (("observation",), ("pixels",))
 _OVERSAMPLED = 48  # further directions; with all directions of the rows the result is exact
@@ -37,23 +37,16 @@ _AXIS_NAMES = (
 
 
 class Inspection(NamedTuple):
-    """The rows of a buffer, oldest first.
+    """The rows of a buffer, oldest first."""
 
-    ``ages``, int64 ``[N]``, and ``returns``, float ``[N]``, of all rows; ``sampled``, int64 ``[P]`` ascending, the rows
-    that are projected, and ``points``, float32 ``[P, 2]``, their coordinates.
-    """
-
-    ages: Tensor
-    returns: Tensor
-    sampled: Tensor
-    points: Tensor
+    ages: Tensor  # int64 [N], of all rows
+    returns: Tensor  # float [N]
+    sampled: Tensor  # int64 [P] ascending, the rows that are projected
+    points: Tensor  # float32 [P, 2], their coordinates
 
 
 def ages(replay: Replay) -> Tensor:
-    """Returns the number of transitions given after each stored row, refused ones too, int64 ``[N]``, oldest first.
-
-    Raises ``ValueError`` for buffers whose writer keeps no order, as :func:`returns`.
-    """
+    """Returns the number of transitions given after each stored row, refused ones too, int64 ``[N]``, oldest first."""
     age = declared_writer(replay.writer).age_of(replay.oldest_first())
     assert age is not None, "oldest_first sorts by it"
     return age.cpu()
@@ -80,7 +73,7 @@ def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) ->
     wanted = [*image_keys, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
     found = next((name for name in wanted if name in stored), None)
     if found is None:
-        asked, there_are = " or ".join(map(_name, wanted)), ", ".join(map(_name, stored))
+        asked, there_are = " or ".join(map(shown, wanted)), ", ".join(map(shown, stored))
         raise KeyError(f"no column {asked} is stored; stored are {there_are}. Name the observations: observation_key=")
     (column,) = read_columns(storage, slots, [found])
     return column.cpu()
@@ -88,10 +81,6 @@ def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) ->
 
 def _as_tuple(key: NestedKey) -> Key:
     return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _name(key: Key) -> str:
-    return repr(key[0]) if len(key) == 1 else repr(key)
 
 
 def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: int = 0) -> dict[str, Tensor]:

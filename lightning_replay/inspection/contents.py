@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_replay.inspection.rows import PackedColumns, RowImages, array_of, images_of
 from lightning_replay.levels.prioritization import effective_number
+from lightning_replay.options import check_kind
 from lightning_replay.saving.chunks import ChunkedTensor
 from lightning_replay.storage.rows import Key, RowLayout, frames_by_column
 
@@ -31,19 +32,15 @@ TRAJECTORY: Key = ("trajectory",)
 
 
 class Table(NamedTuple):
-    """A table: its slots, int64 ``[n]`` oldest first; ``share`` of a batch by the options, ``None`` if none is fixed.
-
-    ``appended`` entries ever came; ``drawn`` rows were drawn from it so far. ``events``: the share of all steps that
-    were its events, ``None`` of other tables.
-    """
+    """A table of a buffer."""
 
     name: str
-    slots: np.ndarray
+    slots: np.ndarray  # int64 [n], oldest first
     capacity: int
-    appended: int
-    share: float | None
-    drawn: int
-    events: float | None = None
+    appended: int  # entries that ever came
+    share: float | None  # of a batch, by the options; None if none is fixed
+    drawn: int  # rows so far
+    events: float | None = None  # share of all steps that were its events; None of other tables
 
     @property
     def fill(self) -> float:
@@ -52,17 +49,12 @@ class Table(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Probabilities and priorities of stored rows.
+    """Probabilities and priorities of stored rows, float64 ``[N]``."""
 
-    ``probability``, float64 ``[N]``, sums to 1: of the next draw of one row, of the first row where pairs are drawn.
-    ``priority``, float64 ``[N]``, before any exponent; ``None`` for samplers without priorities. ``default_priority``
-    is what new rows get. ``of_tables``: shares of the tables that the probabilities presume, ``None`` without tables.
-    """
-
-    probability: np.ndarray
-    priority: np.ndarray | None = None
-    default_priority: float | None = None
-    of_tables: list[float] | None = None
+    probability: np.ndarray  # of the next draw of one row, of the first where pairs are drawn; sums to 1
+    priority: np.ndarray | None = None  # before any exponent; None for samplers without priorities
+    default_priority: float | None = None  # of new rows
+    of_tables: list[float] | None = None  # shares that the probabilities presume; None without tables
 
     @property
     def effective_rows(self) -> float:
@@ -81,18 +73,13 @@ class Draws(NamedTuple):
 
 
 class Retained(NamedTuple):
-    """Rows kept by importance. Arrays ``[N]`` are of the rows in ``slots``, int64 ``[N]``, ascending.
+    """Rows kept by importance."""
 
-    ``arrival`` is the number of each row among all that were offered, int64 ``[N]``; ``priority`` its retention
-    priority and ``surprise`` its latest surprise, NaN where unknown, float32 ``[N]``. ``newest_surprise``, float32, is
-    that of the newest rows offered, kept or not, which a first-in-first-out buffer would hold.
-    """
-
-    slots: np.ndarray
-    arrival: np.ndarray
-    priority: np.ndarray
-    surprise: np.ndarray
-    newest_surprise: np.ndarray
+    slots: np.ndarray  # int64 [N], ascending; other arrays [N] are of these rows
+    arrival: np.ndarray  # int64 [N], the number of each among all rows that were offered
+    priority: np.ndarray  # float32 [N], by which they are kept
+    surprise: np.ndarray  # float32 [N], the latest, NaN where unknown
+    newest_surprise: np.ndarray  # float32, of the newest rows offered, which a first-in-first-out buffer would hold
     offered: int
     refused: int
     evicted: int
@@ -108,36 +95,20 @@ class Retained(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplayContents:
-    """A replay buffer at one moment. Arrays ``[N]`` are of the rows in ``slots``, int64 ``[N]``, ascending.
-
-    Attributes:
-        capacity: most rows.
-        given: rows ever given, refused ones included; ``None`` if the writer does not count them.
-        slots: that hold a row.
-        written: the number of each row in the order in which rows were given, int64 ``[N]``, counted from 0; ``None``
-            if the writer keeps no order.
-        draws: how the next batch is drawn; ``None`` for samplers whose rule is not known here.
-        tables: of buffers with tables, in the order of their numbers.
-        retained: of buffers that keep rows by importance.
-        columns: stored ones, read whole: reward, episode ends, trajectory, as far as they are stored, ``[N]``.
-        layout: dtype and shape by column name.
-        images: of rows, by column name.
-        options: parts of the buffer and their options, as text.
-        counters: rows given, batches drawn and the like.
-    """
+    """A replay buffer at one moment."""
 
     capacity: int
-    given: int | None
-    slots: np.ndarray
-    written: np.ndarray | None
-    draws: Draws | None
-    tables: list[Table]
-    retained: Retained | None
-    columns: Mapping[Key, np.ndarray]
-    layout: Mapping[str, str]
-    images: Mapping[str, RowImages]
-    options: Mapping[str, str]
-    counters: Mapping[str, int] = field(default_factory=dict)
+    given: int | None  # rows ever given, refused ones included; None if the writer does not count them
+    slots: np.ndarray  # int64 [N], ascending, that hold a row; other arrays [N] are of these rows
+    written: np.ndarray | None  # int64 [N], the number of each row in the order given; None if there is no order
+    draws: Draws | None  # of the next batch; None for samplers whose rule is not known here
+    tables: list[Table]  # in the order of their numbers
+    retained: Retained | None  # of buffers that keep rows by importance
+    columns: Mapping[Key, np.ndarray]  # [N], read whole: reward, episode ends, trajectory, as far as they are stored
+    layout: Mapping[str, str]  # dtype and shape by column
+    images: Mapping[str, RowImages]  # by column
+    options: Mapping[str, str]  # parts of the buffer and their options, as text
+    counters: Mapping[str, int] = field(default_factory=dict)  # rows given, batches drawn and the like
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -183,19 +154,15 @@ class ReplayContents:
 
 
 class LevelContents(NamedTuple):
-    """The levels that have a score, ascending by id. Arrays are ``[L]``.
+    """The levels that have a score, ascending by id. Arrays are ``[L]``."""
 
-    ``staleness`` counts episodes since each level was played; ``probability``, of being replayed next, is ``None`` in
-    saves of earlier versions. ``kind`` is the class, ``counters`` have episodes, replays and the like.
-    """
-
-    kind: str
+    kind: str  # the class
     capacity: int | None
     level_ids: np.ndarray
     score: np.ndarray
-    staleness: np.ndarray
-    probability: np.ndarray | None
-    counters: dict[str, int]
+    staleness: np.ndarray  # episodes since each level was played
+    probability: np.ndarray | None  # of being replayed next; None in saves of earlier versions
+    counters: dict[str, int]  # episodes, replays and the like
 
     def __len__(self) -> int:
         return len(self.level_ids)
@@ -243,21 +210,13 @@ def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
 
     if isinstance(buffer, LevelSelector):
         return levels_of(buffer.state_dict())
-    if not isinstance(buffer, Replay):
-        raise TypeError(
-            f"buffer is a {type(buffer).__name__}; it must be a Replay or a level source, of a MixedReplay "
-            "its online or offline"
-        )
+    check_kind("buffer", buffer, Replay, "a Replay or a level source, of a MixedReplay its online or offline")
     with present_state(buffer) as state:
         return contents_of(state, describe(buffer))
 
 
 def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
-    """Returns what a buffer holds, from its ``state``, see :mod:`lightning_replay.saves`, and its description.
-
-    Tensors may be in chunk files; a changed one raises ``DamagedFileError``. ``built_by`` has class and options, see
-    :func:`lightning_replay.saving.spec.describe`.
-    """
+    """Returns what a buffer holds, from its ``state``, whose tensors may be in chunk files, and its description."""
     retained = _retained_of(state["writer"])
     slots, written, given = _rows_held(state, retained)
     arguments = _entry(built_by, "arguments")
@@ -494,14 +453,11 @@ def _columns_of(
 
 
 class StoredEpisode(NamedTuple):
-    """The stored rows of an episode: places in ``ReplayContents.slots``, int64 ``[n]``, in order of time.
+    """The stored rows of an episode."""
 
-    ``rank`` is the mean of what episodes are ranked by, ``value`` that of each row, float64 ``[n]``.
-    """
-
-    places: np.ndarray
-    rank: float
-    value: np.ndarray
+    places: np.ndarray  # int64 [n], in ReplayContents.slots, in order of time
+    rank: float  # the mean of what episodes are ranked by
+    value: np.ndarray  # float64 [n], that of each row
     episode_return: float | None
 
 

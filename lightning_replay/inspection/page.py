@@ -36,11 +36,7 @@ _SERIES = 6  # colours of lines
 
 
 def edges_of(values: np.ndarray, most: int = 40, *, has_log: bool = True) -> tuple[np.ndarray, bool]:
-    """Returns the edges of a histogram, ``[P + 1]``, and whether they lie on a logarithmic scale.
-
-    They do if all values, finite ``[N]``, are positive and the largest is more than 100 times the smallest, unless
-    ``has_log`` is false. There are at most ``most`` bars; whole numbers of a small range have one each.
-    """
+    """Returns the edges of a histogram, ``[P + 1]``, of finite values, and whether they are logarithmic."""
     low, high = float(values.min()), float(values.max())
     if has_log and low > 0 and high > 100 * low:
         return np.geomspace(low, high * (1 + 1e-9), most + 1), True  # rounding may leave the largest out
@@ -62,11 +58,7 @@ def histogram(
     *,
     is_log: bool = False,
 ) -> str:
-    """Returns bars over ``edges``, ``[P + 1]``, of heights ``values``, ``[P]``, not negative.
-
-    ``line`` are further heights, drawn as a line of steps. With ``is_log`` the axis is logarithmic, for positive edges.
-    ``title`` describes the picture for screen readers.
-    """
+    """Returns bars over ``edges``, ``[P + 1]``, of heights ``values``, ``[P]``, and further heights as a ``line``."""
     xs = np.log10(edges) if is_log else np.asarray(edges, dtype=np.float64)
     top = max(values.max(initial=0.0), 0.0 if line is None else line.max(initial=0.0))
     chart = _Chart(title, (xs[0], xs[-1]), (0.0, top), xlabel, ylabel, is_log=is_log)
@@ -89,10 +81,7 @@ def lines(
     *,
     has_even: bool = False,
 ) -> str:
-    """Returns a line for each of ``series``, x and y by name; up to six have a colour of their own.
-
-    ``has_even`` adds the diagonal from 0 to 1, for shares.
-    """
+    """Returns a line for each of ``series``, x and y by name, and with ``has_even`` the diagonal from 0 to 1."""
     every = [np.asarray(part, dtype=np.float64) for pair in series.values() for part in pair]
     xs, ys = np.concatenate(every[0::2]), np.concatenate(every[1::2])
     y_range = min(0.0, ys.min()), 1.0 if has_even else ys.max(initial=0.0)
@@ -120,10 +109,7 @@ def _concentration(probability: np.ndarray, chosen: str, things: str) -> str:
 
 
 def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, title: str) -> str:
-    """Returns a lane for each name: parts between ``edges``, ``[P + 1]``, stronger the higher their value in [0, 1].
-
-    Names are above their lanes, so that the lanes have the width of a narrow screen, too.
-    """
+    """Returns a lane below each name: parts between ``edges``, ``[P + 1]``, stronger the higher their value, 0 to 1."""
     height = _TOP + _LANE * len(values) + _BOTTOM
     ends = float(edges[0]), float(edges[-1])
     chart = _Chart(title, ends, (0.0, 1.0), xlabel, None, left=_LANE_LEFT, width=WIDE, height=height)
@@ -140,10 +126,7 @@ def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, titl
 
 
 def cells(values: np.ndarray, names: Sequence[str], title: str) -> str:
-    """Returns a grid of cells, row after row: one for each of ``values``, ``[L]``, stronger the higher it is.
-
-    ``names`` of the cells are for their tips.
-    """
+    """Returns a grid of cells, row after row: one for each of ``values``, ``[L]``, stronger the higher it is."""
     columns = max(1, min(len(values), int(np.ceil(np.sqrt(len(values) * 2.0)))))
     side = (WIDTH - 4) / max(columns, 12)
     gap = 1 if side > 5 else 0
@@ -295,10 +278,7 @@ def _distribution(
     note: str = "",
     has_log: bool = True,
 ) -> str:
-    """Returns a histogram of values, ``[N]``, which count with their ``weight``; nothing without any.
-
-    ``other`` values with their weights are a line of steps over the same edges.
-    """
+    """Returns a histogram of values, ``[N]``, of one ``weight`` each, and a line of ``other`` values with theirs."""
     together = values if other is None else np.concatenate((values, other[0]))
     if not len(together):
         return ""
@@ -565,10 +545,7 @@ class Subject(NamedTuple):
 
 
 def page_of(title: str, subtitle: str, subjects: Sequence[Subject], history: History | None = None) -> str:
-    """Returns the page: a heading, then one buffer after the other.
-
-    ``history`` are figures over the run, see :meth:`~lightning_replay.inspection.contents.ReplayContents.figures`.
-    """
+    """Returns the page: a heading, one buffer after the other, and the ``history`` of their figures over the run."""
     parts = [f"<h1>{escape(title)}</h1>", f'<p class="sub">{escape(subtitle)}</p>']
     for subject in subjects:
         if subject.name:

@@ -21,10 +21,7 @@ _MOST_DECADES = 6  # of a colour scale; smaller values get its lowest colour
 
 
 def import_matplotlib(picture: str) -> Any:
-    """Returns ``matplotlib``.
-
-    Raises ``MissingExtraError``, with the name of the ``picture``, without the extra ``plots``.
-    """
+    """Returns ``matplotlib``, or raises ``MissingExtraError`` with the name of the ``picture``."""
     try:
         import matplotlib
     except ModuleNotFoundError as error:

@@ -26,12 +26,7 @@ def array_of(stored: Stored) -> np.ndarray:
 
 
 class StoredRows:
-    """Rows of equal length, in memory or in chunk files, of which a part is in memory at a time.
-
-    Args:
-        rows: ``[N, ...]``; of chunk files, see :func:`~lightning_replay.saving.chunks.locate_chunks`, nothing is read
-            yet. Reading raises ``DamagedFileError`` for a changed file.
-    """
+    """Rows ``[N, ...]``, in memory or in chunk files, of which one is read and checked, and in memory, at a time."""
 
     def __init__(self, rows: Stored) -> None:
         self._rows = rows
@@ -136,10 +131,7 @@ class RowImages(NamedTuple):
     column: int = 0  # of those whose frames are stored once
 
     def of_rows(self, slots: np.ndarray) -> list[np.ndarray]:
-        """Returns the images of rows, uint8 ``[H, W, 3]`` each, by their slots, int64 ``[n]``.
-
-        Larger ones than 160 pixels are scaled down by a whole number, to the means of squares.
-        """
+        """Returns the images of rows by their slots, uint8 ``[H, W, 3]`` each, scaled down to at most 160 pixels."""
         if not len(slots):
             return []
         values = self.packed.of_rows(self.key, slots)

@@ -66,10 +66,7 @@ def _levels_manifest(path: Path) -> dict[str, Any]:
 
 
 def _read(is_replay: bool, manifest: dict[str, Any], data: Path) -> tuple[dict[str, Contents], int]:
-    """Returns what a save holds, whose large tensors stay in their files, and the bytes of these files.
-
-    By the names of the sides of a mixed replay; of others there is one without a name.
-    """
+    """Returns what a save holds, by side of a mixed replay (of others under ``""``), and the bytes of its files."""
     saved = open_data(manifest, data)
     state = join_state(saved.values, {**saved.tensors, **saved.chunked})  # type: ignore[dict-item]
     try:

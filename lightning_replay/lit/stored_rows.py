@@ -10,7 +10,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from lightning_replay.agents.spaces import ParameterizedActions, is_parameterized
-from lightning_replay.envs.fitting import outside_bounds, parts_of
+from lightning_replay.envs.building import leaf_spaces
+from lightning_replay.envs.fitting import outside_bounds
 from lightning_replay.episodes.running import held_slots
 from lightning_replay.replay import Replay
 from lightning_replay.storage.columns import NOT_STORED
@@ -24,30 +25,25 @@ Columns = dict[tuple[str, ...], tuple[torch.dtype, tuple[int, ...]]]
 
 
 def row_differences(
-    replay: Replay,
-    observation_space: Space[Any],
-    action_space: Space[Any],
-    num_envs: int,
-    further: Columns,
+    replay: Replay, observation_space: Space[Any], action_space: Space[Any], num_envs: int, further: Columns
 ) -> list[str]:
     """Returns what differs between stored rows and those of ``num_envs`` environments, a clause for each column.
 
-    With none, which add no rows, columns of the spaces alone are compared; rows of one may be without ``trajectory``.
-    ``further`` are columns of the environments by key, beside those that all store.
+    ``further`` are columns of the environments beside those that all store.
     """
     if replay._changes_rows:  # transforms, on their way in
         return []
     if is_parameterized(action_space):  # as the agent gives it, with the parameters of all actions
         actions = ParameterizedActions.of(action_space)
         action_space = Dict(discrete=Discrete(len(actions.boxes)), parameters=Box(actions.low, actions.high))
-    actions_of = parts_of(action_space, ("action",))
-    spaces = parts_of(observation_space, ("observation",)) | actions_of
-    spaces |= parts_of(observation_space, ("next", "observation"))
+    actions_of = leaf_spaces(action_space, ("action",))
+    spaces = leaf_spaces(observation_space, ("observation",)) | actions_of
+    spaces |= leaf_spaces(observation_space, ("next", "observation"))
     expected: Columns = {key: _column_of(space) for key, space in spaces.items()}
     slots = held_slots(replay.storage)
     row = replay.storage.get(slots[:1])[0]
     stored: Columns = {key: (dtype, tuple(shape)) for key, dtype, shape in leaves_of(row) if key not in NOT_STORED}
-    if num_envs:
+    if num_envs:  # else no rows are added, and columns of the spaces alone matter
         ends = {("next", name): (torch.bool, (1,)) for name in ("terminated", "truncated", "done")}
         expected |= {("next", "reward"): (torch.float32, (1,))} | ends | further
         if num_envs > 1 or ("trajectory",) in stored:

@@ -58,15 +58,9 @@ class ChunkedTensor(NamedTuple):
 def write_chunks(
     directory: Path, tensors: Mapping[str, Tensor | Snapshot], earlier: Mapping[Fingerprint, Path]
 ) -> tuple[dict[str, Any], list[Chunk]]:
-    """Writes tensors as chunk files, or links files of the same content; waits until each is on the disk.
+    """Writes tensors as chunk files into a new directory, or links those of the same content in ``earlier``.
 
-    Args:
-        directory: a new one.
-        tensors: on any device.
-        earlier: chunk files that may be linked; they are never written to.
-
-    Returns:
-        plain values from which :func:`locate_chunks` finds the tensors again, and the files.
+    Waits until each is on the disk. Returns plain values for :func:`locate_chunks`, and the files.
     """
     records: dict[str, Any] = {}
     chunks: list[Chunk] = []

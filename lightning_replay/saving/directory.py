@@ -105,13 +105,7 @@ def replaced_save(directory: Path, manifest_name: str, *, folder: str) -> Iterat
 
 
 def read_manifest(file: Path, version: int) -> dict[str, Any]:
-    """Reads and checks a manifest of a format version.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        DamagedFileError: it is unreadable or changed since it was written.
-        ValueError: it was written by a newer version of this library.
-    """
+    """Reads a manifest of a format version; errors as :func:`~lightning_replay.saving.read_state`."""
     try:
         check_regular(file)
         manifest = json.loads(file.read_text())

@@ -120,7 +120,8 @@ def build(
 ) -> Any:
     """Builds the object that :func:`describe` described; imports nothing outside :data:`TRUSTED` and ``trust``.
 
-    Errors call it ``name``; ``chosen`` are values of the arguments in ``chosen_when_loaded`` of :func:`recorded`.
+    ``name`` is for errors; ``chosen`` has the arguments in ``chosen_when_loaded``, see :func:`recorded`. Raises
+    ``NotRebuildableError`` where an option was no plain value, no recorded class and no import path of such a package.
     """
     part = functools.partial(build, trust=trust, chosen=chosen)
     if isinstance(description, list):

@@ -172,12 +172,8 @@ class ShardActors:
     ) -> ray.ObjectRef[Any]:
         """Calls a method of a shard without waiting; calls of one shard run in order.
 
-        Args:
-            shard, method, arguments: what to call.
-            limit_s: seconds beyond those of other methods before the shard counts as hung.
-            steps, td_errors: sent with the call, which are lost with the shard.
-            then: called with the value of the answer by the :meth:`settle` that finds it.
-            failed: called with the error that the method has raised, which that :meth:`settle` raises otherwise.
+        It may take ``limit_s`` longer than others; ``steps`` and ``td_errors`` are lost with the shard. The
+        :meth:`settle` that finds the answer calls ``then``, or ``failed`` with an error, which it raises otherwise.
         """
         answer = getattr(self.handles[shard], method).remote(*arguments)
         if not self._pending[shard]:  # else the shard is at work on an earlier call, which has its own time
@@ -241,11 +237,8 @@ class ShardActors:
     def values_of(self, sent: CallOfAll, *, again: bool = False) -> list[Any]:
         """Waits for the answers of all shards, except of those that were late before; returns their values.
 
-        Raises:
-            TimeoutError: some have not answered in time; it names them. They do what they were sent once they answer.
-            ShardLostError: a shard was lost; raised after all others have finished. With ``again`` the same call is
-                sent to the shard that was started in its place.
-            Exception: what a shard has raised, after all have finished.
+        Raises, once all have finished, what a shard has raised, or ``ShardLostError``; with ``again`` the call is sent
+        anew to a shard that was lost. ``TimeoutError`` names those that do what they were sent later.
         """
         deadline = time.monotonic() + sent.limit_s
         while missing := [shard for shard in sent.answers if shard not in sent.values | sent.errors]:
@@ -478,9 +471,16 @@ class Losses:
     counts: Counts = field(default_factory=Counter)  # of their last reports
 
     def state(self) -> dict[str, Any]:
-        counts = [[*key, amount] for key, amount in self.counts.items()]
-        return {"counts": counts, "rows": self.rows, "td_errors": self.td_errors}
+        return {"counts": listed(self.counts), "rows": self.rows, "td_errors": self.td_errors}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.rows, self.td_errors = state["rows"], state["td_errors"]
-        self.counts = Counter({(name, module_id): amount for name, module_id, amount in state["counts"]})
+        self.counts = counts_of(state["counts"])
+
+
+def listed(counts: Counts) -> list[list[Any]]:  # as they are saved
+    return [[*key, amount] for key, amount in counts.items()]
+
+
+def counts_of(saved: Iterable[Sequence[Any]]) -> Counts:
+    return Counter({(counter, owner): amount for counter, owner, amount in saved})

@@ -66,10 +66,7 @@ class Coordinator:
         self._shares: dict[int, DrawnRows] = {}  # of the last one, by rank, those that were not taken
 
     def call(self, caller: str, method: str, timeout_s: float, arguments: tuple[Any, ...]) -> Any:
-        """Calls a method of this object for another process, in which an object of its own id waits ``timeout_s``.
-
-        Before anything is done, it raises what a shard has raised for feedback that the same caller gave before.
-        """
+        """Calls a method for the process ``caller``, or raises what a shard has raised for its earlier feedback."""
         with self._lock:
             self._call.caller, self._call.deadline = caller, time.monotonic() + timeout_s
             # Not in the middle of an extend, whose rows are on their way.

@@ -138,11 +138,7 @@ class DividedDraws:
         signals: Mapping[str, np.ndarray] | None = None,
         failed: Callable[[Exception], object] | None = None,
     ) -> None:
-        """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows, without waiting.
-
-        Those of rows of a shard that was lost since are dropped and counted. Errors of the actors go to ``failed``, see
-        :meth:`~lightning_replay.sharded.actors.ShardActors.send`.
-        """
+        """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows; drops those of shards lost since."""
         check_td_errors(td_errors, len(index))
         ids = row_ids_of(index, generation)
         # A slot of a shard that was started again holds another row, whatever its generation.

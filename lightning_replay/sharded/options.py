@@ -160,14 +160,9 @@ class ReplayOptions:
 
 
 def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:
-    """Returns the options of the replay in one shard.
+    """Returns the options of the replay in one shard, or without ``number`` of that by whose sampler draws are divided.
 
-    Every capacity is divided by the number of shards and rounded up, also those of tables, which hold at least a
-    history. Files of ``memmap`` lie in a folder for each shard, on the shard's node. Without a ``number``, they are the
-    options of the replay without rows by whose sampler draws are divided.
-
-    Raises:
-        ValueError: more shards than rows.
+    Capacities, also of tables, are divided by the number of shards and rounded up; ``memmap`` gets a folder for each.
     """
     divided = dict(options)
     memmap = divided.pop("memmap", None)

@@ -546,10 +546,7 @@ class Connection:
 
     @classmethod
     def start(cls, name: str, wait_timeout_s: float, options: ReplayOptions) -> Connection:
-        """Connects to the coordinator of a name; where there is none, starts it and its shards.
-
-        It is on the node of this process as far as there is room.
-        """
+        """Connects to the coordinator of a name, or starts it, on this node if there is room, and its shards."""
         with suppress(ValueError):  # no such actor
             return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
         check_room(options.shards)
@@ -570,13 +567,7 @@ class Connection:
         return connection
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Calls a method until its result is another than :class:`~lightning_replay.sharded.coordinator.NotYet`.
-
-        Raises:
-            TimeoutError: it has taken longer than ``timeout_s``; it names the shards that have not answered.
-            RuntimeError: the replay was stopped, or its process was lost.
-            Exception: what the method has raised.
-        """
+        """Calls a method until it returns another result than :class:`~lightning_replay.sharded.coordinator.NotYet`."""
         limit_s = self.wait_timeout_s if timeout_s is None else timeout_s
         deadline, pause = time.monotonic() + limit_s, _FIRST_PAUSE_S
         while isinstance(result := self._call(method, arguments, deadline - time.monotonic()), NotYet):

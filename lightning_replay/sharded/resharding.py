@@ -81,10 +81,7 @@ class ReshardedRows:
         return max(self._names, default=-1) + 1
 
     def store(self, replay: Replay) -> TensorDictBase | None:
-        """Stores the rows in a new replay, the oldest first; where there are more than it holds, the newest stay.
-
-        Returns them all, TensorDict ``[N]``, ``None`` if there are none.
-        """
+        """Stores the rows in a new replay, which keeps the newest, and returns all of them; ``None`` without any."""
         if not self._rows:
             return None
         # By place in their replays, so that the oldest rows of all come first.
@@ -105,11 +102,7 @@ class ReshardedRows:
 
 
 def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the episode of each row, int64 ``[N]``, oldest first, and the number of its trajectory, 0 without one.
-
-    Episodes are numbered here; consecutive rows of a trajectory are of one, unless it ended between them or the replay
-    does not link them.
-    """
+    """Returns the episode of each row, int64 ``[N]``, numbered here, and the number of its trajectory (0 without)."""
     storage, count = replay.storage, len(slots)
     assert isinstance(storage, PackedStorage), "recipes have no other"
     trajectory, done = read_trajectory(storage, slots), storage.column(("next", "done"), slots)

@@ -51,17 +51,11 @@ def write_shards(
     previous: Path | None,
     *arguments: Any,
 ) -> None:
-    """Lets every shard write into a folder of its own, then writes the state and the manifest.
+    """Lets every shard write into a folder of its own, then writes the ``state`` of that moment and the manifest.
 
     After an error, or when this process is killed, ``folder`` holds the save before; what the next save finds of this
-    one it removes. Errors are those of :meth:`ShardedReplay.save <lightning_replay.sharded.replay.ShardedReplay.save>`.
-
-    Args:
-        shards, folder, names: what to write, and where to.
-        state: returns what is saved beside the shards, once they were sent the call: tensors and plain values.
-        fields: of the manifest, beside those of every save.
-        previous: the folder of an earlier save of as many shards, whose unchanged files are linked.
-        arguments: further ones of the shards' ``save``.
+    one it removes. Unchanged files of ``previous``, a save of as many shards, are linked. Errors are those of
+    :meth:`ShardedReplay.save <lightning_replay.sharded.replay.ShardedReplay.save>`.
     """
     shards.start_lost()  # a save without a shard's rows would be no save
     count, earlier = len(shards), _folders_in(previous, names)
@@ -114,14 +108,10 @@ def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | No
 def load_shards(
     shards: ShardActors, folder: Folder, saved: SavedShards, *fields: Any
 ) -> Callable[[Callable[[list[Any]], None]], None]:
-    """Lets every shard read a save without using it yet; of other shards than there are, episodes are dealt out anew.
+    """Lets every shard read a save (with ``fields`` of its ``stage``) without using it yet.
 
-    Returns a function that lets all shards use it. It is given another one, which is called with what the shards have
-    answered and restores the state beside them, once every shard uses the save or is started again with it.
-
-    Args:
-        shards, folder, saved: which read, and the save.
-        fields: further arguments of the shards' ``stage``.
+    Returns a function that lets all use it; the function that it is given restores the state beside them, and gets what
+    the shards have answered.
     """
     shards.start_lost()
     seen = folders_of_shards(shards, folder, saved.data)

@@ -85,11 +85,7 @@ class ReplayShard:
         return self._answer(slots)
 
     def draw(self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], *request: Any) -> Answer:
-        """Draws this shard's rows of a batch, and keeps them in the object store until they are fetched.
-
-        ``parts`` has no module without rows; the clocks are those of all shards together. Returns a
-        :class:`~lightning_replay.sharded.actors.RemotePart` by module.
-        """
+        """Draws this shard's rows of a batch, which wait in the object store; returns a ``RemotePart`` by module."""
         replays, drawn = self.replays, {}
         for name, part in parts.items():
             # A part is left out where all priorities have become 0 since the draw was divided.
@@ -133,21 +129,16 @@ class ReplayShard:
         return self._answer(Path(folder).is_dir())
 
     def save(self, folder: Folder, previous: Folder | None, *fields: Any) -> Answer:
-        """Saves into a folder, by a temporary one of this node where it is on another file system.
-
-        Returns the bytes of all files, and of those written.
-        """
+        """Saves into a folder; returns the bytes of all files, and of those written."""
         with folder.to_write() as local:
             size = self._write(local, None if previous is None else previous.local, *fields)
         return self._answer(tuple(size))
 
     def stage(self, folders: Sequence[Folder], is_of_shards: bool) -> Answer:
-        """Reads a save without using it yet; an error where it is damaged or cannot be used here.
+        """Reads a save, of shards in their ``folders`` or of a replay without, and does not use it yet.
 
-        ``folders`` are those of every shard saved, or that of a replay without shards, whose rows do not have
-        trajectory numbers as shards store them. Of another number than there are shards, episodes are dealt out anew.
-
-        Returns how many rows this shard holds of it, and the layout of all where they were dealt out.
+        Of another number than there are shards, episodes are dealt out anew. Returns how many rows this shard holds of
+        it, and the layout of all where they were dealt out.
         """
         self._staged = None  # of a save that another shard could not read
         staged, layout = self._build(self._number, self._num_shards), None

@@ -201,13 +201,9 @@ def _steps_apart(frames, depth):  # type: ignore[no-untyped-def]
 
 @compiled
 def gather(rows, frames, pool, stacks):  # type: ignore[no-untyped-def]
-    """Copies the frames of rows into their two stacks; a frame at the end of one and start of the other is read once.
+    """Copies the frames, unsigned words ``[F, W]``, of rows, int64 ``[N]``, into their two stacks ``[2 * N * k * W]``.
 
-    Args:
-        rows: int64 ``[N]``.
-        frames: int32 ``[M, 2 k]``, of all rows.
-        pool: unsigned words ``[F, W]``.
-        stacks: unsigned words ``[2 * N * k * W]``, the result.
+    A frame at the end of one and the start of the other is read once.
     """
     depth, words = frames.shape[1] // 2, pool.shape[1]
     both = stacks.reshape(2, rows.size, depth, words)

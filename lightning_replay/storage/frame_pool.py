@@ -18,17 +18,11 @@ _WORDS = ((8, torch.int64, np.uint64), (4, torch.int32, np.uint32), (2, torch.in
 
 
 class Found(NamedTuple):
-    """Frames of two stacks ``[N, k, ...]`` each, as they were found in a pool.
+    """Frames of two stacks ``[N, k, ...]`` each, as they were found in a pool."""
 
-    Attributes:
-        frames: int32 ``[N, 2 k]``, the place in the pool, or ``-1 - number`` for a new frame.
-        sources: int64 ``[new]``, where each new one comes first in it, flattened.
-        hashes: int64 ``[new]``.
-    """
-
-    frames: np.ndarray
-    sources: np.ndarray
-    hashes: np.ndarray
+    frames: np.ndarray  # int32 [N, 2 k], the place in the pool, or -1 - number for a new frame
+    sources: np.ndarray  # int64 [new], where each new one comes first in it, flattened
+    hashes: np.ndarray  # int64 [new]
 
 
 FrameIndex = tuple[np.ndarray, np.ndarray, np.ndarray]  # hashes, heads and following, as in the compiled loops
@@ -158,6 +152,7 @@ class FramePool:
         shape: of a frame, uint8.
         device: where they are kept.
         memmap: a directory for a scratch file that holds them.
+        beside: bytes that must be free for others, too.
 
     Raises:
         MemoryError: they do not fit.
@@ -173,16 +168,20 @@ class FramePool:
 
     @torch.inference_mode(False)
     def __init__(
-        self, capacity: int, shape: torch.Size, device: str | torch.device = "cpu", memmap: str | None = None
+        self,
+        capacity: int,
+        shape: torch.Size,
+        device: str | torch.device = "cpu",
+        memmap: str | None = None,
+        beside: int = 0,
     ) -> None:
         self.capacity = capacity
         self.shape = shape
         self.frame_bytes: int = shape.numel()
         count = capacity + 1
-        breakdown = f"{count:,} frames of {self.frame_bytes:,} bytes"
-        words = allocate_rows(
-            -(-count * self.frame_bytes // 8), 1, torch.device(device), memmap, breakdown, as_written=True
-        )
+        breakdown = f"{count:,} frames of {self.frame_bytes:,} bytes, {beside:,} bytes of rows and other frames"
+        num_words, device = -(-count * self.frame_bytes // 8), torch.device(device)
+        words = allocate_rows(num_words, 1, device, memmap, breakdown, as_written=True, beside=beside)
         self.frames: Tensor = words.view(-1).view(torch.uint8)[: count * self.frame_bytes].view(count, self.frame_bytes)
         self.frames[0] = 0
         self.snapshots: Snapshots = Snapshots()
@@ -245,11 +244,8 @@ class FramePool:
     def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
         """Stores two stacks ``[N, k, *shape]`` and returns their frames, int32 ``[N, 2 k]``.
 
+        ``found`` is of :meth:`find`, with nothing changed since; the frames ``given_up``, int32, lose a reference each.
         Too few free ones are a ``RuntimeError``, and nothing has changed.
-
-        Args:
-            found: of :meth:`find`, with nothing changed since.
-            given_up: int32, frames of rows that are overwritten, which lose a reference each; 0 is none.
         """
         self.check_room(found, given_up)
         count = len(found.sources)

@@ -188,12 +188,7 @@ class FrameStorage(PackedStorage):
         return self.frames_missing(values, slots) == 0
 
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
-        """Returns how many frames lack to write the values of :meth:`checked_values`; 0 if they fit.
-
-        Of several columns the number of the one that lacks the most.
-
-        ``slots``, int64 ``[N]``, are where they are to be written, whose frames become free; ``None`` for empty ones.
-        """
+        """Returns how many frames lack, of the worst column, to write :meth:`checked_values`; 0 if they fit."""
         assert self._images is not None
         most = len(values[0]) * 2 * self.frame_stack
         if all(most <= images.pool.num_free for images in self._images):
@@ -241,11 +236,7 @@ class FrameStorage(PackedStorage):
                 buffer.on_evict(index)
 
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
-        """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots, all different.
-
-        Raises:
-            RuntimeError: too few frames are free; nothing is written.
-        """
+        """Writes :meth:`checked_values` into a slice or int64 ``[N]``; lacking frames are a ``RuntimeError``."""
         assert self._images is not None
         if not len(values[0]):
             return
@@ -299,11 +290,7 @@ class FrameStorage(PackedStorage):
         return stacks if len(shape) == 1 else tuple(stack.view(*shape, *stack.shape[1:]) for stack in stacks)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
-        """Returns rows, their stacks rebuilt, as a copy; see :class:`~lightning_replay.storage.PackedStorage`.
-
-        Raises:
-            RuntimeError: the storage is empty, or a row was released.
-        """
+        """Returns rows as a copy, their stacks rebuilt; ``RuntimeError`` if it is empty, or a row was released."""
         if self._outer_layout is None or self._images is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
@@ -381,15 +368,19 @@ class FrameStorage(PackedStorage):
         # Frames and rows get memory, or neither does.
         kinds = {key: (dtype, shape) for key, dtype, shape in leaves}
         stacks = {key: kinds[key] for key in self._given_images}
-        pools = []
+        several = [len(self.image_keys)] if len(self.image_keys) > 1 else []
+        numbers_of_row = (FRAMES, torch.int32, torch.Size([*several, 2 * self.frame_stack]))
+        packed = [leaf for leaf in leaves if leaf[0] not in stacks]
+        layout = RowLayout([*packed, numbers_of_row, (GENERATION, torch.int64, torch.Size([]))])
+        pools: list[FramePool] = []
         for key in self.image_keys:
             _, shape = kinds[key]
             frame = shape if self._is_image(shape) else shape[1:]
-            pools.append(FramePool(self.frame_capacity, frame, self.device, self._memmap))
-        several = [len(pools)] if len(pools) > 1 else []
-        frames = (FRAMES, torch.int32, torch.Size([*several, 2 * self.frame_stack]))
-        packed = [leaf for leaf in leaves if leaf[0] not in stacks]
-        self._allocate(RowLayout([*packed, frames, (GENERATION, torch.int64, torch.Size([]))]))
+            # A CPU's memory still counts as free where no frame was written.
+            taken = sum(pool.frames.nbytes for pool in pools) if torch.device(self.device).type == "cpu" else 0
+            beside = self.capacity * layout.row_bytes + taken
+            pools.append(FramePool(self.frame_capacity, frame, self.device, self._memmap, beside))
+        self._allocate(layout)
         assert self._storage is not None and self.layout is not None
         self._live = self._looked_up = None
         self._frames_of = numbers = self._storage.get(FRAMES)
@@ -403,10 +394,7 @@ class FrameStorage(PackedStorage):
         logger.info("room for %s frames of %s bytes is taken as frames come, with about 25 bytes more for each", *sizes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of packed rows and the frames that are used, uint8 ``[F, bytes]`` (a view, not a copy).
-
-        With several columns of images ``frames`` and ``frame_shape`` are lists.
-        """
+        """Returns the state of packed rows and the frames used (a view), in lists if there are several columns."""
         state = super().state_dict()
         if self._images is None:
             return state | {"frames": None, "frame_shape": None, "live": None}

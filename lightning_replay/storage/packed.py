@@ -557,12 +557,7 @@ class PackedStorage(LazyTensorStorage):
                 self.snapshots.close(rows)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; a refused state changes nothing.
-
-        Raises:
-            ValueError: another capacity was saved, or rows that do not fit their layout.
-            MemoryError: the rows do not fit.
-        """
+        """Restores what :meth:`state_dict` returned; a refused state changes nothing."""
         self.check_writable()
         layout = self._saved_layout(state_dict)
         least = max(self._least_generation, state_dict["least_generation"])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -109,10 +109,7 @@ class RowLayout:
         return views
 
     def replacing(self, key: Key, outside: Sequence[Key], order: Sequence[Key]) -> RowLayout:
-        """Returns the layout of the same rows that are unpacked with columns kept ``outside`` in place of ``key``.
-
-        ``order`` has the keys of all columns that are returned.
-        """
+        """Returns the layout of rows that are unpacked in ``order``, with columns ``outside`` in place of ``key``."""
         layout, kind = copy.copy(self), self.columns[key][0]
         if not any(dtype == kind for other, (dtype, _) in self.columns.items() if other != key):
             # The only column of its dtype need not be cut out of the rows.
@@ -129,11 +126,7 @@ class RowLayout:
 
     @classmethod
     def from_description(cls, description: Sequence[dict[str, Any]]) -> RowLayout:
-        """Returns the layout that :meth:`description` described.
-
-        Raises:
-            TypeError: a dtype that is none.
-        """
+        """Returns the layout that :meth:`description` described; ``TypeError`` for a dtype that is none."""
         leaves = []
         for leaf in description:
             dtype = getattr(torch, leaf["dtype"])
@@ -177,10 +170,7 @@ def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
 
 
 def frames_by_column(state: Mapping[str, Any]) -> list[tuple[Key, Any, Sequence[int]]]:
-    """Returns key, frames ``[F, bytes]`` and the shape of a frame of each column of images in the state of a storage.
-
-    Empty where no frames are stored once.
-    """
+    """Returns key, frames ``[F, bytes]`` and shape of one of each column of images in the state of a storage."""
     frames, shapes = state.get("frames"), state.get("frame_shape")
     if frames is None:
         return []
@@ -257,3 +247,12 @@ def leaves_of(row: TensorDictBase) -> list[Leaf]:
         else:
             leaves.append(((name,), value.dtype, value.shape))
     return leaves
+
+
+def each_part(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns the same tree of dictionaries with the function's value in place of each array."""
+    if isinstance(value, Mapping):
+        return {str(name): each_part(part, function) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return {str(place): each_part(part, function) for place, part in enumerate(value)}
+    return function(value)

@@ -140,7 +140,7 @@ class RelabelGoals(ReplayTransform):
         )
 
     def check_buffer(self, replay: Any) -> None:
-        if isinstance(replay.sampler, PairSampler) or replay.sequence_length or replay.needs_consecutive_rows:
+        if isinstance(replay.sampler, PairSampler) or replay.needs_consecutive_rows:
             raise ValueError(
                 f"RelabelGoals got a buffer with a {replay.sampler_name}; rows with goals of their own make neither "
                 "pairs nor sequences. Use a sampler of single rows, such as UniformSampler"

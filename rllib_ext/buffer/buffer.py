@@ -401,12 +401,10 @@ class ModuleOptions:
 
 
 class ModuleReplay:
-    """A :class:`~lightning_replay.replay.Replay` for RLlib's episodes, TD errors and Learners.
+    """A :class:`~lightning_replay.replay.Replay` of a module, for RLlib's episodes, TD errors and Learners.
 
     Call :meth:`flatten` and :meth:`add` with the episodes of EnvRunners, :meth:`draw` for a batch, :meth:`expect` with
     the order in which its TD errors will come back, and :meth:`update` with them.
-
-    It is built from the options of the module ``name``; errors as :func:`~rllib_ext.buffer.building.build_replay`.
     """
 
     def __init__(self, options: ModuleOptions, name: str, several_agents: bool) -> None:

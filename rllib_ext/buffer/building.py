@@ -47,11 +47,7 @@ _LISTS = (*_CLASSES, "conditions")
 
 
 def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Returns = (1, 0.99)) -> Replay:
-    """Builds the buffer of a recipe, or of parts where ``recipe`` is ``None``.
-
-    Options are those of :func:`rllib_ext.replay_config`, each as :func:`built` takes it. ``returns`` are length and
-    discount, where rows are kept by importance and returns are formed before they are stored.
-    """
+    """Builds the buffer of a recipe, or of parts without one; ``returns`` are of rows that are kept by importance."""
     for name in options:
         if name in _SET_BY_RLLIB:
             raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
@@ -191,11 +187,7 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
 
 
 class MinSizes:
-    """Sets the least sizes of tables that were not given to the size of the batch, which RLlib passes with each draw.
-
-    RLlib draws as soon as its warm-up is over: while no table with a share holds a whole batch, the longest is drawn
-    from. A ``min_size`` that is given in the ``options`` of the recipe is kept.
-    """
+    """Gives tables without a least size that of the batch; while none holds as many rows, the longest is drawn from."""
 
     def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
         from lightning_replay.samplers.tables import ScheduledSampler, TableShares

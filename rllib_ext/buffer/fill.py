@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 
 from lightning_replay.envs.fitting import bounds_of, outside_bounds
 from lightning_replay.episodes.links import trajectory_of
+from lightning_replay.options import check_kind
 from lightning_replay.replay import Replay
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.episodes import TASK
@@ -62,8 +63,7 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
             f"the algorithm's replay buffer is a {type(buffer).__name__}; fill works with "
             ".training(replay_buffer_config=rllib_ext.replay_config(...))"
         )
-    if not isinstance(replay, Replay):
-        raise TypeError(f"replay is a {type(replay).__name__}; a lightning_replay.Replay is accepted, see load_replay")
+    check_kind("replay", replay, Replay, "a lightning_replay.Replay, see load_replay")
     name = _module_of(algorithm, module_id)
     config = algorithm.config
     special = (config.replay_buffer_config.get("modules") or {}).get(name, {})
@@ -111,10 +111,7 @@ def episodes_of(
     normalized: bool,
     infos: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[SingleAgentEpisode]:
-    """Returns the newest ``most`` rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
-
-    The columns of ``infos``, by the info's name, become infos of the steps.
-    """
+    """Returns the newest ``most`` rows of a replay as episodes, with columns of infos by name; see :func:`fill`."""
     rows = _newest_rows(replay, most)
     return _episodes(
         rows,

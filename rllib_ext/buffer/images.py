@@ -16,15 +16,11 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-    from lightning_replay.storage.frames import FrameStorage
     from rllib_ext.episodes import Columns
 
 
 def image_columns(image_key: Any) -> Any:
-    """Returns the columns of the stacks: those of the entries of Dict or Tuple observations that ``image_key`` names.
-
-    A tuple names one nested entry, a list several; ``None`` is the observation.
-    """
+    """Returns the columns of entries of the observations: a tuple names a nested one, a list several, ``None`` all."""
     if isinstance(image_key, list):
         return [image_columns(tuple(entry) if isinstance(entry, list) else entry) for entry in image_key]
     entries = () if image_key is None else image_key if isinstance(image_key, tuple) else (image_key,)
@@ -37,32 +33,24 @@ def check_stacks(storage: Any, observation: Columns) -> None:
 
     if not isinstance(storage, FrameStorage):
         return
-    for key in storage.image_keys:
-        _check_stack(storage, key, observation)
-
-
-def _check_stack(storage: FrameStorage, key: tuple[str, ...], observation: Columns) -> None:
-    stack = storage.frame_stack
-    leaf = next((leaf for leaf in observation.leaves if leaf.key == key), None)
-    if leaf is None:
-        entries = ["/".join(leaf.key) for leaf in observation.leaves]
-        raise ValueError(
-            f"frame_stack is {stack}, and {'/'.join(key)} is no stack of frames: the observations have "
-            f"{', '.join(entries)}. Name the entry by image_key, as image_key='camera', several by a list and a nested "
-            "one by a tuple (in YAML a list in the list), and leave it out where the observation itself is the stack. "
-            "Nothing was stored"
-        )
-    if leaf.dtype == np.uint8 and storage.takes_shape(leaf.shape):
-        return
-    raise ValueError(
-        f"{'/'.join(leaf.key)} is {leaf.dtype} {list(leaf.shape)}, and frame_stack={stack} stores frames of stacks "
-        f"uint8 [{stack}, H, W], oldest first (frame_stack=1 also images without that axis). Give such observations to "
-        f"the algorithm: lightning_replay.envs:Atari-v0 "
-        f"has them, and gymnasium.wrappers.FrameStackObservation(env, {stack}) makes them of images; leave out "
-        "wrappers and connectors that make floats of them or put the frames last, as RLlib's "
-        "wrap_atari_for_new_api_stack does (rllib_ext.configure gives DQN a module that takes bytes). "
-        "Nothing was stored"
-    )
+    stack, leaves = storage.frame_stack, {leaf.key: leaf for leaf in observation.leaves}
+    for name, leaf in (("/".join(key), leaves.get(key)) for key in storage.image_keys):
+        if leaf is None:
+            raise ValueError(
+                f"frame_stack is {stack}, and {name} is no stack of frames: the observations have "
+                f"{', '.join(map('/'.join, leaves))}. Name the entry by image_key, as image_key='camera', several by a "
+                "list and a nested one by a tuple (in YAML a list in the list), and leave it out where the observation "
+                "itself is the stack. Nothing was stored"
+            )
+        if leaf.dtype != np.uint8 or not storage.takes_shape(leaf.shape):
+            raise ValueError(
+                f"{name} is {leaf.dtype} {list(leaf.shape)}, and frame_stack={stack} stores frames of stacks uint8 "
+                f"[{stack}, H, W], oldest first (frame_stack=1 also images without that axis). Give such observations "
+                "to the algorithm: lightning_replay.envs:Atari-v0 has them, and gymnasium.wrappers."
+                f"FrameStackObservation(env, {stack}) makes them of images; leave out wrappers and connectors that "
+                "make floats of them or put the frames last, as RLlib's wrap_atari_for_new_api_stack does "
+                "(rllib_ext.configure gives DQN a module that takes bytes). Nothing was stored"
+            )
 
 
 def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> None:

@@ -13,6 +13,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from lightning_replay.sharded.actors import Counts, counts_of, listed
 from rllib_ext.episodes import FragmentTracker
 
 # counter -> keys of the sum since the last call, and over the whole run
@@ -43,7 +44,6 @@ _PRIORITIES_PER_CALL = 100_000  # that are summed up, on average
 FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
 Modules = Mapping[str, Any]  # of the buffer, whose module needs this one: ModuleReplay by name
-Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums of all modules under the module ""
 
 
 class BufferMetrics:
@@ -62,10 +62,9 @@ class BufferMetrics:
     """
 
     def __init__(self) -> None:
-        self.counts: Counts = Counter()  # of each module and agent
+        self.counts: Counts = Counter()  # by counter and by module or agent; sums of all modules under the module ""
         self._environment = FragmentTracker()  # stays empty where there is one agent
         self._log = CounterLog()
-        self._calls = self._reported = 0
         self._stats: dict[str, dict[str, Any]] = {}
         self._stats_read: dict[str, int] = {}  # in which call
 
@@ -85,13 +84,12 @@ class BufferMetrics:
 
     def report(self, modules: Modules, draws_per_report: int) -> dict[str, Any]:
         """Returns the metrics where they are due, and nothing otherwise. Call it once per draw."""
-        self._calls += 1
-        return self.remaining(modules) if self._calls - self._reported >= draws_per_report else {}
+        self._log.calls += 1
+        return self.remaining(modules, draws_per_report)
 
-    def remaining(self, modules: Modules) -> dict[str, Any]:
-        if self._calls == self._reported:
+    def remaining(self, modules: Modules, draws: int = 1) -> dict[str, Any]:
+        if not self._log.is_due(draws):
             return {}
-        self._reported = self._calls
         rows = {name: len(module) for name, module in modules.items()}
         counts = self.totals(modules)
         self._log.totals(counts, self.env_steps_stored(modules), rows)
@@ -111,17 +109,14 @@ class BufferMetrics:
 
     def state(self) -> dict[str, Any]:
         return {
-            "counts": [[*key, amount] for key, amount in self.counts.items()],
-            "logged": [[*key, amount] for key, amount in self._log.logged.items()],
+            "counts": listed(self.counts),
+            "logged": listed(self._log.logged),
             "environment": self._environment.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         # Increases logged before the save are not logged again.
-        self.counts, self._log.logged = (
-            Counter({(counter, module): amount for counter, module, amount in state[name]})
-            for name in ("counts", "logged")
-        )
+        self.counts, self._log.logged = counts_of(state["counts"]), counts_of(state["logged"])
         self._environment.load_state(state["environment"])
         self._stats.clear()
 
@@ -141,11 +136,9 @@ class BufferMetrics:
 
     def stats_due(self, modules: Modules, draws_per_report: int) -> dict[str, dict[str, Any]]:
         """Returns :meth:`stats` of each module where they are due, first at once. Call it once per draw."""
-        self._calls += 1
-        if self._reported and self._calls - self._reported < draws_per_report:
-            return {}
-        self._reported = self._calls
-        return {name: self.stats(name, module) for name, module in modules.items()}
+        self._log.calls += 1
+        is_due = self._log.is_due(draws_per_report if self._log.reported else 1)
+        return {name: self.stats(name, module) for name, module in modules.items()} if is_due else {}
 
     def stats(self, name: str, module: Any) -> dict[str, Any]:
         from lightning_replay.parts import first_of
@@ -176,8 +169,8 @@ class BufferMetrics:
         calls_between = entries // _ENTRIES_PER_CALL
         if module.replay.is_prioritized:
             calls_between = max(calls_between, len(module) // _PRIORITIES_PER_CALL)
-        if name not in self._stats or self._calls - self._stats_read[name] > calls_between:
-            self._stats[name], self._stats_read[name] = module.replay.stats(), self._calls
+        if name not in self._stats or self._log.calls - self._stats_read[name] > calls_between:
+            self._stats[name], self._stats_read[name] = module.replay.stats(), self._log.calls
         return self._stats[name]
 
 
@@ -187,6 +180,15 @@ class CounterLog:
     def __init__(self) -> None:
         self.logger: MetricsLogger = MetricsLogger(root=False)
         self.logged: Counts = Counter()
+        self.calls: int = 0
+        self.reported: int = 0
+
+    def is_due(self, draws: int) -> bool:
+        """Returns whether there were so many calls since it was due."""
+        if self.calls - self.reported < draws:
+            return False
+        self.reported = self.calls
+        return True
 
     def totals(self, counts: Counts, env_steps_stored: int, rows: Mapping[str, int]) -> None:
         """Logs sums over the whole run, and what is stored: steps of the environment, and rows by module."""

@@ -24,11 +24,9 @@ MAX_LAG = 16  # calls of add() without a step of an episode, after which its par
 
 
 class SampledReturns(Seeded, EpisodeTracker):
-    """Forms returns over ``n_step`` steps, or over a number drawn for each row from a closed interval.
+    """Forms returns over ``n_step`` steps, or a number drawn for each row; shorter where an episode ends earlier.
 
-    RLlib passes ``n_step`` and ``gamma`` when it samples: call :meth:`set_length` before each draw. Where an episode,
-    or its stored part, ends earlier, the return is shorter, see ``steps_to_next_obs``. RLlib's own buffers draw another
-    row instead, and so never start in the last ``n_step - 1`` steps of an episode.
+    Call :meth:`set_length` before each draw. RLlib's own buffers draw another row instead of a shorter return.
     """
 
     def __init__(self, seed: int | None = None) -> None:

@@ -114,12 +114,7 @@ class Sequences(NamedTuple):
 def read_episodes(
     drawn: Sequences, storage: Storage, columns: Mapping[str, Columns], module_id: str | None = None
 ) -> list[SingleAgentEpisode]:
-    """Returns the drawn sequences as episodes of NumPy arrays, in their order.
-
-    Each begins at the step it was drawn from, with the step before as its lookback where there is one: that step's
-    ``state_out`` is the state in which the sequence begins, and connectors that add the previous action find it. Extra
-    model outputs are ``state_out``, and ``weights`` and ``n_step`` as RLlib's buffers add them.
-    """
+    """Returns the drawn sequences as episodes, the step before each, with its ``state_out``, as the lookback."""
     observation, action, state_out = (columns[name] for name in ("observation", "action", "state_out"))
     slots = torch.cat((drawn.before.unsqueeze(1), drawn.slots), dim=1)
     used = (torch.arange(slots.shape[1], device=slots.device) <= drawn.lengths.unsqueeze(1)) & (slots >= 0)

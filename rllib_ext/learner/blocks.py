@@ -138,10 +138,7 @@ class TransitionBlock(SingleAgentEpisode):
 
 
 class FlaggedBlock(TransitionBlock):
-    """Unrelated transitions of which any can be terminated or truncated: flags of each row, bool ``[n]``.
-
-    An episode has one end; :class:`~rllib_ext.learner.remote_blocks.AddFlagsFromBlocks` reads both flags from ``ends``.
-    """
+    """Unrelated transitions of which any can be terminated or truncated: ``ends`` are flags of rows, bool ``[n]``."""
 
     @property
     def is_terminated(self) -> bool:
@@ -177,10 +174,7 @@ class Piece(NamedTuple):
 
 
 class BatchCutter:
-    """Columns of a drawn batch as NumPy arrays, from which blocks or single-row episodes are cut.
-
-    ``observation`` and ``action`` are how their columns nest; ``module_id`` is given where there are several agents.
-    """
+    """Columns of a drawn batch as NumPy arrays, from which blocks or single-row episodes are cut."""
 
     def __init__(
         self, batch: TensorDictBase, observation: Columns, action: Columns, module_id: str | None = None

@@ -23,13 +23,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class RemoteBlock:
-    """The rows of one module in a batch, by reference; the driver slices it as it does episodes, and moves no rows.
-
-    :class:`BlockReader` replaces it in a Learner by a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
-
-    ``spans`` are where in a flagged block each row is, in order. After ``timeout_s`` a Learner counts rows as lost that
-    it could not fetch.
-    """
+    """The rows of one module in a batch, by reference; the driver slices it as it does episodes, and moves no rows."""
 
     def __init__(
         self,
@@ -60,11 +54,7 @@ class RemoteBlock:
 
 
 class BlockReader:
-    """Fetches the rows of remote blocks in a Learner.
-
-    Rows of a shard that was lost after the draw are replaced by others with a weight of 0: the Learner learns nothing
-    from them, and their TD errors, which are dropped, keep the others in their order.
-    """
+    """Fetches the rows of remote blocks in a Learner; those that were lost are replaced by others of weight 0."""
 
     def __init__(self) -> None:
         self.num_lost: int = 0

@@ -44,10 +44,7 @@ def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored
 
 
 def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any) -> None:
-    """Refuses an evaluation on the EnvRunners that train; the callback ``on_evaluate_start``.
-
-    Warns of held-out levels that were trained on, which happens if the level set is unbounded.
-    """
+    """Refuses an evaluation on the EnvRunners that train; warns of held-out levels that were trained on."""
     if algorithm.eval_env_runner_group is None:
         raise ValueError(
             "evaluate() would run on the EnvRunners that train, on levels of the training buffer; give evaluation its "

@@ -39,10 +39,7 @@ def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
 def begin_episode(
     *, episode: Any, env_runner: Any, env: Any, env_index: int, held_out: Sequence[int], **ignored: Any
 ) -> None:
-    """Sets the level of an episode, also in its custom data; the callback ``on_episode_created``, before the reset.
-
-    Environments that evaluate play levels of ``held_out``.
-    """
+    """Sets the level of an episode, in evaluation one of ``held_out``; the callback ``on_episode_created``."""
     played = env.envs[env_index]
     if env_runner.config.in_evaluation:
         level_id = test_of(env_runner, held_out).level_of(env_index, played)

@@ -24,11 +24,7 @@ _NOTES = "level_notes"  # in the data that connector pieces share
 
 
 class NoteFragments(ConnectorV2):
-    """Notes the fragments as the first piece of a Learner's pipeline.
-
-    RLlib's next piece adds a step to each of them, and changes its id and end. ``with_logits`` notes the logits of the
-    policy that acted too.
-    """
+    """Notes the fragments, with the logits of the policy that acted; RLlib's next piece adds a step to each of them."""
 
     def __init__(self, *, with_logits: bool) -> None:
         super().__init__()
@@ -95,16 +91,13 @@ def score_only(learner: Any, *, episodes: Sequence[Any]) -> None:
 
 
 def train_without_scored(learner_group: Any, server: Any) -> None:
-    """Replaces the ``update`` of a LearnerGroup, so that episodes played for their score alone give no gradients.
-
-    One Learner of PPO values them: new levels of robust PLR, children of ACCEL.
-    """
+    """Replaces the ``update`` of a LearnerGroup, so that episodes played for their score alone give no gradients."""
     update_all = learner_group.update
 
     def update(*, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
         trains = ray.get(server.trains_on.remote([episode.id_ for episode in episodes]))
         others = [episode for episode, flag in zip(episodes, trains, strict=True) if not flag]
-        if others:
+        if others:  # new levels of robust PLR, children of ACCEL: one Learner values them
             call_one_learner(learner_group, score_only, episodes=others)
         learned = [episode for episode, flag in zip(episodes, trains, strict=True) if flag]
         # Every Learner needs at least one step; otherwise they wait for each other endlessly.

@@ -34,10 +34,8 @@ _MOST_PLAYED = 100_000
 class RemoteLevels:
     """The level buffer of an algorithm: a named Ray actor on the driver's node without a CPU of its own.
 
-    A :class:`~rllib_ext.checkpoints.CheckpointPart`; episodes that run during a restore are not scored.
-
-    ``packed`` is the level buffer as it was built, by cloudpickle: a restore tries the saved state on a copy. ``seed``
-    is that of the training levels that evaluations draw. ``ray.get_actor(name)`` finds the actor from any process.
+    A :class:`~rllib_ext.checkpoints.CheckpointPart`. A restore tries the state on a copy of ``packed``; ``seed`` is of
+    the training levels that evaluations draw.
     """
 
     folder = "levels"
@@ -161,14 +159,11 @@ class LevelServer:
         instead_of: str | None = None,
         broken_off: str | None = None,
     ) -> int:
-        """Returns the level of an episode that begins, or that of ``instead_of``, which was never played.
-
-        ``broken_off`` is an episode of the same environment that ended without being done.
-        """
+        """Returns the level of an episode that begins, or that of ``instead_of``, an episode that was never played."""
         if self._processes.setdefault(player[0], process) != process:  # another process: the EnvRunner was lost
             self._processes[player[0]] = process
             self.lose_runners([player[0]])
-        if broken_off is not None:
+        if broken_off is not None:  # of the same environment, it ended without being done
             self._abandon(self._episodes.lose(broken_off))
         waiting = None if instead_of is None else self._episodes.active.pop(instead_of, None)
         if waiting is not None:  # it has no steps yet, and keeps its name in the level buffer
@@ -264,16 +259,13 @@ class PendingEpisodes:
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
     last: with several Learners it may overtake others, and waits for them. An episode is dropped if fragments of later
     episodes of its environment arrived more than ``max_lag`` times.
-
-    Attributes:
-        counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment
-            never arrived; ``episodes_lost``, dropped without a score.
     """
 
     def __init__(self, max_lag: int) -> None:
         self._max_lag = max_lag
         self.active: dict[str, PendingEpisode] = {}
         self._begun = 0
+        # Fragments of unknown episodes and duplicates; scored episodes that lack one; episodes dropped without a score.
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
     def begin(self, episode_id: str, episode: PendingEpisode) -> None:
@@ -288,11 +280,7 @@ class PendingEpisodes:
         return lost
 
     def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
-        """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
-
-        Returns:
-            Fragments to learn from, each with its episode, ends last; and the episodes dropped without a score.
-        """
+        """Returns fragments to learn from with their episodes, ends last; and the episodes dropped without a score."""
         learned: list[tuple[PendingEpisode, Fragment]] = []
         newest: dict[Player, int] = {}
         for fragment in fragments:

@@ -15,7 +15,7 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from lightning_replay.divided_draws import Divider, check_divisible
 from lightning_replay.options import checked_count, checked_seed
 from lightning_replay.parts import first_of
-from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.actors import Counts, ShardActors, counts_of, listed
 from lightning_replay.sharded.coordinator import stats_of
 from lightning_replay.sharded.draws import DividedDraws, DrawnRows
 from lightning_replay.sharded.options import check_room, split_options
@@ -30,7 +30,7 @@ from rllib_ext.sharded.shard import EpisodeShard, check_shard_layout, options_of
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
-    from lightning_replay.sharded.actors import Counts, ShardReport
+    from lightning_replay.sharded.actors import ShardReport
     from rllib_ext.buffer.buffer import ModuleReplay
     from rllib_ext.tasks import TaskAssignment
 
@@ -356,11 +356,7 @@ def _piece(batch: DrawnRows, timeout_s: float) -> Piece:
 class ShardMetrics:
     """Counters of all shards under the keys of one buffer, and under ``shards`` what has become of these.
 
-    ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``. Current
-    values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.buffer.joined_stats` from
-    those that each shard sends at every tenth of its draws.
-
-    ``template`` returns the replay of a module without rows, whose sampler has the schedules of all shards.
+    Current values are joined by :func:`joined_stats`; ``template`` returns a module's replay without rows.
     """
 
     def __init__(self, shards: ShardActors, template: Callable[[str], ModuleReplay]) -> None:
@@ -368,7 +364,6 @@ class ShardMetrics:
         self._parts: dict[str, dict[int, Stats]] = {}  # by module and shard
         self.sampled: Counts = Counter()  # rows, by module, and of all under the module ""
         self._log = CounterLog()
-        self._calls = self._reported = 0
 
     def count_draw(self, batches: Mapping[str, DrawnRows]) -> None:
         for name, batch in batches.items():
@@ -378,24 +373,20 @@ class ShardMetrics:
             self._parts.setdefault(name, {}).update(of_shards)
 
     def state(self) -> dict[str, Any]:
-        pairs = (("sampled", self.sampled), ("logged", self._log.logged))
-        return {name: [[*key, amount] for key, amount in counts.items()] for name, counts in pairs}
+        return {"sampled": listed(self.sampled), "logged": listed(self._log.logged)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.sampled, self._log.logged = (
-            Counter({(counter, module): amount for counter, module, amount in state[name]})
-            for name in ("sampled", "logged")
-        )
+        self.sampled, self._log.logged = counts_of(state["sampled"]), counts_of(state["logged"])
 
     def report(self, draws_per_report: int) -> dict[str, Any]:
         # Where they are due, and nothing otherwise; called once per draw.
-        self._calls += 1
-        return self.remaining() if self._calls - self._reported >= draws_per_report else {}
+        self._log.calls += 1
+        return self.remaining(draws_per_report)
 
-    def remaining(self) -> dict[str, Any]:
-        if self._calls == self._reported:
+    def remaining(self, draws: int = 1) -> dict[str, Any]:
+        if not self._log.is_due(draws):
             return {}
-        self._reported, shards = self._calls, self._shards
+        shards = self._shards
         rows = [report.num_rows for report in shards.reports]
         stored = sum(report.env_steps_stored for report in shards.reports)
         self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)

@@ -21,12 +21,7 @@ NAMES = saves.FileNames(MANIFEST, BUFFER_MANIFEST, "driver")
 
 
 class ShardedReplayPart(ReplayPart):
-    """Saves and restores a sharded replay and the warm-up; each shard writes and reads its own folder.
-
-    On another file system than the local one, each shard copies its files from and to a temporary folder of its node;
-    rows do not pass through the driver. Of a local checkpoint, those of shards on nodes that do not see it pass through
-    an actor on the driver's node.
-    """
+    """Saves and restores a sharded replay and the warm-up; each shard writes and reads its own folder."""
 
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
         previous = self._last_save if self._incremental and folder.local is not None else None

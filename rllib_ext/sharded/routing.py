@@ -21,10 +21,7 @@ NUM_SHARDS = "num_shards"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeReference:
-    """Fragments of episodes of one shard in Ray's object store, in place of the fragments themselves.
-
-    Not a tuple, as RLlib flattens what its EnvRunners return.
-    """
+    """Fragments of episodes of one shard in Ray's object store; no tuple, which RLlib would flatten."""
 
     shard: int
     reference: ray.ObjectRef[Any]  # of a list of episodes
@@ -45,11 +42,7 @@ _ROUTER = Attached[Router]("episode_router")  # of EnvRunners
 
 
 def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: Any) -> None:
-    """Replaces collected episodes by references; the callback ``on_sample_end``.
-
-    The episodes themselves are left as they are, because metrics are computed from them. EnvRunners that evaluate
-    return theirs.
-    """
+    """Replaces collected episodes by references, except in evaluation; the callback ``on_sample_end``."""
     config = env_runner.config
     if config.in_evaluation:
         return

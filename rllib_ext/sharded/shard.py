@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from lightning_replay.sharded import options as of_recipe
-from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport
+from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport, counts_of
 from lightning_replay.sharded.options import SHARD_OPTIONS
 from lightning_replay.sharded.resharding import ReshardedRows
 from lightning_replay.sharded.rows import fetched
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 class EpisodeShard(ReplayShard):
-    """A shard that holds a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`.
-
-    Among its options are ``returns``, length and discount, for rows whose returns are formed before they are stored.
-    :meth:`add` of more steps than the shard holds has, after an error, stored those before the ones refused.
-    """
+    """A shard that holds a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`; an option is ``returns``."""
 
     @property
     def replays(self) -> dict[str, Replay]:
@@ -53,7 +49,8 @@ class EpisodeShard(ReplayShard):
             if name in largest:
                 replay.raise_largest_priority(largest[name])
         most = min((module.max_rows for module in self.held.modules.values()), default=0)
-        at_once = len(episodes) if sum(map(len, episodes)) <= most else 1  # what comes may be more than a shard holds
+        # What comes may be more than a shard holds: after an error, those before the one refused are stored.
+        at_once = len(episodes) if sum(map(len, episodes)) <= most else 1
         for start in range(0, len(episodes), max(at_once, 1)):
             self.held.add(episodes[start : start + at_once])
         return self._answer()
@@ -123,10 +120,7 @@ class EpisodeShard(ReplayShard):
 def reshard_saved(
     buffer: RecipeEpisodeReplayBuffer, saved: Iterable[SavedBuffer], number: int, num_shards: int
 ) -> SavedBuffer:
-    """Returns the part of saved buffers that one of ``num_shards`` new shards gets, by :class:`ReshardedRows`.
-
-    Counters are divided, so that all shards together have the sums of the save.
-    """
+    """Returns the part of saved buffers and of their counters that one of ``num_shards`` new shards gets."""
 
     def share(amount: int) -> int:
         return amount // num_shards + (number < amount % num_shards)
@@ -153,9 +147,7 @@ def reshard_saved(
         resharded.store(modules[name].replay)
     counters: dict[str, Any] = {}
     for counter in ("counts", "logged"):
-        total: Counter[tuple[str, str]] = Counter()
-        for state in states:
-            total.update({(kind, key): amount for kind, key, amount in state["counters"][counter]})
+        total = sum((counts_of(state["counters"][counter]) for state in states), Counter())
         counters[counter] = [[*key, share(amount)] for key, amount in total.items()]
     environment = shares(state["counters"]["environment"]["counts"] for state in states)
     counters["environment"] = {"counts": environment, "known": []}

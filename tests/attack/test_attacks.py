@@ -29,35 +29,35 @@ def test_histories(variant: Variant) -> None:
 
 @pytest.mark.parametrize("kind", [ReplaySubject, LevelsSubject])
 def test_kills(kind: type[Subject]) -> None:
-    no_findings(kills.attack(kind, seed=1, kills=4))
+    no_findings(kills.attack(kind, seed=1, kills=3))
 
 
 @pytest.mark.parametrize("kind", [ReplaySubject, LevelsSubject])
 def test_damages(kind: type[Subject]) -> None:
-    report = flips.attack(lambda folder: kind(folder, 1), kind.name, count=60)
+    report = flips.attack(lambda folder: kind(folder, 1), kind.name, count=40)
     no_findings(report)
     assert report.figures["refused as damaged"] > 10
 
 
 def test_damages_of_every_recipe() -> None:
-    no_findings(flips.attack_recipes(seed=1, count=3))
+    no_findings(flips.attack_recipes(seed=1, count=2))
 
 
 @pytest.mark.slow
 def test_a_lightning_checkpoint() -> None:
-    no_findings(kills.attack(LightningSubject, seed=1, kills=3))
-    no_findings(flips.attack(lambda folder: LightningSubject(folder, 1), "lightning", count=20))
+    no_findings(kills.attack(LightningSubject, seed=1, kills=2))
+    no_findings(flips.attack(lambda folder: LightningSubject(folder, 1), "lightning", count=10))
 
 
 @pytest.mark.slow
 def test_a_checkpoint_of_rllib(shared_ray: None) -> None:
     no_findings(kills.attack(RllibSubject, seed=1, kills=2))
-    no_findings(flips.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=8))
+    no_findings(flips.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=4))
 
 
 @pytest.mark.parametrize("kind", [overlaps.Rows, overlaps.Scores])
 def test_overlaps(kind: type[overlaps.Contents]) -> None:
-    report = overlaps.attack(kind, seconds=2.0)
+    report = overlaps.attack(kind, seconds=1.2)
     no_findings(report)
     assert report.figures["different saves loaded"] > 1
 
@@ -69,4 +69,4 @@ def test_threads(variant: Variant) -> None:
 
 @pytest.mark.parametrize("name", ["levels", "uniform()", "event_tables()"])
 def test_endurance(name: str) -> None:
-    no_findings(endurance.attack(name, rows=2_000 if name == "levels" else 300_000))
+    no_findings(endurance.attack(name, rows=2_000 if name == "levels" else 150_000))

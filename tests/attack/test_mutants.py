@@ -68,7 +68,7 @@ def test_kills_find_what_killed_saves_leave(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_damages_find_a_manifest_that_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "checksum_of", lambda manifest: "the same")
-    finds(flips.attack(lambda folder: ReplaySubject(folder, 1), "replay", count=300), "")
+    finds(flips.attack(lambda folder: ReplaySubject(folder, 1), "replay", count=150), "")
 
 
 def test_damages_find_files_that_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +104,4 @@ def test_endurance_finds_what_is_kept_of_every_block(monkeypatch: pytest.MonkeyP
         return extend(self, rows)
 
     monkeypatch.setattr(Replay, "extend", keeping)
-    finds(endurance.attack("uniform()", rows=100_000), "bytes more")
+    finds(endurance.attack("uniform()", rows=60_000), "bytes more")

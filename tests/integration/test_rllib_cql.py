@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.algorithms.cql import CQLConfig
+from ray.rllib.algorithms.cql import CQL, CQLConfig
 from ray.rllib.core.columns import Columns
 
 import rllib_ext
@@ -82,8 +82,15 @@ def test_it_learns_from_the_rows_of_its_buffer(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*drawn)
 
 
+class OwnCQL(CQL):
+    """Whose training step reads files."""
+
+
 def test_configs_that_cannot_learn_are_refused() -> None:
+    of_files = config()
+    of_files.algo_class = OwnCQL
     for wrong, message in (
+        (of_files, "OwnCQL learns from files of a data set; derive it from rllib_ext.cql.ReplayCQL"),
         (config("prioritized"), "returns no TD errors of single rows"),
         (config(n_step=3), "n_step is 3"),
         (config().offline_data(input_=["rows"]), "rllib_ext.fill"),

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from lightning_replay.agents import CQL, DQN, IQL, MPDQN, SAC, TD3
-from lightning_replay.agents.continuous import ContinuousAgent
 from lightning_replay.agents.encoders import Encoder, described_image
 from lightning_replay.agents.spaces import observation_size
 from lightning_replay.lit.playing import as_input
@@ -54,7 +53,7 @@ def test_features_without_images_are_those_of_gymnasium(space: Space[Any], count
     encoder = Encoder(described)
     features = encoder(observation)
     expected = np.stack([flatten(space, sample) for sample in samples])
-    assert features.dtype == torch.float32 and features.shape == (count, encoder.size) and not encoder.is_learned
+    assert features.dtype == torch.float32 and features.shape == (count, encoder.size)
     np.testing.assert_allclose(features.numpy(), expected, rtol=1e-6)
     assert isinstance(described, int) == (isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f")
     assert torch.equal(encoder(observation.unsqueeze(0))[0], features)
@@ -82,7 +81,7 @@ def test_images_by_their_shape(shape: tuple[int, ...], dtype: type, channels_fir
     assert image["encoder"] == "convolutions" and image["channels_first"] is channels_first and image["high"] == 9.0
     assert image["kernel_sizes"][0] == kernel_size
     encoder = Encoder(image)
-    assert encoder.is_learned and encoder(torch.zeros(5, *shape, dtype=torch.uint8)).shape == (5, 64)
+    assert encoder(torch.zeros(5, *shape, dtype=torch.uint8)).shape == (5, 64)
 
 
 def test_layouts_of_one_image_have_the_same_features() -> None:
@@ -163,7 +162,7 @@ def test_an_encoder_of_images_learns_and_its_target_follows(name: str, tmp_path:
     agent = AGENTS[name](SEEN, target_update_rate=0.25)
     before = copy.deepcopy(agent.observation_encoder)
     fit(agent, [make_batch(agent)], tmp_path, seed=1)
-    ((encoder, target),) = agent.learned_encoders
+    encoder, target = agent.observation_encoder, agent.target_observation_encoder
     assert encoder.size == 64 + 4
     changed = [not torch.equal(old, new) for old, new in zip(before.parameters(), encoder.parameters(), strict=True)]
     assert all(changed)
@@ -232,21 +231,6 @@ def test_encoders_of_ones_own_fit_an_environment_of_the_same_shapes(camera: dict
     agent = DQN(STATE | {"camera": camera}, 2)
     agent._refuse_other_sizes(SIZES, DQN)
     assert agent.network.layers()[0][0].shape[1] == features + 4
-
-
-class Flat(ContinuousAgent):
-    """Does not use features."""
-
-    def __init__(self, observation_size: Any = None, action_low: Any = None, action_high: Any = None) -> None:
-        super().__init__()
-        self.set_up(locals() | {"hidden_sizes": (8,)})
-
-
-def test_an_agent_without_encoders_refuses_what_is_not_flat() -> None:
-    with pytest.raises(
-        ValueError, match="Flat takes flat observations, .* is {'encoder': 'one_hot'.* Use DQN, MPDQN, S"
-    ):
-        Flat(**Flat.sizes_from(Discrete(4), Box(-1, 1, (2,))))
 
 
 @pytest.mark.parametrize(

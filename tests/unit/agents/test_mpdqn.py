@@ -125,14 +125,12 @@ def test_targets_by_hand() -> None:
     torch.testing.assert_close(half_open.targets(batch), torch.tensor([28.0, 30.0, 2.0]))
 
 
-def test_returns_over_several_steps_bring_their_own_discount() -> None:
+def test_returns_over_several_steps_are_discounted_as_often() -> None:
     agent = linear_agent(discount=0.9)
     batch = make_batch(2)
     batch["next", "observation"] = torch.zeros(2, 2)
     batch["next", "reward"] = torch.zeros(2, 1)
-    batch["discount"] = torch.tensor([[0.5], [0.0]])
-    torch.testing.assert_close(agent.targets(batch), torch.tensor([15.0, 0.0]))
-    steps = batch.exclude("discount").set("steps_to_next_obs", torch.tensor([[3], [1]]))
+    steps = batch.set("steps_to_next_obs", torch.tensor([[3], [1]]))
     torch.testing.assert_close(agent.targets(steps), torch.tensor([0.9**3 * 30, 0.9 * 30]))
 
 

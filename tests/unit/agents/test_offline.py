@@ -42,6 +42,14 @@ def test_the_policy_imitates_by_advantage_up_to_a_limit() -> None:
     torch.testing.assert_close(agent.actor_loss(batch, ADVANTAGE), -(weight * density).mean())
 
 
+def test_a_dimension_that_cannot_vary_leaves_the_policy_finite() -> None:
+    agent, batch = IQL(**(SIZES | {"action_low": [-2.0, 1.0]})), rows(3)
+    batch["action"][:, 1] = 1.0
+    loss = agent.actor_loss(batch, ADVANTAGE)
+    loss.backward()
+    assert loss.isfinite() and all(one.grad.isfinite().all() for one in agent.actor.parameters())
+
+
 def test_actions_are_within_the_bounds() -> None:
     agent = IQL(**SIZES)
     torch.manual_seed(1)

@@ -111,16 +111,6 @@ def test_unrolled_values_are_those_of_acting_step_by_step() -> None:
     torch.testing.assert_close(last, state)
 
 
-def test_an_episode_that_ends_within_a_sequence_starts_the_next_from_the_initial_state() -> None:
-    agent, batch = agent_of(), sequences([6, 6], steps=6)
-    batch["next", "done"][0, 2], batch["next", "observation"][0, 2] = True, 7.0  # truncated: it has a bootstrap
-    loss, _, _ = agent.losses(batch)
-    parts = batch[:1, :3].clone(), batch[:1, 3:].clone()
-    parts[1]["recurrent_state"][:] = 0.0
-    expected = [torch.cat([agent.losses(part)[0] for part in parts], 1), agent.losses(batch[1:])[0]]
-    torch.testing.assert_close(loss, torch.cat(expected))
-
-
 def test_without_a_stored_state_a_sequence_begins_with_zeros() -> None:
     agent, batch = agent_of(burn_in=1), sequences([4, 3], steps=4)
     without = batch.exclude("recurrent_state")

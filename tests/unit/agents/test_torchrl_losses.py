@@ -289,8 +289,8 @@ def dtype(request):
 
 @pytest.mark.parametrize(
     ("columns", "shape"),
-    [("plain", (32,)), ("weights", (32,)), ("steps", (32,)), ("weights and steps", (32,)), ("steps", (4, 8))],
-    ids=["plain", "weights", "steps", "both", "sequences"],
+    [("plain", (32,)), ("weights and steps", (32,)), ("steps", (4, 8))],
+    ids=["plain", "both", "sequences"],
 )
 @pytest.mark.parametrize("kind", AGENTS)
 def test_updates_equal_those_with_torchrl(kind, columns, shape, dtype) -> None:
@@ -322,8 +322,7 @@ def check_updates(build, columns, shape, dtype, *, stays: bool = False) -> None:
     torch.manual_seed(5)
     oracle = Oracle(build())
     tolerance = 1e-6 if dtype == torch.float32 else 1e-12
-    count = 7 if dtype == torch.float32 else 20  # the policy moves twice with a delay of 3
-    for number, batch in enumerate(batches(agent, columns, shape, count)):
+    for number, batch in enumerate(batches(agent, columns, shape, 7)):  # the policy moves twice with a delay of 3
         if stays:
             batch["next", "observation"] = batch["observation"].clone()
         torch.manual_seed(number)

@@ -56,16 +56,16 @@ def runs_of(arm: str, seeds: tuple[int, ...], experiment=CURRICULA) -> PuckRuns:
 @pytest.mark.parametrize("arm", CURRICULA.arms)
 def test_a_curriculum_plays_and_draws_every_task(arm: str) -> None:
     runs = runs_of(arm, (3,))
-    for _ in range(80):
+    for _ in range(48):
         runs.play_round()
     for replay in runs._replays:
-        assert isinstance(replay, CurriculumReplay) and len(replay) == 320
-        rows = replay.storage[:320]
+        assert isinstance(replay, CurriculumReplay) and len(replay) == 192
+        rows = replay.storage[:192]
         starts = torch.cat([rows["trajectory"].new_ones(4), rows["trajectory"][4:] - rows["trajectory"][:-4]]) > 0
-        assert starts.sum() >= 8  # episodes of at most 40 of 80 steps
+        assert starts.sum() >= 8  # episodes of at most 40 of 48 steps
         distance = torch.from_numpy(DISTANCES)[rows["task"]].float()
         torch.testing.assert_close(rows["observation"][starts, :2].norm(dim=1), distance[starts])
-        assert rows["task"].tolist() == ([0, 1, 2, 3] if arm.startswith("curriculum") else [0, 0, 0, 0]) * 80
+        assert rows["task"].tolist() == ([0, 1, 2, 3] if arm.startswith("curriculum") else [0, 0, 0, 0]) * 48
         drawn = {tuple(replay.sample()["task"].unique().tolist()) for _ in range(40)}
         assert drawn == ({(0,), (1,), (2,), (3,)} if arm.startswith("curriculum") else {(0,)})
         pairs = replay.sample()["index"]

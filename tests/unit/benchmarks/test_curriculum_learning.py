@@ -66,8 +66,7 @@ def assert_equal(ours: CurriculumRuns, theirs: CurriculumRuns) -> None:
     assert np.array_equal(ours.success(2), theirs.success(2))
 
 
-@pytest.mark.parametrize("scheduler", ["exp3", "reverse curriculum"])
-@pytest.mark.parametrize("saved_at", [20, 52])
+@pytest.mark.parametrize(("scheduler", "saved_at"), [("exp3", 20), ("exp3", 52), ("reverse curriculum", 52)])
 def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(scheduler: str, saved_at: int, tmp_path: Path) -> None:
     whole = build(scheduler=scheduler, max_signals=5)
     whole.play(saved_at)

@@ -81,15 +81,13 @@ def test_means_of_blocks_leave_a_rest_out() -> None:
     assert means.tolist() == [[2.0, 6.0], [0.0, 2.0]] and at.tolist() == [20, 40]
 
 
-def kept_results() -> dict[str, Path]:
-    """By name, the results that the runner wrote."""
-    paths = {path.stem: path for path in RESULTS.glob("*.json")}
-    return {name: path for name, path in paths.items() if "units" in json.loads(path.read_text())}
+# By name, what the runner wrote.
+KEPT = {path.stem: content for path in RESULTS.glob("*.json") if "units" in (content := json.loads(path.read_text()))}
 
 
-@pytest.mark.parametrize("name", [name for name in kept_results() if name not in REPLACED])
+@pytest.mark.parametrize("name", [name for name in KEPT if name not in REPLACED])
 def test_kept_verdicts_are_those_of_the_kept_runs(name: str) -> None:
-    experiment, content = all_experiments()[name], json.loads(kept_results()[name].read_text())
+    experiment, content = all_experiments()[name], KEPT[name]
     results = Results(experiment, content["units"], content["seeds"])
     assert [each.text for each in results.comparisons(experiment.measure)] == content["verdicts"]
     page = (RESULTS / f"{name}.md").read_text()

@@ -60,13 +60,13 @@ def always(ppo: StackedPPO, action: int) -> StackedPPO:
 
 
 def test_copied_levels_step_as_minigrid_does(levels) -> None:
-    count = len(levels)
+    count = len(levels) // 2
     vector = VectorMultiRoom(levels, count)
     vector.reset(torch.arange(count), torch.arange(count))
     envs = [multi_room_env() for _ in range(count)]
     for level, env in enumerate(envs):
         env.reset(seed=level)
-    assert levels.rooms.tolist() == [len(env.rooms) for env in envs]
+    assert levels.rooms[:count].tolist() == [len(env.rooms) for env in envs]
     generator = torch.Generator().manual_seed(0)
     likely = torch.tensor([0.15, 0.15, 0.35, 0.02, 0.02, 0.29, 0.02])
     playing, opened, goals, limits = set(range(count)), 0, 0, 0
@@ -330,7 +330,7 @@ def small(arm: str, **settings: object) -> Experiment:
 
 @pytest.mark.parametrize("arm", ["uniform", "level replay, temperature 0.1, not in flight"])
 def test_an_interrupted_run_goes_on_as_if_it_was_not(arm: str, tmp_path: Path) -> None:
-    experiment = small(arm, env_steps=1_024, test_every=256)
+    experiment = small(arm, env_steps=512, test_every=256)
     settings = experiment.settings_of(arm)
     whole = Recorder((3, 4))
     experiment.run(settings, (3, 4), whole)
@@ -341,11 +341,11 @@ def test_an_interrupted_run_goes_on_as_if_it_was_not(arm: str, tmp_path: Path) -
             experiment.run(settings, (3, 4), part)
         except OutOfTimeError:
             interruptions += 1
-            if part.content["steps"][-1:] == [1_024]:
+            if part.content["steps"][-1:] == [512]:
                 break
         else:
             break
-    assert interruptions == 8
+    assert interruptions == 4
     for name in ("steps", "curves", "final"):
         assert part.content[name] == whole.content[name]
 
@@ -365,8 +365,9 @@ def test_arms_differ_in_their_levels_only_and_all_run() -> None:
         np.array([(0.7 * 2 / 3 + 0.3, 0.7 * 2 / 3), (0.7 * low + 0.3, 0.7 * low), (0.7 * low + 0.3, 0.0)])
     )
     assert set().union(*EXPERIMENT.arms.values()) == {"score_temperature", "replay_in_flight"}
-    page = run_fast(EXPERIMENT, list(EXPERIMENT.arms))
-    assert all(f"| {arm} | 2 |" in page for arm in EXPERIMENT.arms)
+    arms = list(EXPERIMENT.arms)[1:3]  # the others run above
+    page = run_fast(EXPERIMENT, arms)
+    assert all(f"| {arm} | 2 |" in page for arm in arms)
 
 
 def test_curves_are_of_each_seed() -> None:

@@ -88,7 +88,7 @@ def test_rows_of_several_steps_have_their_own_discount() -> None:
 
 
 FEW = {
-    **{"env_steps": 300, "warmup_steps": 40, "exploration_steps": 100, "check_every": 100},
+    **{"env_steps": 200, "warmup_steps": 40, "exploration_steps": 100, "check_every": 100},
     **{"capacity": 60, "compared_rows": 60, "hidden_sizes": (8,), "batch_size": 8},
 }
 SHORT = retention.SETTINGS | FEW | {"rule": "SurpriseOnPolicyness"}
@@ -111,13 +111,12 @@ def recorded(
 @pytest.mark.parametrize(("run", "settings"), [(retention.run, SHORT), (retention_mending.run, MENDED)])
 def test_runs_go_on_from_a_checkpoint_as_if_they_had_not_stopped(run: Any, settings: Any, tmp_path: Path) -> None:
     whole = recorded((3, 5), run=run, settings=settings)
-    for _ in range(2):
-        with pytest.raises(OutOfTimeError):
-            recorded((3, 5), tmp_path, 0.0, run, settings)
+    with pytest.raises(OutOfTimeError):
+        recorded((3, 5), tmp_path, 0.0, run, settings)
     resumed = recorded((3, 5), tmp_path, run=run, settings=settings)
     compared = ("steps", "curves", "final") if run is retention.run else ("steps", "curves")  # mending keeps more
     assert [resumed[name] for name in compared] == [whole[name] for name in compared]
-    assert whole["steps"] == [100, 200, 300]
+    assert whole["steps"] == [100, 200]
 
 
 @pytest.mark.filterwarnings("ignore:.*AdroitHand")

@@ -38,7 +38,8 @@ def batches(runs: int, has_discount: bool) -> list[TensorDict]:
         action = {"discrete": torch.randint(3, size), "parameters": parameters}
         columns = {"observation": torch.randn(*size, OBSERVATION), "action": action, "next": following}
         if has_discount:
-            columns["discount"] = 0.5 + 0.5 * torch.rand(*size, 1)
+            columns["steps_to_next_obs"] = torch.randint(1, 4, (*size, 1))
+            columns["discount"] = 0.9 ** columns["steps_to_next_obs"]
         made.append(TensorDict(columns, size))
     return made
 

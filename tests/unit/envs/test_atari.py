@@ -85,8 +85,8 @@ def test_observations_are_the_last_four_images_of_every_fourth_frame() -> None:
 
 def test_idle_frames_at_the_start_differ_by_seed_and_a_seed_repeats_the_game() -> None:
     env = make(game="Pong")
-    starts = [env.reset(seed=seed)[1]["episode_frame_number"] for seed in range(12)]
-    assert len(set(starts)) > 5 and max(starts) - min(starts) < 30
+    starts = [env.reset(seed=seed)[1]["episode_frame_number"] for seed in range(8)]
+    assert len(set(starts)) > 4 and max(starts) - min(starts) < 30
 
     def play():
         images = [env.reset(seed=5)[0]]

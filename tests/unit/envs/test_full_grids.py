@@ -136,13 +136,13 @@ def test_what_is_seen_is_the_whole_grid_whatever_is_done(make: Callable[[], Full
 class Player:
     """Plays by rule: clears what obstructs doors, opens boxes, fetches keys, opens doors, takes the blue ball."""
 
-    def __init__(self, env: ObstructedMazeGamut) -> None:
-        self.env = env
+    def __init__(self, env: ObstructedMazeGamut, looks: bool = False) -> None:
+        self.env, self.looks = env, looks
         self.steps, self.reward = 0, 0.0
 
     def act(self, action: int) -> None:
         observation, self.reward, self.done, truncated, _ = self.env.step(action)
-        assert not truncated and np.array_equal(observation, seen(self.env))
+        assert not truncated and (not self.looks or np.array_equal(observation, seen(self.env)))
         self.steps += 1
 
     def kind(self, cell: Cell) -> str:
@@ -242,7 +242,7 @@ def test_every_maze_is_solved_by_rule(difficulty: int) -> None:
     for level_id in range(difficulty, 45, 9):
         _, info = env.reset(seed=level_id)
         assert info == {"difficulty": difficulty} and env.maze is MAZES[difficulty]
-        player = Player(env)
+        player = Player(env, looks=level_id < 9)
         player.solve()
         assert player.done and player.reward == pytest.approx(1 - 0.9 * player.steps / env.max_steps)
 

@@ -123,7 +123,7 @@ def test_agents_learn_are_evaluated_and_resumed(tmp_path: Path, kind: Any, space
     evaluate, inspect = Evaluate(every_n_env_steps=10, episodes=1), InspectBuffer(5, path=str(tmp_path / "page.html"))
     trainer = make_trainer(tmp_path, [evaluate, inspect])
     trainer.fit(agent, datamodule=data)
-    assert trainer.callback_metrics["eval/return"] == 10 and agent.learned_encoders
+    assert trainer.callback_metrics["eval/return"] == 10 and [*agent.observation_encoder.parameters()]
     assert "camera" in (tmp_path / "page.html").read_text()
     found = inspect_buffers({"a": data.replay}, observation_key=("observation", "place", "position"))
     assert found["a"].points.shape == (20, 2)
@@ -189,11 +189,11 @@ def test_entries_that_are_no_arrays_are_all_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"camera": np.zeros((6, 6), np.uint8)}, r"observation\['camera'\] of shape \[6, 6\], and .* \[6, 6, 3\]"),
-        ({"place": {"room": 1}}, r"observation\['place'\] with the entries \['room'\], and .*\['position', 'room'\]"),
-        ({"place": 3}, r"observation\['place'\] with the entries \[\], and its"),
-        ({"more": 1}, r"observation with the entries \['camera', 'goals', 'more', 'place'\]"),
-        ({"goals": (np.zeros(2), np.zeros(1))}, r"observation\['goals'\]\['1'\] of shape \[1\]"),
+        ({"camera": np.zeros((6, 6), np.uint8)}, r"'camera': \[6, 6\],.* the shape .*'camera': \[6, 6, 3\]"),
+        ({"place": {"room": 1}}, r"'place': {'room': \[\]}.* the shape .*'place': {'position': .*'room': \[\]}"),
+        ({"place": 3}, r"'place': \[\]"),
+        ({"more": 1}, r"'more': \[\]"),
+        ({"goals": (np.zeros(2), np.zeros(1))}, r"'goals': {'0': \[2\], '1': \[1\]}"),
     ],
 )
 def test_observations_that_are_not_of_the_space_are_refused(change: dict[str, Any], message: str) -> None:
@@ -203,7 +203,7 @@ def test_observations_that_are_not_of_the_space_are_refused(change: dict[str, An
 
     environment = with_checked_steps(Wrong)
     environment.reset()
-    with pytest.raises(ValueError, match=f"step of .* returned an {message}"):
+    with pytest.raises(ValueError, match=f"step of .* returned an observation of shape .*{message}"):
         environment.step(0)
 
 

@@ -137,7 +137,7 @@ def test_an_empty_buffer_and_one_of_torchrls_storages_and_what_is_none() -> None
     contents = look_at(foreign)
     assert len(contents) == 5 and not contents.columns and not contents.images
     assert contents.ages is not None and contents.ages.tolist() == [4, 3, 2, 1, 0]
-    with pytest.raises(TypeError, match="buffer is a str; it must be a Replay or a level source"):
+    with pytest.raises(TypeError, match="buffer is .buffer.; it must be a Replay or a level source"):
         look_at("buffer")  # type: ignore[arg-type]
 
 

@@ -231,6 +231,8 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
     settings, waiting = list(TINY), 0
     for setting in RUNNERS.get(name, ("env_runners.num_env_runners=0",)):
         settings += ["--set", setting]
+    if "sac" in name:
+        settings += ["--set", "training.train_batch_size_per_learner=64"]
     if "atari" in name:
         pytest.importorskip("ale_py")
         settings, waiting = [*settings, *TINY_IMAGES], 4  # the last steps wait for their returns over 5
@@ -298,8 +300,10 @@ def test_the_command_lists_the_files_of_the_library(capsys: pytest.CaptureFixtur
     assert f"  {config_directory() / 'rllib' / 'nmer_sac_pendulum.yaml'}\n" in capsys.readouterr().out
 
 
-def test_the_command_reads_its_file_before_it_starts_ray(tmp_path: Path) -> None:
-    ray.shutdown()  # of an earlier test in this process
+def test_the_command_reads_its_file_before_it_starts_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # it may be, by an earlier test in this process
+    monkeypatch.setattr(ray, "init", lambda *options, **more: started.append(options))
     with pytest.raises(SystemExit, match=r"python -m rllib_ext: error: there is no file .*none.yaml"):
         main([str(tmp_path / "none.yaml")])
-    assert not ray.is_initialized()
+    assert not started

@@ -76,7 +76,7 @@ def three_at_random(random: Random) -> Played:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(random=st.randoms(use_true_random=True))
 def test_every_row_is_a_step_an_agent_took(random: Random) -> None:
     played = [three_at_random(random) for _ in range(random.randint(1, 3))]
@@ -220,7 +220,7 @@ def test_td_errors_name_their_module() -> None:
     only.update_priorities(np.zeros(4))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     layout=st.sampled_from(["flagged", "blocks", "rows"]),
     num_learners=st.integers(0, 4),

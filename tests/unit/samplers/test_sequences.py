@@ -19,7 +19,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, SequenceSampler, UniformSampler, sequence_priorities
 from lightning_replay.schedules import Linear
 from lightning_replay.storage import PackedStorage
-from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates, NStepTransitions
+from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates, NStepTransitions, RelabelGoals
 from lightning_replay.writers import EventTableWriter, FirstInFirstOutWriter, RetentionWriter
 from tests.frame_steps import frame_rows, stacks_in, stacks_of
 from tests.transitions import numbered_steps
@@ -182,6 +182,9 @@ def test_parts_that_work_with_single_rows_are_refused() -> None:
         of(writer=EventTableWriter(8, [table]))
     noisy = of(transform=GaussianNoise(sigma=0.1, keys=["observation"], seed=0))  # of each step on its own
     noisy.extend(numbered_steps(0, 8))
+    for transform in (MixStates(), RelabelGoals(reward=lambda achieved, desired, info: 0.0)):
+        with pytest.raises(ValueError, match=r"^(MixStates|RelabelGoals) works with single rows"):
+            of().append_transform(transform)
     assert noisy.sample()["observation"].shape == (2, 4, 3)
     with pytest.raises(TypeError, match="draws of SequenceSampler cannot be divided over several replays"):
         Divider(SequenceSampler(4), seed=0)

@@ -176,7 +176,7 @@ def test_a_fork_while_a_thread_extends_has_whole_rows_or_is_refused(options, tmp
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        endings = [in_fork(look) for _ in range(20)]
+        endings = [in_fork(look) for _ in range(10)]
     finally:
         running = False
         thread.join()
@@ -204,7 +204,7 @@ def test_a_fork_while_threads_wait_for_prefetched_batches() -> None:
     try:
         for thread in threads:
             thread.start()
-        for _ in range(20):
+        for _ in range(10):
             ending = in_fork(lambda: [len(replay.sample()) for _ in range(3)])
             assert ending == "[4, 4, 4]" or REFUSED in ending
     finally:
@@ -240,7 +240,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_uses_the_buffer() -> None:
 def test_forks_beside_threads_that_build_buffers_or_fork_end() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    until = time.monotonic() + 1.0
+    until = time.monotonic() + 0.6
     endings: list[str] = []
 
     def build() -> None:

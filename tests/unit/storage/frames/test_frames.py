@@ -252,6 +252,11 @@ def test_memory_of_frames_is_refused_before_anything_is_taken(monkeypatch) -> No
     with pytest.raises(MemoryError, match=r"1,001 frames of 16 bytes"):
         storage.set(slice(0, 3), frame_rows(EPISODE))
     assert storage.nbytes == 0 and len(storage) == 0
+    #   rows and each of two cameras alone would fit: 1,280 + 4,816 + 4,520 bytes
+    storage = FrameStorage(10, 3, IMAGE_KEYS[1], frame_capacity=300)
+    with pytest.raises(MemoryError, match=r"301 frames of 15 bytes, 6,096 bytes of rows and other frames"):
+        storage.set(slice(0, 3), frame_rows(EPISODE, key=IMAGE_KEYS[1]))
+    assert storage.nbytes == 0 and len(storage) == 0
 
 
 def test_frames_may_lie_in_a_scratch_file(tmp_path) -> None:
