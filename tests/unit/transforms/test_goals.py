@@ -228,15 +228,13 @@ def test_buffers_it_does_not_work_with_are_refused() -> None:
         replay.set_sampler(RandomPairSampler())
     with pytest.raises(ValueError, match="make neither pairs nor sequences. Use a sampler of single rows"):
         replay.set_sampler(SliceSampler(num_slices=1))
-    for build in (
+    for built in (
         lambda: replay.set_sampler(SequenceSampler(3)),
         lambda: recipes.sequences(10, length=3, transform=relabel),
         lambda: recipes.sequences(10, length=3).append_transform(relabel),
     ):
-        with pytest.raises(
-            ValueError, match="RelabelGoals works with single rows, and SequenceSampler draws sequences"
-        ):
-            build()
+        with pytest.raises(ValueError, match="RelabelGoals works with single rows, and SequenceSampler"):
+            built()
     assert replay.sampler_name == "UniformSampler" and replay._sampler_hooks is replay.sampler
     with pytest.raises(ValueError, match="RelabelGoals follows the episodes of stored rows.*give n_steps="):
         recipes.surprise_retention(10, n_steps=2, transform=relabel)
