@@ -452,6 +452,10 @@ class ModuleReplay:
         columns = flat[0].columns
         if not self.converter.columns:  # the first rows decide what fits
             check_stacks(self.replay.storage, columns["observation"])
+            if "state_out" in columns:  # of a recurrent module
+                from rllib_ext.buffer.sequences import check_sequences
+
+                check_sequences(self.replay)
         steps, max_rows = sum(len(one.episode) for one in flat), self.max_rows
         if (TASK,) in flat[0].arrays and len(self.replay.tables or ()) > 1:  # a table for each task
             steps = int(np.bincount(np.concatenate([one.arrays[(TASK,)] for one in flat])).max())

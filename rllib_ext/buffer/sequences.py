@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MAX_EMPTY_ROUNDS = 1000  # in a row without one sequence that is long enough; 0.1 s
 
 
-def check_sequences(replay: Replay, n_step: Any) -> None:
+def check_sequences(replay: Replay, n_step: Any = 1) -> None:
     """Refuses returns over several steps, and replays that draw no first steps of sequences or change drawn rows."""
     if n_step != 1:
         raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
