@@ -30,17 +30,9 @@ class VectorSteps(VectorWrapper):
 
     Call :meth:`reset` and :meth:`step` as those of the vector, whose results they return unchanged, and :meth:`store`
     after each step. Rows have the observation that followed within the episode, also at its end, and ``trajectory``,
-    the number of the episode:
-
-    * ``NEXT_STEP``, Gymnasium's default: the step after an end resets the environment and ignores the action, so that
-      it is no transition and has no row.
-    * ``SAME_STEP``: the observation that the step returns at an end is the next episode's first. The row has
-      ``infos["final_obs"]``.
-    * ``DISABLED``: call ``reset(options={"reset_mask": terminated | truncated})`` after an end.
-
-    Everything is copied, so that vectors and agents may reuse their arrays (``copy=False``). One environment that
-    returns the same array at each step needs another mode than ``SAME_STEP``, which keeps a reference to that array
-    while the environment is reset; or its ``step`` returns a copy.
+    the number of the episode. Everything is copied, so that vectors and agents may reuse their arrays. In
+    ``AutoresetMode.DISABLED`` call ``reset(options={"reset_mask": terminated | truncated})`` after an end; the modes,
+    and environments that return the same array at each step: docs/own-loop.md.
 
     Args:
         env: the vector, such as ``gymnasium.make_vec("CartPole-v1", num_envs=8)``.
@@ -57,7 +49,6 @@ class VectorSteps(VectorWrapper):
         next_trajectory: number of the next episode that begins.
 
     Raises:
-        TypeError: something else than a vector of environments.
         ValueError: a vector that does not name its autoreset mode; in a step a vector that resets in the same step
             and gives no ``final_obs``.
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of recorded data sets, with the columns that a data module stores."""
+"""Rows of recorded data sets, TensorDicts ``[N]``, with the columns that a data module stores.
+
+Columns, and the last step of an episode whose next observation is not recorded: docs/demonstrations.md.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +19,26 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import ReplayBuffer, Storage
 
-from lightning_replay.episodes.links import trajectory_of
+from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.episodes.running import slots_by_age, stored_trajectories
-from lightning_replay.options import check_kind, checked_count, checked_keys, checked_number, missing_extra
+from lightning_replay.options import check_kind, checked_keys, checked_number, checked_optional_count, missing_extra
 from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.columns import normalized
 from lightning_replay.storage.packed import occupancy_of
-from lightning_replay.storage.rows import shown
+from lightning_replay.storage.rows import each_part, shown
 
-__all__ = ["DatasetRows", "fill", "from_d4rl", "from_lerobot", "from_minari", "from_torchrl"]
-
-_PIECE = 65_536  # rows, to which whole episodes are added
+__all__ = ["fill", "from_d4rl", "from_lerobot", "from_minari", "from_torchrl"]
 
 
-class DatasetRows(Iterable[TensorDict]):
-    """Rows of a data set in pieces, TensorDicts ``[n]``; each pass reads them anew. ``len(rows)`` is their number.
-
-    Columns are those that :class:`~lightning_replay.lit.ReplayDataModule` stores: ``observation``, ``action`` and
-    ``trajectory``, int64 ``[n]``, the number of the episode; under ``"next"`` the observation, and ``reward``,
-    ``terminated``, ``truncated`` and ``done`` ``[n, 1]``. Floats are float32, integer actions int64, other dtypes as
-    recorded; parts of Dict and Tuple spaces are nested. Values are those of the data set.
-
-    An episode that breaks off without an end is truncated at its last row. Where only the observations before the
-    actions have been recorded, the last step of an episode has no next observation: a terminated one, whose successor
-    no target uses, gets its own; one that is not is left out, and the row before it, whose next observation is known,
-    is truncated, so that its target goes on with the value of that observation.
-    """
-
-    def __init__(self, count: int, pieces: Callable[[], Iterator[TensorDict]]) -> None:
-        if not count:
-            raise ValueError("the data set holds no rows; give one with recorded steps")
-        self._count, self._pieces = count, pieces
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[TensorDict]:
-        return self._pieces()
-
-    def all(self) -> TensorDict:
-        """Returns all rows as one TensorDict ``[N]``."""
-        return torch.cat(list(self))
-
-
-def fill(replay: Replay, rows: DatasetRows | TensorDictBase) -> Replay:
+def fill(replay: Replay, rows: TensorDictBase) -> Replay:
     """Stores all rows of a data set in a replay, and returns it.
 
     Episodes get numbers above those that are stored, and those that break off are truncated at their last row.
 
     Args:
-        replay: with room for all rows: none is evicted. Call ``replay.extend`` with each piece where that is meant.
-        rows: what one of the functions here returned, or a TensorDict ``[N]``.
+        replay: with room for all rows: none is evicted. Call ``replay.extend`` where that is meant.
+        rows: TensorDict ``[N]``, such as one of the functions here returned.
 
     Raises:
         TypeError: something else than a replay of this process, or than rows.
@@ -81,8 +52,8 @@ def fill(replay: Replay, rows: DatasetRows | TensorDictBase) -> Replay:
         2
     """
     check_kind("replay", replay, Replay, "a Replay, such as lightning_replay.recipes.uniform(capacity=100_000)")
-    accepted = "what a function of lightning_replay.datasets returned, or a TensorDict [N]"
-    check_kind("rows", rows, DatasetRows | TensorDictBase, accepted)
+    accepted = "a TensorDict [N], such as a function of lightning_replay.datasets returned"
+    check_kind("rows", rows, TensorDictBase, accepted)
     needed = len(replay) + len(rows)
     if needed > replay.capacity:
         raise ValueError(
@@ -91,15 +62,14 @@ def fill(replay: Replay, rows: DatasetRows | TensorDictBase) -> Replay:
         )
     replay.end_episodes()
     first = 1 + max([-1, *(name for name in stored_trajectories(replay.storage) if name is not None)])
-    for piece in [rows] if isinstance(rows, TensorDictBase) else rows:
-        names = piece.get("trajectory", None)
-        replay.extend(piece if names is None or not first else piece.copy().set("trajectory", names + first))
+    key = next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), None)
+    replay.extend(rows if key is None or not first else rows.copy().set(key, rows[key] + first))
     replay.end_episodes()
     return replay
 
 
-def from_minari(dataset: Any) -> DatasetRows:
-    """Returns the rows of a Minari data set, a piece for each episode.
+def from_minari(dataset: Any) -> TensorDict:
+    """Returns the rows of a Minari data set.
 
     Args:
         dataset: the data set, or the id of one that is on this machine (``minari download ID``).
@@ -110,27 +80,22 @@ def from_minari(dataset: Any) -> DatasetRows:
     """
     if isinstance(dataset, str):
         dataset = _imported("minari").load_dataset(dataset)
-
-    def pieces() -> Iterator[TensorDict]:
-        for number, episode in enumerate(dataset.iterate_episodes()):
-            # One observation more than steps: the last one is only a successor.
-            cuts = (slice(None, -1), slice(1, None))
-            before, after = (_each(episode.observations, operator.itemgetter(cut)) for cut in cuts)
-            reward, terminated, truncated = map(
-                np.asarray, (episode.rewards, episode.terminations, episode.truncations)
-            )
-            numbers = np.full(len(reward), number)
-            yield _episodes(before, episode.actions, reward, terminated, truncated, numbers, after)
-
-    return DatasetRows(int(dataset.total_steps), pieces)
+    episodes = []
+    for number, episode in enumerate(dataset.iterate_episodes()):
+        # One observation more than steps: the last one is only a successor.
+        cuts = (slice(None, -1), slice(1, None))
+        before, after = (each_part(episode.observations, operator.itemgetter(cut)) for cut in cuts)
+        reward, terminated, truncated = map(np.asarray, (episode.rewards, episode.terminations, episode.truncations))
+        numbers = np.full(len(reward), number)
+        episodes.append(_episodes(before, episode.actions, reward, terminated, truncated, numbers, after))
+    return _some(torch.cat(episodes) if episodes else TensorDict({}, [0]))
 
 
-def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> DatasetRows:
+def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> TensorDict:
     """Returns the rows of an HDF5 file in D4RL's layout.
 
     That is ``observations``, ``actions``, ``rewards`` and ``terminals`` of steps in order, and where it has them
-    ``timeouts`` and ``next_observations``; without the latter they are those of the next step, see
-    :class:`DatasetRows`. Fu et al. 2020, https://arxiv.org/abs/2004.07219.
+    ``timeouts`` and ``next_observations``; without the latter they are those of the next step. Fu et al. 2020, https://arxiv.org/abs/2004.07219.
 
     Args:
         path: of the file.
@@ -141,48 +106,41 @@ def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> Dataset
         ValueError: columns that are missing or of several lengths; neither ``timeouts`` nor ``next_observations`` nor
             ``max_episode_steps``, so that the next step may be of another episode.
     """
-    h5py, names = _imported("h5py"), ["observations", "actions", "rewards", "terminals"]
-    if max_episode_steps is not None:
-        checked_count("max_episode_steps", max_episode_steps)
+    h5py, needed = _imported("h5py"), ("observations", "actions", "rewards", "terminals")
+    checked_optional_count("max_episode_steps", max_episode_steps)
     with h5py.File(path) as file:
-        present = [name for name in (*names, "timeouts", "next_observations") if name in file]
-        lengths = {name: len(file[name]) for name in present}
-        if not lengths.keys() >= {*names} or len({*lengths.values()}) > 1:
-            raise ValueError(f"{path} has the columns {lengths}; give one with {', '.join(names)}, all of one length")
-        terminated = file["terminals"][:].astype(bool).reshape(-1)
-        truncated = file["timeouts"][:].astype(bool).reshape(-1) if "timeouts" in file else np.zeros_like(terminated)
-    place, has_following = np.arange(len(terminated)), "next_observations" in lengths
-    if "timeouts" not in lengths and max_episode_steps is not None:
+        columns = {name: file[name][:] for name in (*needed, "timeouts", "next_observations") if name in file}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if not lengths.keys() >= {*needed} or len({*lengths.values()}) > 1:
+        raise ValueError(f"{path} has the columns {lengths}; give one with {', '.join(needed)}, all of one length")
+    observation, action, reward, terminated = (columns[name] for name in needed)
+    terminated, following = terminated.astype(bool).reshape(-1), columns.get("next_observations")
+    place = np.arange(len(terminated))
+    if "timeouts" in columns:
+        truncated = columns["timeouts"].astype(bool).reshape(-1)
+    elif max_episode_steps is not None:
         start = np.maximum.accumulate(np.where(np.append(True, terminated[:-1]), place, 0))
         truncated = (place - start) % max_episode_steps == max_episode_steps - 1
-    elif "timeouts" not in lengths and not has_following:
+    elif following is not None:  # the next step goes on from another observation
+        truncated = (following != observation[np.roll(place, -1)]).any(tuple(range(1, following.ndim)))
+        truncated &= ~terminated
+    else:
         raise ValueError(
             f"{path} has neither timeouts nor next_observations, so that an episode that was cut off would go on in "
             "the next one. Give max_episode_steps, that of the environment"
         )
     is_last = terminated | truncated
-    is_last[-1:] = True
-    trajectory, ends = np.cumsum(is_last) - is_last, 1 + np.flatnonzero(is_last)
-    cuts = np.unique([0, *ends[np.searchsorted(ends, np.arange(_PIECE, len(place), _PIECE))], len(place)]).tolist()
-
-    def pieces() -> Iterator[TensorDict]:
-        with h5py.File(path) as file:
-            for rows in map(slice, cuts[:-1], cuts[1:]):
-                observation, action, reward = (file[name][rows] for name in names[:3])
-                following = file["next_observations"][rows] if has_following else None
-                flags = (terminated[rows], truncated[rows])
-                yield _episodes(observation, action, reward, *flags, trajectory[rows], following)
-
-    return DatasetRows(len(place) if has_following else int((~is_last | terminated).sum()), pieces)
+    numbers = np.cumsum(is_last) - is_last
+    return _some(_episodes(observation, action, reward, terminated, truncated, numbers, following))
 
 
 def from_lerobot(
     path: str | Path, observations: Sequence[str] = ("observation.state",), reward: float | None = None
-) -> DatasetRows:
+) -> TensorDict:
     """Returns the rows of a LeRobot data set, read from its parquet files; videos and images are not decoded.
 
     Layouts v2 and v3. A step is terminated where ``next.done`` is true, and ``next.success`` if there is one.
-    Observations are those before the actions, see :class:`DatasetRows`.
+    Observations are those before the actions.
 
     Args:
         path: folder with ``meta`` and ``data``.
@@ -213,21 +171,15 @@ def from_lerobot(
         return values.to_numpy(zero_copy_only=False).reshape(table.num_rows, *features[name]["shape"])
 
     rewards = column("next.reward") if reward is None else np.full(table.num_rows, checked_number("reward", reward))
-    never = np.zeros(table.num_rows, dtype=np.bool_)
-    rows = _episodes(
-        column(names[0]) if len(names) == 1 else {name.removeprefix("observation."): column(name) for name in names},
-        column("action"),
-        rewards,
-        np.logical_and.reduce([column(name).reshape(-1) for name in ends] or [never]),
-        never,
-        column("episode_index").reshape(-1),
-    )
-    return DatasetRows(len(rows), lambda: iter([rows]))
+    parts, never = {name.removeprefix("observation."): column(name) for name in names}, np.zeros(len(rewards), np.bool_)
+    observation = parts if len(parts) > 1 else column(names[0])
+    ended = np.logical_and.reduce([column(name).reshape(-1) for name in ends] or [never])
+    return _some(_episodes(observation, column("action"), rewards, ended, never, column("episode_index").reshape(-1)))
 
 
 def from_torchrl(
     source: Storage | ReplayBuffer | TensorDictBase, observations: Sequence[str | tuple[str, ...]] = ("observation",)
-) -> DatasetRows:
+) -> TensorDict:
     """Returns the rows of a storage or a buffer of TorchRL, such as an offline data set, oldest first.
 
     ``terminated`` and ``truncated`` are read from ``done`` where they are missing, and ``trajectory`` from
@@ -244,47 +196,37 @@ def from_torchrl(
     accepted = "a storage, a replay buffer or an offline data set of TorchRL, or a TensorDict [N]"
     check_kind("source", source, Storage | ReplayBuffer | TensorDictBase, accepted)
     keys, held = checked_keys("observations", observations), source
-    slots = torch.arange(len(source), device="cpu")
-    if not isinstance(source, TensorDictBase):
+    if isinstance(source, Storage | ReplayBuffer) and len(source):
         held = source.storage if isinstance(source, ReplayBuffer) else source
         in_order = slots_by_age(held, declared_writer(source.writer)) if isinstance(source, ReplayBuffer) else None
-        slots = occupancy_of(held).slots() if in_order is None else in_order
-
-    def read(places: Tensor) -> TensorDictBase:
-        rows = held[places] if isinstance(held, TensorDictBase) else held.get(places)
-        return normalized(torch.stack(rows) if isinstance(rows, list) else rows).cpu()
-
+        held = held[occupancy_of(held).slots() if in_order is None else in_order]
+    rows = _some(torch.stack(held) if isinstance(held, list) else held)
+    rows = normalized(rows).cpu()
     needed = [*keys, *(("next", *key) for key in keys), ("action",), ("next", "reward"), ("next", "done")]
-    first = read(slots[:1]) if len(slots) else None
-    missing = [] if first is None else [shown(key) for key in needed if first.get(key, None) is None]
-    if first is not None and (missing or first.ndim > 1):
+    missing = ", ".join(shown(key) for key in needed if rows.get(key, None) is None)
+    if missing or rows.ndim > 1:
         raise ValueError(
-            f"from_torchrl takes single steps, of batch size [], and these have {list(first.shape[1:])}; columns that "
-            f"they lack: {', '.join(missing) or 'none'}. Give storage[:].transpose(0, 1).reshape(-1) of several "
-            "dimensions, and name the columns that are observations"
+            f"from_torchrl takes single steps, of batch size [], and these have {list(rows.shape[1:])}; columns that "
+            f"they lack: {missing or 'none'}. Give storage[:].transpose(0, 1).reshape(-1) of several dimensions, and "
+            "name the columns that are observations"
         )
+    following = rows["next"]
+    done, ended, truncated = (following.get(name, None) for name in ("done", "terminated", "truncated"))
+    if ended is None:
+        ended = done if truncated is None else done & ~truncated
+    names = (rows.get(key, None) for key in (*TRAJECTORY_KEYS, "traj_ids", "episode"))
+    trajectory = next((name for name in names if name is not None), done.long().cumsum(0) - done.long())
+    seen, after = (
+        each.get(keys[0]) if len(keys) == 1 else {key[-1]: each.get(key) for key in keys} for each in (rows, following)
+    )
+    truncated = done & ~ended if truncated is None else truncated
+    return _transitions(seen, after, rows["action"], following["reward"], ended, truncated, trajectory)
 
-    def pieces() -> Iterator[TensorDict]:
-        begun = 0  # episodes, where rows name none
-        for places in slots.split(_PIECE):
-            rows = read(places)
-            done, ended, truncated = (rows.get(("next", name), None) for name in ("done", "terminated", "truncated"))
-            if ended is None:
-                ended = done if truncated is None else done & ~truncated
-            names = (trajectory_of(rows), rows.get("traj_ids", None), rows.get("episode", None))
-            trajectory = next((name for name in names if name is not None), None)
-            if trajectory is None:
-                trajectory = begun + done.long().cumsum(0) - done.long()
-                begun = int(trajectory[-1] + done[-1])
-            observation, following = (
-                rows.get((*under, *keys[0])) if len(keys) == 1 else {key[-1]: rows.get((*under, *key)) for key in keys}
-                for under in ((), ("next",))
-            )
-            truncated = done & ~ended if truncated is None else truncated
-            action, reward = rows["action"], rows["next", "reward"]
-            yield _transitions(observation, following, action, reward, ended, truncated, trajectory)
 
-    return DatasetRows(len(slots), pieces)
+def _some(rows: Any) -> Any:
+    if not len(rows):
+        raise ValueError("the data set holds no rows; give one with recorded steps")
+    return rows
 
 
 def _imported(module: str) -> Any:
@@ -297,12 +239,12 @@ def _imported(module: str) -> Any:
 def _episodes(
     observation: Any, action: Any, reward: Any, terminated: Any, truncated: Any, trajectory: Any, following: Any = None
 ) -> TensorDict:
-    """Returns the rows of whole episodes, arrays ``[n, ...]`` of steps in order; see :class:`DatasetRows`."""
-    is_last = np.append(trajectory[1:] != trajectory[:-1], True)
+    """Returns the rows of whole episodes, arrays ``[n, ...]`` of steps in order."""
+    is_last = np.append(trajectory[1:] != trajectory[:-1], True)[: len(trajectory)]
     truncated, kept = truncated | (is_last & ~terminated), np.full(len(is_last), True)
     if following is None:
         successor = np.arange(len(is_last)) + ~is_last
-        following, kept = _each(observation, lambda column: column[successor]), ~is_last | terminated
+        following, kept = each_part(observation, lambda column: column[successor]), ~is_last | terminated
         truncated[:-1] |= ~kept[1:] & ~is_last[:-1]
     rows = _transitions(observation, following, action, reward, terminated, truncated, trajectory)
     return rows if kept.all() else rows[torch.from_numpy(kept)]
@@ -313,23 +255,14 @@ def _transitions(
 ) -> TensorDict:
     count = len(reward)
     reward, *ends = (_column(each).reshape(count, 1) for each in (reward, terminated, truncated))
-    after = {"observation": _each(following, _column), "reward": reward.float(), "terminated": ends[0]}
+    after = {"observation": each_part(following, _column), "reward": reward.float(), "terminated": ends[0]}
     rows = {
-        "observation": _each(observation, _column),
-        "action": _each(action, lambda column: _column(column, np.int64)),
+        "observation": each_part(observation, _column),
+        "action": each_part(action, lambda column: _column(column, np.int64)),
         "next": after | {"truncated": ends[1], "done": ends[0] | ends[1]},
         "trajectory": _column(trajectory, np.int64).reshape(count),
     }
     return TensorDict(rows, [count])
-
-
-def _each(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Returns the same tree of dictionaries with the function's value in place of each array."""
-    if isinstance(value, Mapping | TensorDictBase):
-        return {str(name): _each(part, function) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return {str(place): _each(part, function) for place, part in enumerate(value)}
-    return function(value)
 
 
 def _column(value: Any, integer: Any = None) -> Tensor:

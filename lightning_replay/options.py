@@ -58,6 +58,10 @@ def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> in
     return int(value)
 
 
+def checked_optional_count(name: str, value: Any, lowest: int = 1) -> int | None:
+    return None if value is None else checked_count(name, value, lowest)
+
+
 def checked_number(
     name: str, value: Any, lowest: float = -LARGEST, highest: float = LARGEST, *, accepted: str = ""
 ) -> float:

@@ -3,28 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+
+from lightning_replay.envs import building
 
 _ROUNDING = 1e-5  # how far float32 values may be out of bounds, relative to the bound
 
 
 def parts_of(space: Space[Any], key: tuple[str, ...]) -> dict[tuple[str, ...], Space[Any]]:
-    """Returns the spaces of the columns that values of a space are stored in, by key; Dict and Tuple are nested.
-
-    Example:
-        >>> parts_of(Dict(camera=Box(0, 255, (8, 8, 3), np.uint8), state=Box(-1, 1, (2,))), ("observation",)).keys()
-        dict_keys([('observation', 'camera'), ('observation', 'state')])
-    """
-    if not isinstance(space, Dict | Tuple):
+    """Returns the spaces of the columns that values of a space are stored in, by key; Dict and Tuple are nested."""
+    parts = building.parts_of(space)
+    if parts is None:
         return {key: space}
-    named: Iterable[tuple[Any, Space[Any]]] = (
-        space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-    )
-    return {leaf: part for name, each in named for leaf, part in parts_of(each, (*key, str(name))).items()}
+    return {leaf: part for name, each in parts.items() for leaf, part in parts_of(each, (*key, name)).items()}
 
 
 def bounds_of(space: Space[Any]) -> tuple[Any, Any]:

@@ -62,9 +62,6 @@ class UniformLevels(_Unscored):
     Args:
         levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for any id below 2^31.
         seed: of the selector's own generator; ``None`` seeds it from torch's global generator.
-
-    Raises:
-        ValueError: negative or repeated ids.
     """
 
     def __init__(self, levels: int | Iterable[int] | None, seed: int | None = None) -> None:
@@ -82,9 +79,6 @@ class SequentialLevels(_Unscored):
 
     Args:
         levels: distinct ids, or their number for 0, 1, 2, ...
-
-    Raises:
-        ValueError: no ids, negative or repeated ones.
     """
 
     saved_attributes: tuple[str, ...] = (*_Unscored.saved_attributes, "place")

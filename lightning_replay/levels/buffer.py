@@ -62,9 +62,8 @@ class LevelBuffer(LevelSelector):
         replay_probability: probability of replaying rather than playing a new level. ``None``: the share of the levels
             that have a score, as in the paper for known levels; without ``levels`` 0.5.
         replay_in_flight: whether a replay by score may take a level that is being played or awaits the score of its
-            last episode. ``False`` gives each actor another level, by the ranks of those that are left: for many actors
-            and a low temperature, which otherwise play one level until its score changes. No effect while all levels
-            with a score are being played. Draws then take time linear in the number of levels with a score.
+            last episode. ``False``, for many actors and a low temperature, gives each actor another level, by the ranks
+            of those that are left, if any. Draws then take time linear in the number of levels with a score.
         min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
         score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.
@@ -77,9 +76,7 @@ class LevelBuffer(LevelSelector):
         generate: from a generator to the id of a new level, without ``levels``; uniform below 2^31 if absent.
         seed: of all choices; ``None`` seeds from torch's global generator.
     Raises:
-        TypeError: an option that is not the number, flag or object it must be.
-        ValueError: ids twice or negative, no capacity, shares outside [0, 1], a temperature of 0, options that
-            contradict ``levels``.
+        ValueError: options that contradict ``levels``, or no capacity.
 
     Warns:
         UserWarning: once, if replays concentrate on few levels although many have a score, see :class:`LevelSampler`.
@@ -372,10 +369,7 @@ def _check_finite(score: float, level_id: int) -> None:
 
 
 class UnseenLevels:
-    """Draws a level without a score, if possible one that no actor plays, in constant time.
-
-    Keeps the levels of a known set that have no score; an unbounded set, ``None``, is not kept.
-    """
+    """Draws a level without a score, if possible one that no actor plays, in constant time."""
 
     def __init__(self, level_ids: list[int] | None, generate: LevelGenerator | None = None) -> None:
         self._generate = generate

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import iterate
 
 from lightning_replay.envs.building import checked_reset, checked_step
 from lightning_replay.levels.level_ids import LEVEL_IDS, checked_actor
-from lightning_replay.options import check_option, checked_count, checked_entries, checked_flag
+from lightning_replay.options import check_option, checked_count, checked_entries, checked_flag, checked_optional_count
 
 if TYPE_CHECKING:
     from lightning_replay.levels.selector import LevelSelector
@@ -39,23 +39,18 @@ def make_level_vector(
     Args:
         env: an id for ``gymnasium.make``, or a function that makes one environment.
         num_envs: number of sub-environments, each an actor.
-        levels: chooses each actor's next level.
-        actors: a name for each sub-environment; 0, 1, 2, … if absent.
+        levels: chooses each actor's next level; ``actors`` and ``check`` as those of :class:`LevelVectorWrapper`.
         asynchronous: one process for each sub-environment.
         context: start method of these processes; ``None`` is that of ``multiprocessing``. ``"spawn"`` takes seconds
             each and needs ``if __name__ == "__main__"``.
         seed: of the environments' own generators (plus 0, 1, 2, …) if levels are set by ``set_level``.
-        check: whether to check that the environment follows its level; see :class:`LevelVectorWrapper`.
 
     Raises:
-        TypeError: an environment instead of its id or maker, ``levels`` that are not a level selector; what
-            :class:`LevelWrapper` refuses.
-        ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
+        TypeError, ValueError: what :class:`LevelWrapper` and :class:`LevelVectorWrapper` refuse.
     """
     checked_count("num_envs", num_envs, of="sub-environments")
     checked_flag("asynchronous", asynchronous)
-    if seed is not None:
-        checked_count("seed", seed, 0)
+    checked_optional_count("seed", seed, 0)
     _require_level_source(levels)
     if not isinstance(env, str) and not callable(env):
         raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")
@@ -100,7 +95,6 @@ class LevelVectorWrapper(VectorWrapper):
         final_obs, final_info: in :meth:`step` only, where an episode ended; ``_final_obs`` is bool ``[num_envs]``.
 
     Raises:
-        TypeError: ``levels`` is not a level selector.
         ValueError: a vector environment that resets itself or has ``set_level`` but gets levels by seed; another
             number of actors than of sub-environments; an environment that ignores its level.
 
@@ -277,7 +271,6 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         level_id: of the level being played, ``None`` before the first reset; also in every info.
 
     Raises:
-        TypeError: an id that is not a whole number.
         ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.
     """
 
@@ -294,7 +287,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.level_id: int | None = None
         self._next_level = next_level
-        self._seed = None if seed is None else checked_count("seed", seed, 0)
+        self._seed = checked_optional_count("seed", seed, 0)
         self._probes = checked_probes(check)
         self._named: int | None = None
         self._set_level = env.get_wrapper_attr("set_level") if env.has_wrapper_attr("set_level") else None

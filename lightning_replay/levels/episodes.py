@@ -85,10 +85,7 @@ class ActiveEpisodes:
 
 
 class Segment:
-    """Consecutive steps of one episode, ``[T]``, checked before anything is learned from them.
-
-    ``columns`` are rewards and values; ``None`` unless the steps have all of them, one number each.
-    """
+    """Consecutive steps of one episode, ``[T]``, checked before anything is learned from them."""
 
     def __init__(self, steps: TensorDictBase, episode_done: bool) -> None:
         if not isinstance(steps, TensorDictBase):

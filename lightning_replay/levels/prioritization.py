@@ -242,10 +242,7 @@ def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
 
 
 class SumTree:
-    """Binary tree of sums: setting a row and finding a prefix take log2(rows) steps.
-
-    Every sum is recomputed from its two halves, so that rounding errors do not accumulate; sums of ints are exact.
-    """
+    """Binary tree of sums, each recomputed from its halves, so that rounding errors do not accumulate."""
 
     def __init__(self) -> None:
         self.first_leaf: int = 1  # node of row 0
@@ -282,11 +279,7 @@ class SumTree:
         return node - self.first_leaf
 
     def find_below(self, top: int, rows: int, prefix: int) -> int:
-        """As :meth:`find`, for the numbers ``top - value`` of the first ``rows`` rows, in integers.
-
-        Ages grow with every episode: the tree holds timestamps, and the age of a node is ``top`` times its rows less
-        its sum.
-        """
+        """As :meth:`find`, for the numbers ``top - value`` of the first ``rows`` rows, in integers."""
         nodes, node = self.nodes, 1
         row, width = 0, self.first_leaf  # the first row below a node, and the number of its leaves
         while width > 1:
@@ -304,13 +297,7 @@ def effective_number(probabilities: np.ndarray) -> float:
 
 
 class ReplayConcentration:
-    """Warns once if replays repeat the previous replay's level too often, unless the temperature has no effect.
-
-    The inverse of the share of repeats estimates the effective number of levels, at a constant cost per replay. Unlike
-    the probabilities it measures the levels that are played: levels of equal scores that alternate do not repeat,
-    although each in turn has nearly all of the probability; a level whose score changes only at the end of a rollout
-    repeats in every environment that starts an episode meanwhile.
-    """
+    """Warns once if replays repeat the level of the replay before too often, unless the temperature has no effect."""
 
     def __init__(self, prioritization: Prioritization) -> None:
         self._prioritization = prioritization
@@ -322,7 +309,7 @@ class ReplayConcentration:
     def add(self, level: tuple[int, int], scored: int) -> None:
         if not self._is_counting or scored < _FEWEST_SCORED:  # few levels repeat without being narrow
             return
-        self._replays += 1
+        self._replays += 1  # not by probabilities: levels of equal scores that alternate do not repeat
         self._repeats += level == self._last  # by row and generation: a row may get another level
         self._last = level
         if self._replays < _WINDOW:

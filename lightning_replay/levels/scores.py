@@ -170,12 +170,7 @@ class OneStepTdError(ValueScore):
 
 
 class _AdvantageScore(ValueScore):
-    """Mean of a term of each generalised advantage.
-
-    Args:
-        discount: γ of the learner.
-        gae_lambda: λ of the learner's advantage estimate.
-    """
+    """Mean of a term of each generalised advantage, with the learner's γ and λ."""
 
     _term: Callable[[float], float]
 

@@ -210,13 +210,7 @@ class LevelSelector(Seeded, ABC):
         write_state(path, self.state_dict(), of=type(self).__name__)
 
     def load(self, path: str | Path) -> None:
-        """Reads what :meth:`save` wrote.
-
-        Raises:
-            FileNotFoundError: nothing was saved there.
-            DamagedFileError: a file of the save is missing or damaged.
-            ValueError: see :meth:`load_state_dict`.
-        """
+        """Reads what :meth:`save` wrote; raises ``FileNotFoundError``, ``DamagedFileError`` and ``ValueError``."""
         load_state(path, self.load_state_dict)
 
 

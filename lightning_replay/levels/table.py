@@ -78,11 +78,7 @@ class LevelTable:
         return self._rows.get(level_id, REFUSED)
 
     def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> tuple[int, int | None]:
-        """Sets the finite score of a level that was begun in episode ``timestamp``; assigns a row if it has none.
-
-        Beyond ``capacity`` rows a level replaces the one of least replay probability, or is refused. Returns its row,
-        -1 if it was refused, and the id of the level that it evicted.
-        """
+        """Sets the score of a level begun in episode ``timestamp``; returns its row (-1: refused), and the evicted."""
         row = self._rows.get(level_id)
         if row is not None:
             # Another actor may have begun the level since this episode did.
@@ -162,11 +158,7 @@ class LevelTable:
         return by_score
 
     def probabilities(self, in_flight: Collection[int] = ()) -> np.ndarray:
-        """Returns the replay probability of each row, float64 ``[L]``.
-
-        Levels ``in_flight`` have probability 0 by score, and ranks are among the others, unless all levels are in
-        flight. Staleness is not concerned.
-        """
+        """Returns the replay probability of each row, float64 ``[L]``; by score levels ``in_flight`` have none."""
         if self._count == 0:
             return np.zeros(0)
         by_score = self._by_score(in_flight)
@@ -253,10 +245,6 @@ class LevelSampler(LevelTable, Sampler):
         staleness: int64 ``[B]``, before the draw.
         timestamp: int64 ``[B]``, number of the episode that each level was drawn for.
         generation: int64 ``[B]``, number of levels each row held before.
-
-    Raises:
-        TypeError: a temperature, a weight or a seed that is not a number, or another prioritization.
-        ValueError: a temperature or a weight out of its range.
 
     Warns:
         UserWarning: once, if of 1,000 replays more than one in five repeat the level of the replay before, as if fewer

@@ -7,8 +7,9 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Mapping
+from concurrent import futures
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +27,14 @@ from lightning_replay.saving.files import sync
 if TYPE_CHECKING:
     from lightning_replay.saving.folders import Folder
 
-__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "check_checkpoint", "replays_beside", "saved_replay"]
+__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "check_checkpoint", "opened", "replays_beside", "saved_replay"]
 
 
 _UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
 
 
 class CheckedCheckpointIO(CheckpointIO):
-    """Warns once of entries that could not be loaded again, and waits until a checkpoint file is on the disk.
-
-    A data module installs it around the trainer's own plug-in, ``wrapped``, which writes and reads the file.
-    """
+    """Around the trainer's plug-in: warns once of what cannot be loaded again, and syncs the file."""
 
     def __init__(self, wrapped: CheckpointIO) -> None:
         self.wrapped = wrapped
@@ -63,13 +61,7 @@ class CheckedCheckpointIO(CheckpointIO):
 
 
 class ReplayCheckpointIO(CheckedCheckpointIO):
-    """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
-
-    An existing folder is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
-    checkpoint holds the folder's name and the id of the save in it, so that both can be moved together and another
-    buffer is refused. A checkpoint is overwritten before its former buffer is removed: killed at any time, the file
-    finds the buffer it was saved with. The next save removes the remains of a killed one. At a URL of fsspec the buffer
-    is uploaded before the checkpoint.
+    """Saves ``name.ckpt`` together with a new folder ``name.<updates>.replay/`` beside it, found by the id of its save.
 
     While :attr:`in_background` is set a thread writes and removes checkpoints, in order and as they were when that was
     requested; what follows a failed one is left out, and :meth:`wait` raises its error.
@@ -80,8 +72,8 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self.datamodule = datamodule  # a ReplayDataModule, whose file imports this one
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
         self.in_background: bool = False
-        self._thread = ThreadPoolExecutor(1)
-        self._last_task: Future[None] | None = None
+        self._thread = futures.ThreadPoolExecutor(1)
+        self._last_task: futures.Future[None] | None = None
         self._pending: Hashable = None  # the state that the thread saves
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -96,8 +88,8 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         if not self.in_background:
             self._save(checkpoint, path, storage_options, stamp, replay)
             return
-        frozen, self._pending = FrozenReplay(replay), stamp
         kept = apply_to_collection(checkpoint, torch.Tensor, torch.Tensor.clone)  # copies dictionaries, too
+        frozen, self._pending = FrozenReplay(replay), stamp
         self._submit(partial(self._save, kept, path, storage_options, stamp, frozen), frozen.close)
 
     def _submit(self, task: Callable[[], None], cleanup: Callable[[], None] = lambda: None) -> None:
@@ -117,6 +109,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         """Raises the error of what was written in the background, once it has ended."""
         task = self._last_task
         if task is not None and (for_end or task.done()):
+            futures.wait([task])  # an interrupt leaves it to be waited for
             self._last_task = self._pending = None
             task.result()
 
@@ -138,21 +131,21 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             # Without a lock, a replay that no checkpoint names yet may be another process's in the making.
             for stale in [*before, *(self._abandoned(file) if is_alone else [])]:
                 if stale != target:
-                    shutil.rmtree(stale, ignore_errors=True)
+                    _remove_replay(stale)
 
     def _save_at_url(self, checkpoint: dict[str, Any], url: str, options: Any, state: Any, replay: Any) -> None:
-        before, (folder, stem) = replays_at_url(url), _at_url(url)
-        name = _unused_name(stem, state["updates"], folder.folders())
+        before, name = replays_beside(url), _unused_name(url, state["updates"])
+        target: Any = _folder_of(url) / name
         try:
-            with (folder / name).to_write() as local:
+            with target.to_write() as local:
                 replay.save(local)
                 state["replay"], state["replay_id"] = name, save_id(local)
         except BaseException:
-            (folder / name).remove()
+            target.remove()
             raise
         super().save_checkpoint(checkpoint, url, options)
         for earlier in before:
-            earlier.remove()
+            _remove_replay(earlier)
 
     def _save_replay(self, file: Path, updates: int, stamp: Hashable, replay: Any) -> Path:
         # Of the same state as the newest save, its files are linked: save_last=True makes two checkpoints of each.
@@ -177,7 +170,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     def _abandoned(self, file: Path) -> list[Path]:
         found = []
         for replay in file.parent.glob("*.replay"):
-            owner = file.with_name(f"{_stem_of(replay)}{file.suffix}")
+            owner = file.with_name(f"{_stem_of(replay.name)}{file.suffix}")
             if not (replay / _UNFINISHED).exists():  # a checkpoint named it when its save ended
                 continue
             try:
@@ -191,7 +184,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
         replay = self.datamodule.find_replay(checkpoint, path)  # raises before anything is restored
-        if replay is not None and self._newest is None and "://" not in str(path):
+        if isinstance(replay, Path) and self._newest is None:
             self._newest = (None, replay)  # of another state, but rows that stay have the same files
         return checkpoint
 
@@ -203,12 +196,8 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
 
     def _remove(self, path: str | Path) -> None:
         super().remove_checkpoint(path)
-        if "://" in str(path):
-            for folder in replays_at_url(str(path)):
-                folder.remove()
-            return
-        for directory in replays_beside(Path(path)):
-            shutil.rmtree(directory, ignore_errors=True)
+        for replay in replays_beside(path):
+            _remove_replay(replay)
 
     def teardown(self) -> None:
         self._thread.shutdown()
@@ -258,74 +247,68 @@ def _is_loadable(value: Any) -> bool:
     return True
 
 
-def replays_beside(file: Path) -> list[Path]:
-    return [path for path in file.parent.glob("*.replay") if _stem_of(path) == file.stem]
+def _folder_of(path: str | Path) -> Path | Folder:
+    return remote_folder(str(path).rpartition("/")[0]) if "://" in str(path) else Path(path).parent
 
 
-def _at_url(url: str) -> tuple[Folder, str]:
-    # The folder of a checkpoint, and the stem of its name.
-    folder, _, name = url.rpartition("/")
-    return remote_folder(folder), Path(name).stem
+def _names_beside(path: str | Path) -> list[str]:
+    folder = _folder_of(path)
+    return [place.name for place in folder.glob("*.replay")] if isinstance(folder, Path) else folder.folders()
 
 
-def replays_at_url(url: str) -> list[Folder]:
-    folder, stem = _at_url(url)
-    return [folder / name for name in folder.folders() if _stem_of(Path(name)) == stem]
+def replays_beside(path: str | Path) -> list[Any]:
+    """Returns the replays of a checkpoint: paths, or ``Folder`` where ``path`` is a URL."""
+    return [_folder_of(path) / name for name in _names_beside(path) if _stem_of(name) == Path(path).stem]
 
 
-def downloaded_replay(url: str, name: str, replay_id: str, target: Path) -> Path:
-    """Returns :func:`saved_replay` of a checkpoint at a URL, downloaded to the empty folder ``target``."""
-    folder, stem = _at_url(url)
-    with (folder / name).to_read() as copy:
-        if copy.is_dir():
-            shutil.move(copy, target / name)
-    try:
-        return saved_replay(target / f"{stem}.ckpt", name, replay_id)
-    except (DamagedFileError, FileNotFoundError) as error:
-        named = str(error).replace(str(target / f"{stem}.ckpt"), url).replace(str(target), str(folder))
-        raise type(error)(named) from None
+def opened(replay: Path | Folder, *, deep: bool = True) -> AbstractContextManager[Path]:
+    return nullcontext(replay) if isinstance(replay, Path) else replay.to_read(deep=deep)
 
 
-def saved_replay(file: Path, name: str | None, replay_id: str) -> Path:
-    """Returns the folder with the save ``replay_id`` that a checkpoint ``file`` names, or one renamed together with it.
+def _remove_replay(replay: Path | Folder) -> None:
+    if isinstance(replay, Path):
+        shutil.rmtree(replay, ignore_errors=True)
+    else:
+        replay.remove()
 
-    Raises:
-        FileNotFoundError: neither is beside the file.
-        DamagedFileError: the folder beside it was saved with another checkpoint.
-    """
-    candidates = [*([file.with_name(name)] if name else []), *replays_beside(file)]
-    found = [candidate for candidate in candidates if candidate.is_dir()]
-    for candidate in found:
-        if save_id(candidate) == replay_id:
-            return candidate
-    if found:
+
+def saved_replay(path: str | Path, name: str | None, replay_id: str) -> Path | Folder:
+    """Returns the place of the save ``replay_id`` that a checkpoint names, or of one renamed together with it."""
+    others = []
+    for replay in [*([_folder_of(path) / name] if name else []), *replays_beside(path)]:
+        with suppress(FileNotFoundError), opened(replay, deep=False) as files:
+            if save_id(files) == replay_id:
+                return replay
+            others.append(replay)
+    if others:
         raise DamagedFileError(
-            f"checkpoint {file} was saved with another replay than the one in {found[0]}, which belongs to another run "
-            "or another moment. Nothing was restored. Put the folder it was saved with beside it, or load the weights "
-            "alone with load_from_checkpoint."
+            f"checkpoint {path} was saved with another replay than the one in {others[0]}, which belongs to another "
+            "run or another moment. Nothing was restored. Put the folder it was saved with beside it, or load the "
+            "weights alone with load_from_checkpoint."
         )
     raise FileNotFoundError(
-        f"checkpoint {file} was saved with the replay {name}, which is not beside it. "
+        f"checkpoint {path} was saved with the replay {name}, which is not beside it. "
         "Move both together, or load the weights alone with load_from_checkpoint."
     )
 
 
 def _new_replay(file: Path, updates: int) -> Path:
-    # Not one that is there: the checkpoint may name it until it is overwritten.
-    target = file.with_name(_unused_name(file.stem, updates, [path.name for path in file.parent.glob("*.replay")]))
+    target = file.with_name(_unused_name(file, updates))
     target.mkdir()
     (target / _UNFINISHED).touch()
     return target
 
 
-def _unused_name(stem: str, updates: int, taken: Collection[str]) -> str:
-    name, number = f"{stem}.{updates}.replay", 0
+def _unused_name(path: str | Path, updates: int) -> str:
+    # Not one that is there: the checkpoint may name it until it is overwritten.
+    stem, taken, number = Path(path).stem, _names_beside(path), 0
+    name = f"{stem}.{updates}.replay"
     while name in taken:
         number += 1
         name = f"{stem}.{updates}-{number}.replay"
     return name
 
 
-def _stem_of(replay: Path) -> str | None:
-    match = re.fullmatch(r"(.+)\.\d+(?:-\d+)?\.replay", replay.name)
+def _stem_of(replay: str) -> str | None:
+    match = re.fullmatch(r"(.+)\.\d+(?:-\d+)?\.replay", replay)
     return None if match is None else match[1]

@@ -25,7 +25,7 @@ from lightning_replay.levels import LevelSelector
 from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
-from lightning_replay.options import check_kind, checked_choice, checked_count, checked_flag
+from lightning_replay.options import check_kind, checked_choice, checked_count, checked_flag, checked_optional_count
 from lightning_replay.saves import FrozenReplay
 from lightning_replay.saving.files import check_writable
 from lightning_replay.training_replay import TrainingReplay
@@ -41,21 +41,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     """Keeps ``best.ckpt``, the best by a metric, and ``last.ckpt``, from which ``fit(ckpt_path="last")`` resumes.
 
     ``last.ckpt`` is written at the end of ``fit``, every ``every_n_updates``, with every best one, and when the run is
-    stopped by Ctrl-C, SIGTERM, or an exception in environment, agent or callback. It is replaced atomically: killed at
-    any time, the newest complete one loads. A run that is stopped between two training steps and resumed equals a run
-    without a break whose environments are closed there.
-
-    * The first SIGINT or SIGTERM waits for the end of the training step, or of a piece of the warm-up; the second
-      interrupts at once. Exceptions are Lightning's; the exit status is 143 after SIGTERM, 1 after SIGINT.
-    * After an exception inside a training step, steps collected before it are stored and counted; the update is not
-      counted and is repeated with another batch, on weights that may have changed already. A rollout of levels is
-      collected again; scores it has given to levels stay.
-    * With several processes nothing is saved after an exception or a signal, as the others may be elsewhere.
-    * Nothing is saved, and ``last.ckpt`` stays unchanged, if the exception came from saving or interrupted a write to
-      the replay, or if weights are NaN or infinite.
-    * A new run in a folder with checkpoints leaves them alone and writes ``last-v1.ckpt``. Without ``dirpath`` each run
-      has the folder of its logger's version, and ``ckpt_path="last"`` finds the one of the most steps
-      of all versions. The resumed run writes to a version of its own; what was the best so far stays the best.
+    stopped by Ctrl-C, SIGTERM, or an exception in environment, agent or callback, unless there are several processes.
+    It is replaced atomically. What it then holds, and the names of files: docs/lightning-checkpoints.md.
 
     Args:
         dirpath: folder, or a URL of fsspec such as ``s3://bucket/run`` (extra ``remote``); by default ``checkpoints``
@@ -71,9 +58,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             with levels. Files of the replay that have not changed are linked, the others written.
 
     Raises:
-        TypeError: an option of another kind; at ``fit``, a data module that counts no environment steps.
+        TypeError: at ``fit``, a data module that counts no environment steps.
         OSError: at ``fit``, a folder that cannot be written.
-        ValueError: a count below 1, another mode.
     """
 
     last_model_path: str
@@ -93,8 +79,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         check_kind("dirpath", dirpath, str | PathLike | None, "a folder, or None")
         check_kind("filename", filename, str, "a name such as 'best' or '{step}'")
         check_kind("monitor", monitor, str | None, "the name of a metric such as 'eval/return', or None")
-        if every_n_updates is not None:
-            checked_count("every_n_updates", every_n_updates)
         super().__init__(
             dirpath,
             filename,
@@ -104,10 +88,10 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             save_last=True,
             every_n_epochs=0,  # none of Lightning's own times
         )
-        self.every_n_updates = every_n_updates
+        self.every_n_updates: int | None = checked_optional_count("every_n_updates", every_n_updates)
         self.background: bool = checked_flag("background", background)
         self._files: ReplayCheckpointIO | None = None  # that writes in the background
-        self._written = ((0, 0), "")  # what was saved before the save that is written now
+        self._written = ((0, 0), "")  # what is known to be saved
         self._has_own_folder = dirpath is None
         self._signals = StopSignals()
         self._source: EnvStepDataModule | None = None  # while it trains
@@ -131,8 +115,11 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             return
         source = source_of(trainer, self)
         if self.background:
-            self._files = self._files_of(trainer)
-            self._files.in_background = True
+            files = trainer.strategy.checkpoint_io
+            if not isinstance(files, ReplayCheckpointIO):
+                raise TypeError("background is True, and there is no replay, whose files take long to write")
+            FrozenReplay(files.datamodule.replay).close()  # refuses a replay that cannot be saved so
+            self._files, files.in_background = files, True
         resumed = trainer.ckpt_path
         last = self.last_model_path
         is_same_file = resumed is not None and _exists(last) and _is_same(str(resumed), last)
@@ -182,13 +169,12 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             source.is_update_open = False
         source.drop_open_update()  # one that was not finished is made again after a resume
         reason = self._reason_against_saving(trainer, exception)
-        if reason is None:
-            try:
-                self._settle()
-                if source.clocks != self._saved:
-                    self._save_last(trainer, source)
-            except Exception as failure:  # the exception that ended the run is the one to be raised
-                reason = f"saving failed, {type(failure).__name__}: {failure}"
+        try:
+            self._settle()  # also where nothing is saved: what is reported to be saved must be
+            if reason is None and source.clocks != self._saved:
+                self._save_last(trainer, source)
+        except Exception as failure:  # the exception that ended the run is the one to be raised
+            reason = f"saving failed, {type(failure).__name__}: {failure}"
         self._is_step_open = False
         self._report(reason)
 
@@ -197,19 +183,13 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._release()
         super().teardown(trainer, pl_module, stage)
 
-    def _files_of(self, trainer: L.Trainer) -> ReplayCheckpointIO:
-        files = trainer.strategy.checkpoint_io
-        if not isinstance(files, ReplayCheckpointIO):
-            raise TypeError("background is True, and there is no replay, whose files take long to write; leave it out")
-        FrozenReplay(files.datamodule.replay).close()  # refuses a replay that cannot be saved so
-        return files
-
     def _settle(self, *, for_end: bool = True) -> None:
         # Raises the error of a save in the background; what was said to be saved is not then.
         if self._files is not None:
             try:
                 self._files.wait(for_end=for_end)
-            except BaseException:
+                self._written = (self._saved, self._newest) if for_end else self._written
+            except Exception:
                 self._is_saving = True
                 self._saved, self._newest = self._written
                 raise
@@ -245,9 +225,9 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
         is_best = self._save_best(trainer)
         is_due = self._is_save_due(source) or (is_last and source.clocks != self._saved)
-        # With the best too: a run that is resumed before it would search for it again and might overwrite it.
         if is_due and not is_best:
             self._settle()
+        # With the best too: a run that is resumed before it would search for it again and might overwrite it.
         if is_best or is_due:
             self._save_last(trainer, source)
 
@@ -260,7 +240,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         return source.updates_done - self._saved[1] >= every
 
     def _save_last(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
-        self._written = self._saved, self._newest
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
         self._saved = source.clocks
         self._newest = self.last_model_path
@@ -367,13 +346,7 @@ def _interrupts_a_write(exception: BaseException) -> bool:
 
 
 class StopSignals:
-    """Defers the first SIGINT or SIGTERM to :meth:`raise_pending`; the second one interrupts at once.
-
-    Raises ``KeyboardInterrupt`` for SIGINT and Lightning's ``SIGTERMException`` for SIGTERM, after calling the former
-    handlers, Lightning's among them; a process that does not catch the latter exits with status 143. A SIGINT that the
-    program handles itself or ignores keeps its effect. Python runs handlers in the main thread only; in another thread
-    this class does nothing.
-    """
+    """Defers the first SIGINT or SIGTERM of the main thread to :meth:`raise_pending`; the second interrupts at once."""
 
     def __init__(self) -> None:
         self._previous: dict[int, Any] = {}

@@ -183,10 +183,7 @@ def _class_path(option: str, value: str) -> str:
 
 
 def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, BaseException]:
-    """Returns a line for the user, ``None`` where the traceback is needed, and the error that jsonargparse wrapped.
-
-    The run begins, ``is_begun``, when all classes are instantiated.
-    """
+    """Returns a line for the user, ``None`` where the traceback is needed, and the error that jsonargparse wrapped."""
     from lightning_replay.envs.building import UnknownEnvironmentError
 
     key, root = _option_and_cause(error)

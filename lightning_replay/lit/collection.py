@@ -109,12 +109,9 @@ class Collector:
 class Collection(Collector):
     """Fills a replay from environments that reset in the same step, by the rows of their steps.
 
-    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`. Each also carries ``task``, that of the running
-    episode, where environments have tasks, the columns that are read from infos, and ``recurrent_state``, that of a
-    recurrent agent before the step. Episodes that a close or a load interrupted are marked truncated in the replay, and
-    their partial n-step transitions flushed, only just before the next step: until then the buffer is unchanged. The
-    arguments are those of :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of
-    environments.
+    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`, with ``task``, the columns that are read from
+    infos, and ``recurrent_state`` where there are such. Episodes that a close or a load interrupted are marked
+    truncated in the replay, and n-step transitions flushed, only just before the next step: until then it is unchanged.
     """
 
     _vector: VectorSteps | None
@@ -157,11 +154,7 @@ class Collection(Collector):
             self._generator = np.random.default_rng([self._rank, *seeds.tolist()])
 
     def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
-        """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
-
-        If a step raises, earlier ones are stored and counted. The hooks are called with ``False`` about every 1,024
-        steps, so that a signal need not wait for a whole warm-up; they may :meth:`close` the environments.
-        """
+        """Steps until ``env_steps`` are stored, at random at first; hooks are called with ``False`` in between."""
         if self.env_steps >= env_steps:
             return
         with acting(agent):  # once for all steps that are due, not for each
@@ -198,6 +191,8 @@ class Collection(Collector):
         if isinstance(self._replay, Replay):  # numbers of their own
             stored = stored_trajectories(self._replay.storage)
             self._next_trajectory = max([self._next_trajectory, *(name + 1 for name in stored if name is not None)])
+            # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
+            self._has_single_stream = environments.num_envs == 1 and len(self._replay) > 0 and stored == [None]
         if self._assignment is not None:
             self._assignment.begin(environments)
         vector = VectorSteps(environments, first_trajectory=self._next_trajectory)
@@ -205,12 +200,6 @@ class Collection(Collector):
         # for random actions: a space may be shared by environments
         self._action_space = deepcopy(vector.single_action_space)
         self._action_space.seed(seed)
-        # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
-        self._has_single_stream = False
-        if vector.num_envs == 1 and isinstance(self._replay, Replay) and len(self._replay):
-            storage: Any = self._replay.storage  # not the replay, whose transforms may refuse single rows
-            columns = storage.get(slice(0, 1)).keys()
-            self._has_single_stream = "trajectory" not in columns
         return vector
 
     def _step(self, vector: VectorSteps, action: Action) -> None:
@@ -292,10 +281,7 @@ class Collection(Collector):
 
 
 class TaskAssignment:
-    """Sets each environment's task ahead of the reset that begins it; environments reset when an episode ends.
-
-    ``progress`` makes signals for the replay's scheduler from the returns of finished episodes.
-    """
+    """Sets each environment's task ahead of its reset; ``progress`` makes signals of returns."""
 
     def __init__(self, replay: TrainingReplay, progress: ReturnProgress | None) -> None:
         self.replay = replay
@@ -413,16 +399,7 @@ def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
 
 
 class Pace:
-    """``updates_due = floor((steps - warmup_steps) * updates_per_env_step)``, counted exactly for any ratio.
-
-    A run that is resumed with another ratio counts by it from the steps and updates of its checkpoint on. The
-    arguments are those of :class:`~lightning_replay.lit.ReplayDataModule`.
-
-    Example:
-        >>> pace = Pace(env_steps=20, warmup_steps=8, updates_per_env_step=0.25)
-        >>> pace.total_updates, pace.updates_due(15), pace.steps_for(2)
-        (3, 1, 16)
-    """
+    """``updates_due = floor((steps - warmup_steps) * updates_per_env_step)``, counted exactly for any ratio."""
 
     def __init__(self, env_steps: int, warmup_steps: int, updates_per_env_step: float) -> None:
         self.env_steps: int = checked_count("env_steps", env_steps)
@@ -483,11 +460,7 @@ class UpdatePace:
 
 
 class RolloutPace:
-    """Rollouts of ``num_envs * rollout_length`` steps; the last is shorter where they do not divide ``env_steps``.
-
-    Environments step together, so a run may take up to ``num_envs - 1`` steps more than ``env_steps``. The arguments
-    are those of :class:`~lightning_replay.lit.LevelDataModule`.
-    """
+    """Rollouts of ``num_envs * rollout_length`` steps; the last is shorter where they do not divide ``env_steps``."""
 
     def __init__(self, env_steps: int, num_envs: int, rollout_length: int) -> None:
         self.env_steps: int = checked_count("env_steps", env_steps)

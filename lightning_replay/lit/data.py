@@ -33,22 +33,14 @@ _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
 
 
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
-    """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
-
-    Attributes:
-        updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
-        updates_done: batches or rollouts handed to the agent.
-        is_update_open: whether the agent may not have learned from the newest of them yet.
-        is_evaluated: whether a callback ``Evaluate`` ends the epochs.
-        pause_hooks: called with ``True`` between training steps, and with ``False`` while many steps are collected.
-    """
+    """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end."""
 
     pace: Pace | RolloutPace | UpdatePace
     collection: Collector
     observation_space: gymnasium.Space[Any] | None
     action_space: gymnasium.Space[Any] | None
     evaluation_episodes: int
-    updates_per_checkpoint = 10_000
+    updates_per_checkpoint = 10_000  # of ReplayCheckpoint by default
 
     def __init__(
         self,
@@ -66,9 +58,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.env = env
         self.env_kwargs: dict[str, Any] = dict(env_kwargs or {})
         self.evaluation_env_kwargs: dict[str, Any] = self.env_kwargs | dict(evaluation_env_kwargs or {})
-        self.updates_done: int = 0
-        self.is_update_open: bool = False
-        self.is_evaluated: bool = False
+        self.updates_done: int = 0  # batches or rollouts handed to the agent
+        self.is_update_open: bool = False  # whether the agent may not have learned from the newest of them yet
+        self.is_evaluated: bool = False  # whether a callback Evaluate ends the epochs
+        # called with True between training steps, and with False while many steps are collected
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._validation: dict[str, Any] = {}  # options of the trainer to restore

@@ -108,11 +108,9 @@ class Evaluate(L.Callback, ActsAtUpdates):
 
     Their mean is ``trainer.callback_metrics["eval/return"]`` until the next training step changes the weights that it
     is the score of; loggers record it against environment steps. Each evaluation ends one of Lightning's epochs, and
-    each epoch ends with one, so that what acts at the end of an epoch acts once per evaluation: ``EarlyStopping``,
-    ``ModelCheckpoint``, schedulers such as ``ReduceLROnPlateau``, Tune's callbacks with ``on="train_epoch_end"``. The
-    agent is evaluated before the first update too. All evaluations of a run start from the same seeds, and none changes
-    the training's random numbers. With Lightning's ``WeightAveraging`` the averaged weights are evaluated, those that a
-    checkpoint holds.
+    each epoch ends with one. The agent is evaluated before the first update too. All evaluations of a run start from
+    the same seeds, and none changes the training's random numbers. With Lightning's ``WeightAveraging`` the averaged
+    weights are evaluated, those that a checkpoint holds.
 
     Args:
         every_n_env_steps: training steps between evaluations; updates in a run that collects nothing.

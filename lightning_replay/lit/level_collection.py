@@ -81,11 +81,7 @@ _PLAYED_LEVELS = 10_000
 
 
 class LevelCollection(Collector):
-    """Clock and state of collecting rollouts. Environments are built at the first step, and after :meth:`close`.
-
-    In new environments, which are built from the ``seed`` of their generators, each actor chooses a level before its
-    former episode is abandoned.
-    """
+    """Clock and state of collecting rollouts, in environments that are built when they are needed."""
 
     env_steps: int
 

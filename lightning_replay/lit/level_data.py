@@ -20,7 +20,7 @@ from lightning_replay.lit.collection import RolloutPace
 from lightning_replay.lit.data import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.level_collection import LevelCollection, ReturnNormalization
 from lightning_replay.lit.playing import level_returns, make_environment, stochastic_policy
-from lightning_replay.options import check_kind, checked_count, checked_flag, with_named_arguments
+from lightning_replay.options import check_kind, checked_flag, checked_optional_count, with_named_arguments
 
 __all__ = ["LevelDataModule", "level_source_of"]
 
@@ -59,10 +59,8 @@ class LevelDataModule(EnvStepDataModule):
         seed: of the environments' own randomness, where levels are set by ``set_level``; ``levels`` has its own.
 
     Raises:
-        TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
-            run a reward that is no number.
-        ValueError: a count below 1, no or impossible held-out levels; at the first step an environment that ignores its
-            level.
+        TypeError: during the run a reward that is no number.
+        ValueError: no or impossible held-out levels; at the first step an environment that ignores its level.
 
     Example:
         >>> from lightning_replay.levels import LevelBuffer
@@ -105,9 +103,7 @@ class LevelDataModule(EnvStepDataModule):
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)
         self.rollout_rows: int = num_envs * rollout_length
         self.levels = levels
-        if rollouts_per_epoch is not None:
-            checked_count("rollouts_per_epoch", rollouts_per_epoch)
-        self.rollouts_per_epoch = rollouts_per_epoch
+        self.rollouts_per_epoch: int | None = checked_optional_count("rollouts_per_epoch", rollouts_per_epoch)
         self.flush_unfinished: bool = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
         self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)
@@ -142,10 +138,7 @@ class LevelDataModule(EnvStepDataModule):
         return self.returns_on(self.held_out_levels, self._agent, seed=10_000)
 
     def returns_on(self, level_ids: Sequence[int], agent: L.LightningModule, seed: int) -> np.ndarray:
-        """Plays one episode on each level with the agent's policy in training; returns the returns, float64 ``[L]``.
-
-        The seed is that of the actions and of the environments' own randomness.
-        """
+        """Returns the returns of an episode on each level, float64 ``[L]``, exploration included."""
         env = partial(make_environment, self.env, self.evaluation_env_kwargs)
         with stochastic_policy(agent, seed) as policy:
             return level_returns(policy, env, level_ids, self.pace.num_envs, seed)

@@ -36,7 +36,7 @@ from lightning_replay.lit.evaluation import Evaluate, GeneralizationGap
 from lightning_replay.lit.level_data import LevelDataModule, level_source_of
 from lightning_replay.lit.playing import make_environment
 from lightning_replay.lit.replay_data import ReplayDataModule
-from lightning_replay.options import check_kind, checked_count
+from lightning_replay.options import check_kind, checked_count, checked_optional_count
 from lightning_replay.replay import Replay
 
 __all__ = [
@@ -81,17 +81,14 @@ class InspectBuffer(_Pictures, ActsAtUpdates):
         path: of the page; ``buffer.html`` in the trainer's ``log_dir`` if absent.
 
     Raises:
-        TypeError: ``path`` is no path; at ``fit``, a data module that counts no environment steps, or a sharded replay.
-        ValueError: ``every_n_updates`` below 1.
+        TypeError: at ``fit``, a data module that counts no environment steps, or a sharded replay.
     """
 
     _file_name = "buffer.html"
 
     def __init__(self, every_n_updates: int | None = None, path: str | None = None) -> None:
         super().__init__(path)
-        if every_n_updates is not None:
-            checked_count("every_n_updates", every_n_updates)
-        self.every_n_updates = every_n_updates
+        self.every_n_updates: int | None = checked_optional_count("every_n_updates", every_n_updates)
         self.history: dict[str, tuple[list[float], list[float]]] = {}
         self._last = 0
 
@@ -226,9 +223,10 @@ class LearningCurve(_Picture, ActsAtUpdates):
             elif isinstance(callback, Evaluate) and callback.history:
                 of = f", mean of {callback.episodes} episodes" if callback.episodes > 1 else ""
                 curves[f"evaluation{of}"] = callback.history
-        env = source_of(trainer, self).env
-        on = f" on {env}" if isinstance(env, str) else ""
-        draw_learning_curves(curves, self._file(trainer), f"Learning curve of {type(pl_module).__name__}{on}")
+        source = source_of(trainer, self)
+        on = f" on {source.env}" if isinstance(source.env, str) else ""
+        clock = "environment steps" if source.pace.env_steps else "updates"
+        draw_learning_curves(curves, self._file(trainer), f"Learning curve of {type(pl_module).__name__}{on}", clock)
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2)}
@@ -237,7 +235,9 @@ class LearningCurve(_Picture, ActsAtUpdates):
         self.history = [(int(steps), value) for steps, value in state_dict["history"].tolist()]
 
 
-def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "Learning curve") -> None:
+def draw_learning_curves(
+    curves: Mapping[str, Curve], path: Path, title: str = "Learning curve", clock: str = "environment steps"
+) -> None:
     """Writes a picture with one line per curve of ``(env_steps, return)`` points.
 
     A curve of more than 100 points is drawn as the means of at most 50 groups of consecutive ones, with a band of one
@@ -247,6 +247,7 @@ def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "
         curves: by their names in the legend.
         path: of the file.
         title: above the figure.
+        clock: what the steps of the points count.
     """
     figure, panels = make_figure(_PICTURE)
     axes = panels[0, 0]
@@ -260,7 +261,7 @@ def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "
         words = f"{label}, mean ± standard deviation of about {round(len(points) / len(groups))}"
         (line,) = axes.plot(at, mean, label=words)
         fill_band(axes, at, mean, np.array([group[:, 1].std() for group in groups]), line)
-    axes.set(xlabel="environment steps", ylabel="return of an episode", title=title)
+    axes.set(xlabel=clock, ylabel="return of an episode", title=title)
     count_on(axes.xaxis)
     if curves:
         axes.legend(fontsize="small")
@@ -286,7 +287,7 @@ class LevelCurriculum(_Picture):
         path: of the picture; ``level_curriculum.png`` in the trainer's ``log_dir`` if absent.
 
     Raises:
-        ValueError: a count below 1; during the run an environment whose infos have no difficulty.
+        ValueError: during the run an environment whose infos have no difficulty.
     """
 
     _content, _file_name = _CURRICULUM, "level_curriculum.png"

@@ -38,7 +38,7 @@ from lightning_replay.envs.building import (
 from lightning_replay.levels import SequentialLevels
 from lightning_replay.levels.environments import make_level_vector
 from lightning_replay.options import checked_count
-from lightning_replay.storage.rows import assemble_unchecked
+from lightning_replay.storage.rows import assemble_unchecked, each_part
 
 __all__ = [
     "Action",
@@ -98,11 +98,7 @@ def as_input(observation: Any) -> Any:
 
 
 def batch_of_one(observation: Any) -> Any:
-    if isinstance(observation, Mapping):
-        return {name: batch_of_one(part) for name, part in observation.items()}
-    if isinstance(observation, tuple):
-        return tuple(batch_of_one(part) for part in observation)
-    return np.asarray(observation)[None]
+    return each_part(observation, lambda part: np.asarray(part)[None])
 
 
 class ActionReader:
@@ -294,10 +290,7 @@ def episode_returns(
     seed: int,
     max_episode_steps: int = MAX_EPISODE_STEPS,
 ) -> Iterator[float]:
-    """Plays whole episodes and yields the return of each; episode ``i`` starts from ``seed + i``.
-
-    One that has not ended after ``max_episode_steps`` counts up to there, with a warning.
-    """
+    """Plays whole episodes, the i-th from ``seed + i``, and yields the return of each."""
     environment = LimitedEpisodes(environment, max_episode_steps)
     policy: Any = agent
     read = ActionReader(environment.action_space)

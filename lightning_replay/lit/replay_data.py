@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gymnasium
@@ -28,13 +27,13 @@ from lightning_replay.agents.interfaces import (
     takes_update_batches,
 )
 from lightning_replay.envs.building import checked_info_keys
-from lightning_replay.lit.checkpoint_files import downloaded_replay, saved_replay
+from lightning_replay.lit.checkpoint_files import opened, saved_replay
 from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import episode_returns, make_environments
 from lightning_replay.lit.stored_rows import Columns, row_differences
 from lightning_replay.mixed_replay import MixedReplay
-from lightning_replay.options import check_kind, checked_count, with_named_arguments
+from lightning_replay.options import check_kind, checked_count, checked_optional_count, with_named_arguments
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
@@ -70,10 +69,7 @@ class ReplayDataModule(EnvStepDataModule):
         asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
             environments that take milliseconds a step: 8 of MuJoCo cost this process more CPU than stepping them here.
         updates_per_training_step: batches per ``training_step``; several make small updates cheaper. ``None`` is up to
-            16 if only the speed changes by that: for agents of this library and this class itself, unless a callback of
-            another origin, or one of Lightning's other than progress bars, is called for every batch. A training step
-            ends early where a callback acts, at the end of an epoch and on a signal, so that all happen after the same
-            update. Else 1.
+            16 if only the speed changes by that, see docs/lightning.md; else 1.
         updates_per_epoch: updates in one of Lightning's epochs, 1,000 by default; with the callback ``Evaluate`` an
             epoch ends with each evaluation instead.
         evaluation_episodes: episodes of ``trainer.validate``.
@@ -85,22 +81,17 @@ class ReplayDataModule(EnvStepDataModule):
             conditions; 0 where an info lacks one.
         updates: of the whole run, on rows that are there; excludes all options of collecting.
 
-    If the replay keeps transitions by their surprise and was built without a function that measures it, the agent's
-    method ``initial_surprise``, where it has one, is called for new rows.
-
-    Of an agent with a state (``is_recurrent``) each environment has one, which rows carry as ``recurrent_state``.
-
-    If the replay has tasks, its scheduler chooses the task of each environment, rows carry ``task``, and evaluation
-    plays the first task unless ``env_kwargs`` name one.
+    If the replay keeps transitions by their surprise and has no function that measures it, the agent's method
+    ``initial_surprise``, where it has one, is called for new rows. Of an agent with a state (``is_recurrent``) each
+    environment has one, which rows carry as ``recurrent_state``. If the replay has tasks, its scheduler chooses the
+    task of each environment, rows carry ``task``, and evaluation plays the first task unless ``env_kwargs`` name one.
 
     Raises:
-        TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
-            run a reward that is no number, or steps and actions of another form than Gymnasium's.
-        ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
-            without tasks; several environments for a replay that draws slices of consecutive steps; ``updates`` beside
-            options of collecting, or neither. In ``fit`` less rows than a batch where the first one is drawn from them,
-            rows that do not fit the environment, a recurrent agent with a replay of single rows, or another with one of
-            sequences. During the run an environment without the replay's tasks, or an info never seen.
+        TypeError: during the run a reward that is no number, or steps and actions of another form than Gymnasium's.
+        ValueError: options that contradict each other or the replay. In ``fit`` less rows than a batch where the first
+            one is drawn from them, rows that do not fit the environment, a recurrent agent with a replay of single
+            rows, or another with one of sequences. During the run an environment without the replay's tasks, or an info
+            never seen.
 
     Example:
         >>> from lightning_replay import recipes
@@ -165,18 +156,12 @@ class ReplayDataModule(EnvStepDataModule):
         else:
             self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.replay: TrainingReplay = replay
-        for name, given in (
-            ("updates_per_training_step", updates_per_training_step),
-            ("updates_per_epoch", updates_per_epoch),
-        ):
-            if given is not None:
-                checked_count(name, given)
-        self.updates_per_training_step = updates_per_training_step
-        self.updates_per_epoch = updates_per_epoch
+        given = checked_optional_count("updates_per_training_step", updates_per_training_step)
+        self.updates_per_training_step: int | None = given
+        self.updates_per_epoch: int | None = checked_optional_count("updates_per_epoch", updates_per_epoch)
         self._updates_per_env_step = updates_per_env_step
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
-        self._saved_replay: Path | None = None  # of the checkpoint that is being restored
-        self._downloaded: TemporaryDirectory[str] | None = None
+        self._saved_replay: Any = None  # of the checkpoint that is being restored
         self._tasks = replay.tasks
         self._num_envs = num_envs
         self._info_keys = checked_info_keys(info_keys)
@@ -362,27 +347,21 @@ class ReplayDataModule(EnvStepDataModule):
         """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
         return super().state_dict() | {"replay": None, "pace": self.pace.state_dict()}
 
-    def find_replay(self, checkpoint: dict[str, Any], path: str | Path) -> Path | None:
+    def find_replay(self, checkpoint: dict[str, Any], path: str | Path) -> Any:
         """Finds the replay of a checkpoint, before the agent is restored from it; ``None`` for the weights alone."""
         state = checkpoint.get(type(self).__qualname__)
         if not self._is_fitting or state is None:
             return None
-        if "://" in str(path):
-            self._downloaded = TemporaryDirectory()
-            target = Path(self._downloaded.name)
-            self._saved_replay = downloaded_replay(str(path), state["replay"], state["replay_id"], target)
-        else:
-            self._saved_replay = saved_replay(Path(path), state["replay"], state["replay_id"])
+        self._saved_replay = saved_replay(path, state["replay"], state["replay_id"])
         return self._saved_replay
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not self._is_fitting:
             return
-        assert self._saved_replay is not None
         assert self.trainer is not None
         if self.trainer.is_global_zero:  # a shared replay is loaded once for all processes
-            self.replay.load(self._saved_replay)
-        self._downloaded = None
+            with opened(self._saved_replay) as saved:
+                self.replay.load(saved)
         self.trainer.strategy.barrier()
         super().load_state_dict(state)
         self.pace.resume(state["pace"], *self.clocks)

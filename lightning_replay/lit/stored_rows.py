@@ -24,16 +24,11 @@ Columns = dict[tuple[str, ...], tuple[torch.dtype, tuple[int, ...]]]
 
 
 def row_differences(
-    replay: Replay,
-    observation_space: Space[Any],
-    action_space: Space[Any],
-    num_envs: int,
-    further: Columns,
+    replay: Replay, observation_space: Space[Any], action_space: Space[Any], num_envs: int, further: Columns
 ) -> list[str]:
     """Returns what differs between stored rows and those of ``num_envs`` environments, a clause for each column.
 
-    With none, which add no rows, columns of the spaces alone are compared; rows of one may be without ``trajectory``.
-    ``further`` are columns of the environments by key, beside those that all store.
+    ``further`` are columns of the environments beside those that all store.
     """
     if replay._changes_rows:  # transforms, on their way in
         return []
@@ -47,7 +42,7 @@ def row_differences(
     slots = held_slots(replay.storage)
     row = replay.storage.get(slots[:1])[0]
     stored: Columns = {key: (dtype, tuple(shape)) for key, dtype, shape in leaves_of(row) if key not in NOT_STORED}
-    if num_envs:
+    if num_envs:  # else no rows are added, and columns of the spaces alone matter
         ends = {("next", name): (torch.bool, (1,)) for name in ("terminated", "truncated", "done")}
         expected |= {("next", "reward"): (torch.float32, (1,))} | ends | further
         if num_envs > 1 or ("trajectory",) in stored:

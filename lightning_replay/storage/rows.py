@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -247,3 +247,12 @@ def leaves_of(row: TensorDictBase) -> list[Leaf]:
         else:
             leaves.append(((name,), value.dtype, value.shape))
     return leaves
+
+
+def each_part(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns the same tree of dictionaries with the function's value in place of each array."""
+    if isinstance(value, Mapping):
+        return {str(name): each_part(part, function) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return {str(place): each_part(part, function) for place, part in enumerate(value)}
+    return function(value)

@@ -22,8 +22,8 @@ from minari.data_collector import EpisodeBuffer
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 
-from lightning_replay import datasets, recipes
-from lightning_replay.datasets import DatasetRows, fill, from_d4rl, from_lerobot, from_minari, from_torchrl
+from lightning_replay import recipes
+from lightning_replay.datasets import fill, from_d4rl, from_lerobot, from_minari, from_torchrl
 
 
 def listed(rows: TensorDict, *keys: Any) -> list[list[Any]]:
@@ -54,9 +54,8 @@ def test_the_classic_layout_of_d4rl_by_hand(tmp_path: Path) -> None:
     truncated           3    5         before the steps that are left out
     """
     file = write_hdf5(tmp_path / "classic.hdf5", **steps([0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0]))
-    found = from_d4rl(file)
-    rows = found.all()
-    assert len(found) == len(rows) == 5
+    rows = from_d4rl(file)
+    assert len(rows) == 5
     assert rows["observation"].tolist() == [[i, -i] for i in (0, 1, 2, 3, 5)]
     assert rows["next", "observation"].tolist() == [[i, -i] for i in (1, 2, 2, 4, 6)]
     assert listed(rows, ("next", "reward"), ("next", "terminated"), ("next", "truncated"), "trajectory") == [
@@ -75,7 +74,7 @@ def test_the_classic_layout_of_d4rl_by_hand(tmp_path: Path) -> None:
 def test_next_observations_of_d4rl_are_taken_and_no_step_is_left_out(tmp_path: Path) -> None:
     following = np.arange(1, 6, dtype=np.float32)[:, None] * [1, -1]
     columns = steps([0, 0, 0, 1, 0], [0, 1, 0, 0, 0], next_observations=following)
-    rows = from_d4rl(write_hdf5(tmp_path / "whole.hdf5", **columns)).all()
+    rows = from_d4rl(write_hdf5(tmp_path / "whole.hdf5", **columns))
     assert rows["next", "observation"].tolist() == following.tolist()
     assert listed(rows, ("next", "terminated"), ("next", "truncated"), "trajectory") == [
         [False, False, False, True, False],
@@ -86,17 +85,23 @@ def test_next_observations_of_d4rl_are_taken_and_no_step_is_left_out(tmp_path: P
 
 def test_episodes_without_timeouts_end_after_the_steps_of_the_environment(tmp_path: Path) -> None:
     file = write_hdf5(tmp_path / "old.hdf5", **steps([0, 0, 0, 1, 0, 0, 0, 0]))  # 0 1 2 | 3* | 4 5 6 | 7
-    rows = from_d4rl(file, max_episode_steps=3).all()
+    rows = from_d4rl(file, max_episode_steps=3)
     assert rows["observation"][:, 0].tolist() == [0, 1, 3, 4, 5]  # 2 and 6 were cut off, 7 breaks off
     assert listed(rows, "trajectory", ("next", "truncated")) == [[0, 0, 1, 2, 2], [False, True, False, False, True]]
     with pytest.raises(ValueError, match=r"neither timeouts nor next_observations.*Give max_episode_steps"):
         from_d4rl(file)
+    following = np.array([1, 2, 9, 4, 5, 9, 7, 9])[:, None] * [1, -1]  # 2 and 5 were cut off, as the next step shows
+    rows = from_d4rl(write_hdf5(tmp_path / "next.hdf5", **steps([0, 0, 0, 1] + 4 * [0], next_observations=following)))
+    assert listed(rows, "trajectory", ("next", "truncated")) == [
+        [0, 0, 0, 1, 2, 2, 3, 3],
+        [False, False, True, False, False, True, False, True],
+    ]
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from("...*!"), min_size=1, max_size=40), st.integers(1, 7))
-def test_pieces_of_the_classic_layout_are_those_of_a_loop_over_its_steps(
-    tmp_path_factory: pytest.TempPathFactory, ends: list[str], piece: int
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from("...*!"), min_size=1, max_size=30))
+def test_rows_of_the_classic_layout_are_those_of_a_loop_over_its_steps(
+    tmp_path_factory: pytest.TempPathFactory, ends: list[str]
 ) -> None:
     """The oracle reads one step after the other, as D4RL's own ``qlearning_dataset``."""
     expected: list[list[Any]] = []
@@ -114,14 +119,7 @@ def test_pieces_of_the_classic_layout_are_those_of_a_loop_over_its_steps(
         with pytest.raises(ValueError, match="no rows"):
             from_d4rl(file)
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets, "_PIECE", piece)
-        found = from_d4rl(file)
-        pieces = list(found)
-    names = [set(one["trajectory"].tolist()) for one in pieces]
-    assert sum(map(len, names)) == len(set().union(*names))  # whole episodes
-    rows = torch.cat(pieces)
-    assert len(rows) == len(found)
+    rows = from_d4rl(file)
     ended = (rows["next", name][:, 0] for name in ("terminated", "truncated"))
     found_columns = (rows["observation"][:, 0], rows["next", "observation"][:, 0], *ended, rows["trajectory"])
     assert [list(row) for row in zip(*(column.tolist() for column in found_columns), strict=True)] == expected
@@ -136,7 +134,7 @@ def test_files_that_are_no_data_set_are_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ValueError, match=r"has the columns .*give one with observations, actions"):
         from_d4rl(write_hdf5(tmp_path / "part.hdf5", observations=columns["observations"]))
     with pytest.raises(TypeError, match="arrays of numbers"):
-        from_d4rl(write_hdf5(tmp_path / "text.hdf5", **columns | {"actions": np.array([b"a", b"b", b"c"])})).all()
+        from_d4rl(write_hdf5(tmp_path / "text.hdf5", **columns | {"actions": np.array([b"a", b"b", b"c"])}))
     for name, read in (("h5py", from_d4rl), ("minari", from_minari), ("pyarrow.dataset", from_lerobot)):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
@@ -179,9 +177,8 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_rows_of_minari_are_those_of_its_episodes(recorded: str) -> None:
-    found = from_minari(recorded)
-    rows = found.all()
-    assert len(found) == len(rows) == 5 and len(list(found)) == 2
+    rows = from_minari(recorded)
+    assert len(rows) == 5
     assert rows["observation", "state"][:, 0].tolist() == [0, 0.5, 1, 0, 0.5]
     assert rows["next", "observation", "state"][:, 0].tolist() == [0.5, 1, 1.5, 0.5, 1]
     assert rows["observation", "camera"].dtype == torch.uint8
@@ -193,7 +190,7 @@ def test_rows_of_minari_are_those_of_its_episodes(recorded: str) -> None:
         [False, False, False, False, True],
         [0, 0, 0, 1, 1],
     ]
-    assert torch.equal(from_minari(minari.load_dataset(recorded)).all()["action"], rows["action"])
+    assert torch.equal(from_minari(minari.load_dataset(recorded))["action"], rows["action"])
 
 
 FEATURES = {
@@ -247,7 +244,7 @@ def write_lerobot(folder: Path, *, whole_files: bool = False, leave_out: tuple[s
 @pytest.mark.parametrize("whole_files", [False, True], ids=["v2", "v3"])
 def test_rows_of_lerobot_by_hand(tmp_path: Path, whole_files: bool) -> None:
     """The first episode succeeds in its last frame; of the second the last frame has no next observation."""
-    rows = from_lerobot(write_lerobot(tmp_path / "set", whole_files=whole_files)).all()
+    rows = from_lerobot(write_lerobot(tmp_path / "set", whole_files=whole_files))
     assert rows["observation"].tolist() == [[i, i + 0.5] for i in (0, 1, 2, 3)]
     assert rows["next", "observation"].tolist() == [[i, i + 0.5] for i in (1, 2, 2, 4)]
     assert rows["action"].tolist() == [[-i, 1] for i in (0, 1, 2, 3)]
@@ -261,13 +258,13 @@ def test_rows_of_lerobot_by_hand(tmp_path: Path, whole_files: bool) -> None:
 
 def test_several_observations_of_lerobot_are_a_dictionary_and_a_missing_reward_is_given(tmp_path: Path) -> None:
     folder = write_lerobot(tmp_path / "set", leave_out=("next.reward", "next.success", "next.done"))
-    rows = from_lerobot(folder, ("observation.state", "observation.force"), reward=0.5).all()
+    rows = from_lerobot(folder, ("observation.state", "observation.force"), reward=0.5)
     assert rows["observation", "force"].tolist() == [[100], [101], [103]]  # no frame is an end that is known
     assert rows["next", "observation", "state"][:, 0].tolist() == [1, 2, 4]
     assert rows["next", "reward"].flatten().tolist() == [0.5] * 3 and not rows["next", "terminated"].any()
     with pytest.raises(ValueError, match=r"lacks the columns \['next.reward', 'observation.image'\].*not decoded"):
         from_lerobot(folder, ("observation.image",))
-    done = from_lerobot(write_lerobot(tmp_path / "done", leave_out=("next.success",))).all()
+    done = from_lerobot(write_lerobot(tmp_path / "done", leave_out=("next.success",)))
     assert done["next", "terminated"].flatten().tolist() == [False, False, True, False, True]
     with pytest.raises(FileNotFoundError):
         from_lerobot(tmp_path / "absent")
@@ -287,7 +284,7 @@ def torchrl_rows(count: int = 6) -> TensorDict:
 
 
 @pytest.mark.parametrize("kind", ["rows", "list", "storage", "buffer", "full"])
-def test_rows_of_torchrl_from_every_source(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_torchrl_from_every_source(kind: str) -> None:
     source: Any = torchrl_rows()
     if kind == "list":
         source, rows = ListStorage(10), source
@@ -299,10 +296,7 @@ def test_rows_of_torchrl_from_every_source(kind: str, monkeypatch: pytest.Monkey
             source.extend(rows[:2])
         source.extend(rows)
         source = source.storage if kind == "storage" else source
-    monkeypatch.setattr(datasets, "_PIECE", 3)  # an episode ends with a piece
-    found = from_torchrl(source)
-    assert [len(piece) for piece in found] == [3, 3]
-    rows = found.all()
+    rows = from_torchrl(source)
     assert {*rows.keys(True, True)} == {
         *("observation", "action", "trajectory", ("next", "observation"), ("next", "reward")),
         *(("next", name) for name in ("terminated", "truncated", "done")),
@@ -323,7 +317,7 @@ def test_rows_of_torchrl_from_every_source(kind: str, monkeypatch: pytest.Monkey
 def test_named_episodes_and_several_observations_of_torchrl() -> None:
     rows = torchrl_rows().set(("collector", "traj_ids"), torch.tensor([7, 8, 7, 8, 8, 7]))
     rows["pixels"] = rows["next", "pixels"] = torch.zeros(6, 2, 2, 3, dtype=torch.uint8)
-    found = from_torchrl(rows, ("observation", "pixels")).all()
+    found = from_torchrl(rows, ("observation", "pixels"))
     assert found["trajectory"].tolist() == [7, 8, 7, 8, 8, 7]
     assert found["next", "observation", "pixels"].shape == (6, 2, 2, 3)
     with pytest.raises(ValueError, match=r"they lack: 'state', \('next', 'state'\)\. "):
@@ -339,7 +333,7 @@ def test_named_episodes_and_several_observations_of_torchrl() -> None:
 def test_a_replay_is_filled_with_episodes_of_numbers_of_their_own() -> None:
     replay = recipes.uniform(capacity=13, batch_size=2, seed=0)
     assert fill(replay, from_torchrl(torchrl_rows())) is replay
-    fill(replay, from_torchrl(torchrl_rows()).all())
+    fill(replay, from_torchrl(torchrl_rows()))
     rows = replay[:]
     assert rows["trajectory"].tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 4, 5]
     ends = [False, False, True, False, True, True]  # the last one broke off
@@ -347,8 +341,10 @@ def test_a_replay_is_filled_with_episodes_of_numbers_of_their_own() -> None:
     with pytest.raises(ValueError, match=r"capacity 13 and holds 12 rows; 6 more would evict some. Give capacity=18"):
         fill(replay, from_torchrl(torchrl_rows()))
     assert len(replay) == 12
-    with pytest.raises(TypeError, match="rows is 3; it must be what a function"):
+    with pytest.raises(TypeError, match="rows is 3; it must be a TensorDict"):
         fill(replay, 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="replay is None"):
         fill(None, torchrl_rows())  # type: ignore[arg-type]
-    assert isinstance(from_torchrl(torchrl_rows()), DatasetRows)
+    named = torchrl_rows().set(("collector", "traj_ids"), torch.tensor([0, 0, 0, 1, 1, 2]))
+    twice = fill(fill(recipes.uniform(capacity=12, batch_size=2, seed=0), named), named)
+    assert twice[:]["collector", "traj_ids"].tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 4, 5]

@@ -154,6 +154,64 @@ def test_a_run_that_is_stopped_is_saved_once_the_save_before_is_written(tmp_path
     assert updates_in(tmp_path / "run" / "last.ckpt") == 23
 
 
+def test_a_save_that_fails_after_the_run_has_failed_is_not_reported(tmp_path: Path, monkeypatch, caplog) -> None:
+    keep = ReplayCheckpoint(tmp_path / "run", monitor=None, every_n_updates=10, background=True)
+    save, may_write = ReplayCheckpointIO._save, threading.Event()
+
+    def failing(self, checkpoint, *arguments):
+        if checkpoint["global_step"] == 20:
+            assert may_write.wait(20)
+            raise OSError("no space left")
+        save(self, checkpoint, *arguments)
+
+    def fail(trainer: L.Trainer) -> None:
+        trainer.lightning_module.weight.data.fill_(float("nan"))
+        may_write.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ReplayCheckpointIO, "_save", failing)
+    caplog.set_level(logging.INFO)
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(tmp_path, [keep, At(21, fail)]).fit(Tiny(), datamodule=make_data())
+    assert "saving failed, OSError: no space left; update 10" in caplog.text
+
+
+def test_of_a_best_one_that_fails_at_the_end_the_last_before_is_reported(tmp_path: Path, monkeypatch, caplog) -> None:
+    save = ReplayCheckpointIO._save
+
+    def failing(self, checkpoint, path, *arguments):
+        if checkpoint["global_step"] == 40:
+            raise OSError("no space left")
+        save(self, checkpoint, path, *arguments)
+
+    monkeypatch.setattr(ReplayCheckpointIO, "_save", failing)
+    caplog.set_level(logging.INFO)
+    keep = WatchedCheckpoint(tmp_path / "run", every_n_updates=10, background=True)
+    with pytest.raises(OSError, match="no space left"):
+        run(tmp_path, 99.0, 2.0, 9.0, 3.0, 9.0, 10.0, keep=keep)
+    assert updates_in(tmp_path / "run" / "last.ckpt") == 30 and "; update 30 (environment step 50) is in" in caplog.text
+
+
+def test_an_interrupted_wait_for_a_save_forgets_nothing(tmp_path: Path, monkeypatch) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=make_data())
+    files = ReplayCheckpointIO(trainer.strategy.checkpoint_io.wrapped, trainer.datamodule)
+    files.in_background, trainer.strategy.checkpoint_io = True, files
+    slow = Slow(monkeypatch)
+    trainer.save_checkpoint(tmp_path / "new.ckpt")
+
+    def interrupt(tasks) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning_replay.lit.checkpoint_files.futures.wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            files.wait()
+    slow.may_write.set()
+    files.wait()
+    assert (tmp_path / "new.ckpt").exists()
+
+
 def test_what_has_no_background_is_refused(tmp_path: Path) -> None:
     keep = ReplayCheckpoint(tmp_path / "run", background=True)
     with pytest.raises(TypeError, match="background is True, and there is no replay"):
@@ -174,7 +232,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(before=changes, after=changes)
 def test_nothing_that_changes_later_is_in_the_save(before, after, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("frozen")

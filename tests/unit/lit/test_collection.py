@@ -16,7 +16,6 @@ import torch
 from scipy.stats import chisquare
 
 from lightning_replay import recipes
-from lightning_replay.agents import DQN
 from lightning_replay.agents.spaces import ParameterizedActions
 from lightning_replay.envs.building import UnknownEnvironmentError, with_checked_steps
 from lightning_replay.lit import Evaluate, ReplayDataModule
@@ -271,24 +270,6 @@ def test_an_import_that_fails_in_the_code_of_a_user_is_left_as_it_is(tmp_path: P
 def test_an_unknown_environment_is_refused(env: str, reason: str) -> None:
     with pytest.raises(UnknownEnvironmentError, match=re.escape(f"environment {env!r}: {reason}")):
         make_environment(env, {})
-
-
-def test_advice_for_discrete_observations_trains(tmp_path: Path) -> None:
-    advice = r"observation space Discrete.* Wrap the environment: (.*)\.$"
-    errors = []
-    for refused in (partial(make_environment, "FrozenLake-v1", {}), partial(DQN.for_env, "FrozenLake-v1")):
-        with pytest.raises(ValueError, match=advice) as error:
-            refused()
-        errors.append(re.search(advice, str(error.value)))
-    (wrapped,) = {found[1] for found in errors}
-
-    def env() -> gymnasium.Env:
-        return eval(wrapped, {"gymnasium": gymnasium, "numpy": np, "env": gymnasium.make("FrozenLake-v1")})
-
-    replay = make_replay(prioritized=True)
-    data = ReplayDataModule(env, replay, env_steps=30, warmup_steps=20, seed=0)
-    make_trainer(tmp_path).fit(DQN.for_env(env), datamodule=data)
-    assert (replay[:]["observation"].sum(1) == 1).all()  # one-hot
 
 
 def test_a_replay_that_draws_pairs_alone_is_filled_again() -> None:

@@ -296,9 +296,7 @@ def test_figures_of_levels_are_logged(tmp_path: Path) -> None:
 
 def test_the_other_callbacks_know_levels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curves = {}
-    monkeypatch.setattr(
-        "lightning_replay.lit.pictures.draw_learning_curves", lambda found, path, title="": curves.update(found)
-    )
+    monkeypatch.setattr("lightning_replay.lit.pictures.draw_learning_curves", lambda found, *_: curves.update(found))
     gap, bar = GeneralizationGap(30), ReplayProgressBar(refresh_seconds=0.0)
     fit(tmp_path, [gap, bar, LearningCurve()], enable_progress_bar=True)
     assert curves["held-out levels"] == gap.history and curves["levels trained on"] == gap.training_history

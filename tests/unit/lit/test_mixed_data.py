@@ -81,7 +81,7 @@ def test_rows_of_another_environment_are_named(tmp_path: Path) -> None:
     row = offline_rows()[:4]
     row["observation"] = row["observation"].double()
     rows.extend(row.exclude("action"))
-    named = r"action \(missing.*observation \(torch.float64 \[2\], online torch.float32"
+    named = r"'action': stored no such column.*'observation': stored \(torch.float64, \(2,\)\), of the env.*float32"
     with pytest.raises(ValueError, match=named):
         make_trainer(tmp_path).fit(Tiny(), datamodule=make_data(mixed(rows), env=Counting))
 

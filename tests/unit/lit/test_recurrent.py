@@ -208,14 +208,14 @@ def test_a_resumed_fit_goes_on_with_the_same_draws_from_initial_states(tmp_path,
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     expected, weights = draws_of_a_copy(data.replay, tmp_path / "copy", **options), []
     for name in ("first", "second"):
-        agent, resumed, draws = small_agent(), data_of(sequences(**options), 140), Draws(tmp_path / name, **options)
+        agent, resumed, draws = small_agent(), data_of(sequences(**options), 120), Draws(tmp_path / name, **options)
         make_trainer(tmp_path, [draws]).fit(agent, datamodule=resumed, ckpt_path=tmp_path / "end.ckpt")
-        assert draws.found == expected and resumed.updates_done == 100
+        assert draws.found == expected and resumed.updates_done == 80
         weights.append(torch.cat([parameter.flatten() for parameter in agent.parameters()]))
         rows = resumed.replay[:]
         has_cue = rows["observation"][:, :2].any(-1)
         is_initial = (rows["recurrent_state"] == 0.0).flatten(1).all(-1)
-        assert len(rows) == 140 and torch.equal(has_cue, is_initial) and has_cue[[0, 1, 100, 101]].all()
+        assert len(rows) == 120 and torch.equal(has_cue, is_initial) and has_cue[[0, 1, 100, 101]].all()
     assert torch.equal(*weights)
 
 

@@ -40,10 +40,10 @@ def prioritized(**options):
 @pytest.mark.parametrize("url", ["memory"], indirect=True)  # Lightning takes file:// for a relative path
 def test_a_run_is_resumed_from_another_file_system(tmp_path, url: str) -> None:
     """Best and last are there with their replays; the resumed run has the draws of one with local files."""
-    scores = (99.0, 2.0, 9.0, 3.0, 9.0, 5.0)
+    scores = (99.0, 9.0, 2.0, 3.0, 2.0, 5.0)
     keep = WatchedCheckpoint(url)
     run(tmp_path, *scores, keep=keep, data=prioritized())
-    assert names_in(url) == ["best.10.replay", "best.ckpt", "last.40.replay", "last.ckpt"]
+    assert names_in(url) == ["best.1.replay", "best.ckpt", "last.40.replay", "last.ckpt"]
     agents = []
     for folder, path in ((url, "last"), (tmp_path / "run", tmp_path / "run" / "last.ckpt")):
         if folder != url:
@@ -53,7 +53,7 @@ def test_a_run_is_resumed_from_another_file_system(tmp_path, url: str) -> None:
         assert data.updates_done == 60 and len(data.replay) == 80
         agents.append(agent)
     assert agents[0].seen == agents[1].seen and len(agents[0].seen) == 20
-    assert names_in(url) == ["best.10.replay", "best.ckpt", "last.60.replay", "last.ckpt"]
+    assert names_in(url) == ["best.1.replay", "best.ckpt", "last.60.replay", "last.ckpt"]
 
 
 def test_a_failed_upload_leaves_the_save_before(tmp_path, url: str, monkeypatch) -> None:

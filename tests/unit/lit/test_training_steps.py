@@ -46,7 +46,6 @@ def fit(directory: Path, agent: L.LightningModule, callbacks=(), trainer_options
 
 
 @pytest.mark.parametrize("options", [
-    {},
     {"updates_per_epoch": 50},
     {"updates_per_env_step": 0.5, "updates_per_epoch": 16},
     {"updates_per_env_step": 3, "num_envs": 7, "env_steps": 61, "updates_per_epoch": 17},
