@@ -50,5 +50,5 @@ def outside_bounds(column: np.ndarray, space: Space[Any], name: str) -> str:
     rows = len(inside) - int(inside.reshape(len(inside), -1).all(1).sum())
     return (
         f"{name} is out of the bounds of {space} in {rows} of {len(column)} rows: the values go from {column.min()} to "
-        f"{column.max()}"
+        f"{column.max()} ({'rescale them' if column.dtype.kind == 'f' else 'number them as the space does'})"
     )

@@ -176,11 +176,13 @@ class States:
 
     def _checked(self, state: Any, method: str, shape: Sequence[int]) -> Tensor:
         is_float = isinstance(state, Tensor) and state.is_floating_point()
-        if not is_float or (state.shape[:1] if method == "initial_state" else state.shape) != shape:
+        is_first = method == "initial_state"
+        if not is_float or (state.shape[:1] if is_first else state.shape) != shape:
+            accepted = ", ".join(map(str, (*shape, "...") if is_first else shape))
             raise ValueError(
                 f"{type(self._agent).__name__}.{method} returned as states {_shown(state)} for {self._count} "
-                f"environments; accepted is one tensor of floats {[*shape]} (h and c of an LSTM stacked)"
-                + ("." if method == "initial_state" else ", after the actions: (action, state).")
+                f"environments; accepted is one tensor of floats [{accepted}], with environments first (h and c of an "
+                f"LSTM stacked: torch.stack([h, c], 1)){'.' if is_first else ', after the actions: (action, state).'}"
             )
         return state.detach().float()
 
