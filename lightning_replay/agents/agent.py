@@ -182,10 +182,13 @@ class SizedAgent(L.LightningModule):
                     found[name] = (len(plain) if isinstance(plain, list) else None) if is_bound else plain, plain
             return found
 
-        given, read, none = parts(self.hparams), parts(sizes), (None, "absent")
-        other = [name for name in given | read if given.get(name, none)[0] != read.get(name, none)[0]]
+        given, read = parts(self.hparams), parts(sizes)
+        other = [name for name in given | read if given.get(name, [None])[0] != read.get(name, [None])[0]]
         if other:
-            ours, theirs = (", ".join(f"{name}={of.get(name, none)[1]}" for name in other) for of in (given, read))
+            ours, theirs = (
+                ", ".join(f"{name}={of[name][1]}" for name in other if name in of) or "no such entry"
+                for of in (given, read)
+            )
             raise ValueError(
                 f"{type(self).__name__} was built with {ours}, and the environment of {module.__name__} has {theirs}. "
                 f"Give both the same environment, or leave these out: {type(self).__name__}() reads them."

@@ -100,11 +100,33 @@ def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool]
     return "; ".join(found(space, "observation"))
 
 
-def _shapes_of(space: Space[Any]) -> Any:
+def bounds_of(space: Space[Any]) -> tuple[Any, Any]:
+    """Returns the smallest and the largest value of a space, as numbers or arrays of its shape."""
+    if isinstance(space, Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    if isinstance(space, MultiDiscrete):
+        low = space.start.astype(np.int64)
+        return low, low + space.nvec.astype(np.int64) - 1
+    if isinstance(space, MultiBinary):
+        return 0, 1
+    if isinstance(space, Box):
+        wide = np.float64 if space.low.dtype.kind == "f" else np.int64
+        return space.low.astype(wide), space.high.astype(wide)
+    raise ValueError(
+        f"actions of the space {space} are not supported; Box, Discrete, MultiDiscrete, MultiBinary, and Dict and "
+        "Tuple of them are"
+    )
+
+
+def integer_bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
+    return bounds_of(space) if isinstance(space, Discrete | MultiDiscrete | MultiBinary) else None
+
+
+def _checked_parts_of(space: Space[Any]) -> Any:
     parts = parts_of(space)
     if parts is None:
-        return space.shape if is_array_space(space) else None
-    return {name: _shapes_of(part) for name, part in parts.items()}
+        return (space, space.shape, integer_bounds_of(space)) if is_array_space(space) else None
+    return {name: _checked_parts_of(part) for name, part in parts.items()}
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
@@ -117,16 +139,19 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self._shape = _shapes_of(env.observation_space)
+        self._parts = _checked_parts_of(env.observation_space)
+        self._checks_dtypes = True  # of the first observations of an episode: those of later steps take time
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
-        self._check(self._shape, returned[0], "reset")
+        self._checks_dtypes = True
+        self._check(returned[0], "reset")
         return returned
 
     def step(self, action: Any) -> Step:
         returned = checked_step(self.env.step(action), self.env)
-        self._check(self._shape, returned[0], "step")
+        self._check(returned[0], "step")
+        self._checks_dtypes = False
         if returned[2] or returned[3]:
             observation, reward, terminated, truncated, info = returned
             # The vector resets the environment in this step, which may write into the same array and dictionary.
@@ -134,24 +159,38 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
             return kept, reward, terminated, truncated, copied_info(info)
         return returned
 
-    def _check(self, expected: Any, observation: Any, method: str, entry: str = "") -> None:
+    def _check(self, observation: Any, method: str) -> None:
+        if wrong := self._wrong(self._parts, observation, "observation"):
+            raise ValueError(
+                f"{method} of {self.env} returned an {'; an '.join(wrong)}. Return observations of the space, or "
+                "correct it"
+            )
+
+    def _wrong(self, expected: Any, observation: Any, entry: str) -> list[str]:
         if type(expected) is dict:
             given = dict(enumerate(observation)) if isinstance(observation, tuple) else observation
             entries = {str(name): part for name, part in given.items()} if isinstance(given, Mapping) else {}
             if entries.keys() != expected.keys():
-                raise ValueError(
-                    f"{method} of {self.env} returned an observation{entry} with the entries {sorted(entries)}, and "
-                    f"its observation_space has {sorted(expected)}. Return observations of the space, or correct it"
-                )
+                found = f"{entry} with the entries {sorted(entries)}, and its observation_space has {sorted(expected)}"
+                return [found]
+            wrong = []
             for name, part in expected.items():
-                self._check(part, entries[name], method, f"{entry}[{name!r}]")
-            return
+                wrong += self._wrong(part, entries[name], f"{entry}[{name!r}]")
+            return wrong
+        if expected is None:
+            return []
+        space, expected_shape, bounds = expected
         shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
-        if expected is not None and shape != expected:
-            raise ValueError(
-                f"{method} of {self.env} returned an observation{entry} of shape {list(shape)}, and its "
-                f"observation_space has the shape {list(expected)}. Return observations of the space, or correct it"
-            )
+        if shape != expected_shape:
+            wanted = f"its observation_space has the shape {list(expected_shape)}"
+            return [f"{entry} of shape {list(shape)}, and {wanted}"]
+        if bounds is not None or self._checks_dtypes:
+            array = np.asarray(observation)
+            if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+                return [f"{entry} of {array.dtype}, and its observation_space has {space.dtype}"]
+            if bounds is not None and ((array < bounds[0]) | (array > bounds[1])).any():
+                return [f"{entry} of {array.tolist()}, which {space} does not hold"]
+        return []
 
 
 class LimitedEpisodes(TimeLimit[Any, Any]):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Space
 
 from lightning_replay.envs import building
 
@@ -21,27 +21,9 @@ def parts_of(space: Space[Any], key: tuple[str, ...]) -> dict[tuple[str, ...], S
     return {leaf: part for name, each in parts.items() for leaf, part in parts_of(each, (*key, name)).items()}
 
 
-def bounds_of(space: Space[Any]) -> tuple[Any, Any]:
-    """Returns the smallest and the largest value of a space, as numbers or arrays of its shape."""
-    if isinstance(space, Discrete):
-        return int(space.start), int(space.start) + int(space.n) - 1
-    if isinstance(space, MultiDiscrete):
-        low = space.start.astype(np.int64)
-        return low, low + space.nvec.astype(np.int64) - 1
-    if isinstance(space, MultiBinary):
-        return 0, 1
-    if isinstance(space, Box):
-        wide = np.float64 if space.low.dtype.kind == "f" else np.int64
-        return space.low.astype(wide), space.high.astype(wide)
-    raise ValueError(
-        f"actions of the space {space} are not supported; Box, Discrete, MultiDiscrete, MultiBinary, and Dict and "
-        "Tuple of them are"
-    )
-
-
 def outside_bounds(column: np.ndarray, space: Space[Any], name: str) -> str:
     """Returns a clause on the rows of a column ``[N, ...]`` that are no values of the space; empty where all are."""
-    low, high = bounds_of(space)
+    low, high = building.bounds_of(space)
     if column.dtype.kind == "f":
         low, high = low - _ROUNDING * np.abs(low), high + _ROUNDING * np.abs(high)
     inside = (column >= low) & (column <= high)  # NaN is not inside
