@@ -15,6 +15,7 @@ from lightning_replay.agents.encoders import described_image
 from lightning_replay.envs.building import build_environment, check_env, parts_of, refused_entries
 
 _LEAST_SIDE = 4  # of an image; smaller boxes are flattened
+_OF_YOUR_OWN = "an agent of your own for MultiDiscrete and others (docs/lightning-agents.md), or wrap the environment."
 
 #: Id of an environment, the environment, a vector of them, or a callable that builds one.
 EnvironmentSource = (
@@ -131,7 +132,7 @@ def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], ag
     if not isinstance(action_space, Box) or len(action_space.shape) != 1 or not action_space.is_bounded("both"):
         raise ValueError(
             f"{agent} got the action space {action_space}; it needs a bounded, one-dimensional Box. "
-            "Use DQN for Discrete actions, or wrap the environment."
+            f"Use DQN for Discrete actions, {_OF_YOUR_OWN}"
         )
     return {
         "observation_size": observation_size(observation_space, agent),
@@ -192,7 +193,7 @@ def _num_actions(space: Space[Any], agent: str) -> int:
     if not isinstance(space, Discrete) or space.start != 0:
         raise ValueError(
             f"{agent} got the action space {space}; it needs Discrete actions that start at 0. "
-            "Use TD3 or SAC for a Box, or wrap the environment."
+            f"Use TD3 or SAC for a Box, {_OF_YOUR_OWN}"
         )
     return int(space.n)
 
