@@ -418,8 +418,8 @@ def hindsight(
     and a desired goal. For other recipes give :class:`~lightning_replay.transforms.RelabelGoals` as ``transform``.
 
     Args:
-        env: id of the goal environment, or an environment, whose ``compute_reward`` and ``compute_terminated`` are
-            used where ``reward`` and ``terminated`` are not given.
+        env: id of the goal environment, an environment, or a class or function that builds one; its ``compute_reward``
+            and ``compute_terminated`` are used where ``reward`` and ``terminated`` are not given.
         reward: ``(achieved, desired, info)`` of arrays ``[N, ...]`` to rewards ``[N]``.
         terminated: the same, to flags ``[N]``.
         strategy: ``"future"`` (a later step of the episode), ``"final"`` (the newest) or ``"episode"`` (any).

@@ -171,8 +171,10 @@ def _refused(key: NestedKey, column: Tensor, *, may_be_action: bool) -> ValueErr
     others = "Name other columns with feature_keys="
     if column.dtype == torch.uint8 and column.ndim > 2:
         return ValueError(
-            f"{given}, an image; distances of pixels do not measure which states are near. Neighbourhood mixup needs "
-            f"floating features. {others}, such as an encoding stored beside it, or use another sampler."
+            f"{given}, an image; distances of pixels do not measure which states are near, and images are not mixed. "
+            f"{others} and, of the recipe or of MixPairs, keys=: feature_keys=[('observation', 'state'), 'action'], "
+            "keys=[('observation', 'state'), ('next', 'observation', 'state'), 'action', ('next', 'reward')], where "
+            "'state' is a floating column beside the image. Or use another sampler."
         )
     reason = f"{given}; neighbourhood mixup interpolates continuous observations and actions."
     if not may_be_action:

@@ -357,11 +357,12 @@ class FrameStorage(PackedStorage):
         return self.frame_stack == 1 and len(shape) in (2, 3) and shape[0] != 1
 
     def _wrong_stacks(self, key: Key, given: str) -> ValueError:
+        stacks = f"stacks of {self.frame_stack} frames, uint8 [N, {self.frame_stack}, H, W]"
+        needed = stacks if self.frame_stack > 1 else "images, uint8 [N, H, W] or [N, H, W, C]"
         return ValueError(
-            f"rows need stacks of {self.frame_stack} frames, uint8 [N, {self.frame_stack}, H, W], under "
-            f"{shown(key)} and {shown(('next', *key))}; {given}. Nothing was stored; give their key as image_key (a "
-            "tuple where it is nested, a list of keys for several columns) and their number of frames as frame_stack "
-            "(1 for images without an axis of frames), and convert them to uint8 images"
+            f"rows need {needed}, under {shown(key)} and {shown(('next', *key))}; {given}. Nothing was stored; give "
+            "their key as image_key (a tuple where it is nested, a list of keys for several columns) and their number "
+            "of frames as frame_stack (1 for images without an axis of frames), and convert them to uint8 images"
         )
 
     def _allocate_all(self, leaves: list[Leaf]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -50,8 +51,8 @@ class RelabelGoals(ReplayTransform):
         share: probability that a row is relabelled; k / (k + 1) of the paper, 0.8 for k = 4.
         reward: ``(achieved, desired, info)`` of NumPy arrays ``[N, ...]`` to the rewards ``[N]``, as ``compute_reward``
             of Gymnasium-Robotics; ``info`` is an empty dictionary. Saves name it by its import path.
-        env: an id, or an environment, whose ``compute_reward`` is used where ``reward`` is ``None``; it is built once
-            and closed. Its ``compute_terminated``, if it has one, is called row by row.
+        env: an id, an environment, or a class or function that builds one, whose ``compute_reward`` is used where
+            ``reward`` is ``None``; what is built is closed. Its ``compute_terminated``, if any, is called row by row.
         terminated: a function as ``reward``, of flags ``[N]``, in place of that of ``env``. Without either the flags
             stay as they were stored, which is right where no goal ends an episode.
         achieved_key: the column of the goal that was achieved, read under ``"next"``.
@@ -113,7 +114,7 @@ class RelabelGoals(ReplayTransform):
                 reward = built.get_wrapper_attr("compute_reward")
             if terminated is None and built.has_wrapper_attr("compute_terminated"):
                 terminated = functools.partial(_row_by_row, built.get_wrapper_attr("compute_terminated"))
-            self._flat = _places(built.observation_space)
+            self._flat = _places(built)
             if built is not env:
                 built.close()
         if reward is None:
@@ -161,6 +162,26 @@ class RelabelGoals(ReplayTransform):
                 f"the transitions have {what}, and RelabelGoals needs an achieved and a desired goal of one shape; "
                 "nothing was stored. Store the observations of a goal environment, or name your columns with "
                 "achieved_key= and desired_key="
+            )
+        self._compare_rewards(rows[:1000])
+
+    def _compare_rewards(self, rows: TensorDictBase) -> None:
+        # A wrong environment or order of keys makes goals of other numbers without any error.
+        parts = (self._part(rows, key) or ((), ...) for key in (("next", *self.achieved_key), self.desired_key))
+        goals = [rows.get(column)[..., place] for column, place in parts]
+        computed, stored = _computed("reward", self._functions[0], *goals), rows.get(("next", "reward"), None)
+        if not isinstance(stored, Tensor) or stored.numel() != len(computed):
+            return  # which is refused elsewhere
+        pairs = torch.stack((stored.reshape(-1).double(), computed.double()))
+        differ = (~torch.isclose(pairs[0], pairs[1], rtol=1e-3, atol=1e-3)).nonzero().flatten()
+        if len(differ):
+            stored_one, computed_one = pairs[:, differ[0]].tolist()
+            warnings.warn(
+                f"{len(differ)} of the first {len(computed)} transitions have another reward than RelabelGoals "
+                f"computes for the goals that they have: {stored_one:g} is stored and {computed_one:g} computed, and a "
+                "batch mixes both. Give the env that the transitions are of, achieved_key= and desired_key= as its "
+                "reward takes them, or a reward= that is shaped as the stored ones",
+                stacklevel=2,
             )
 
     def _part(self, rows: TensorDictBase, key: tuple[str, ...]) -> tuple[tuple[str, ...], Any] | None:
@@ -257,11 +278,14 @@ def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[
     return np.array([bool(function(one, other, info)) for one, other in zip(achieved, desired, strict=True)])
 
 
-def _places(space: Any) -> dict[str, slice]:
+def _places(env: Any) -> dict[str, slice]:
     # In the order of their names, as RLlib and Gymnasium flatten a dictionary; goals of one dimension alone.
+    import gymnasium
     from gymnasium.spaces import Box, Dict
 
-    places, start = {}, 0
+    while not isinstance(env.observation_space, Dict) and isinstance(env, gymnasium.Wrapper):
+        env = env.env  # of a wrapper that flattens
+    space, places, start = env.observation_space, {}, 0
     for name, each in sorted(space.spaces.items()) if isinstance(space, Dict) else ():
         if not isinstance(each, Box) or len(each.shape) != 1:
             return {}
@@ -274,10 +298,11 @@ def _built(env: Any) -> Any:
 
     from lightning_replay.envs.building import build_environment
 
-    if not isinstance(env, str):
-        check_kind("env", env, gymnasium.Env, "the id of an environment, or an environment")
+    if isinstance(env, gymnasium.Env):
         return env
-    if ":" not in env and env not in gymnasium.registry:  # most goal environments are those of this package
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module("gymnasium_robotics")
+    if not callable(env):
+        check_kind("env", env, str, "the id of an environment, an environment, or a class or function that builds one")
+        if ":" not in env and env not in gymnasium.registry:  # most goal environments are those of this package
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module("gymnasium_robotics")
     return build_environment(env, {})

@@ -12,6 +12,7 @@ from lightning_replay import recipes
 from lightning_replay.replay import Replay
 from tests.goal_steps import OWN_GOAL, goal_rows, reached
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*another reward than RelabelGoals computes")  # 100 is stored
 LEAST_P_VALUE = 1e-4
 LENGTHS = (1, 3, 4, 7)  # of episodes, the last one running
 FIRST = (0, 100, 200, 300)

@@ -208,7 +208,7 @@ def test_observations_that_are_not_of_the_space_are_refused(change: dict[str, An
 
     environment = with_checked_steps(Wrong)
     environment.reset()
-    with pytest.raises(ValueError, match=f"step of .* returned an observation of shape .*{message}"):
+    with pytest.raises(ValueError, match=f"step of .* returned an {message}"):
         environment.step(0)
 
 

@@ -123,7 +123,7 @@ def test_the_order_in_which_nested_columns_are_stored_changes_nothing() -> None:
     [
         (
             {"near": torch.zeros(4, 2), "pixels": torch.zeros(4, 1, 8, 8, dtype=torch.uint8)},
-            r"\('observation', 'pixels'\) has dtype torch.uint8 .* an image; .* Name other columns with feature_keys=",
+            r"\('observation', 'pixels'\) has dtype torch.uint8 .*an image; .*columns with feature_keys= and.* keys=",
         ),
         (
             {"near": torch.zeros(4, 2, dtype=torch.int64)},

@@ -11,10 +11,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import FlattenObservation
 from torchrl.data import LazyTensorStorage, ListStorage
 from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
+from lightning_replay.collecting import VectorSteps
 from lightning_replay.divided_draws import Divider
 from lightning_replay.envs.bit_flipping import BitFlipping
 from lightning_replay.episodes.links import EpisodeLinks
@@ -22,6 +25,8 @@ from lightning_replay.samplers import RandomPairSampler, SequenceSampler
 from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.transforms import NStepTransitions, RelabelGoals
 from tests.goal_steps import OWN_GOAL, distance, goal_rows, reached
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*another reward than RelabelGoals computes")  # 100 is stored
 
 
 def hindsight(capacity: int = 20, batch_size: int = 64, **options) -> Replay:
@@ -186,7 +191,10 @@ def without_reward() -> gymnasium.Env:
         ({}, "reward is None and no env is given.*give reward=, a function"),
         ({"env": "CartPole-v1"}, "reward is None and CartPole-v1 has no compute_reward.*give reward="),
         ({"env": without_reward()}, "has no compute_reward"),
-        ({"env": 3}, "env is 3; it must be the id of an environment, or an environment"),
+        (
+            {"env": 3},
+            "env is 3; it must be the id of an environment, an environment, or a class or function",
+        ),
         ({"reward": 3}, "reward is 3; it must be a function"),
         ({"reward": reached, "strategy": "random"}, "strategy is 'random'.*future"),
         ({"reward": reached, "share": 1.5}, "share is 1.5"),
@@ -260,9 +268,45 @@ def test_buffers_it_does_not_work_with_are_refused() -> None:
 )
 def test_rewards_of_another_shape_are_refused(reward, message) -> None:
     replay = hindsight(share=1.0, reward=reward)
-    replay.extend(goal_rows([0, 1]))
     with pytest.raises(ValueError, match=message):
-        replay.sample(10)
+        replay.extend(goal_rows(range(10)))
+    assert len(replay) == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_stored_rewards_that_the_function_does_not_give_are_named_once() -> None:
+    #  The steps achieve 1, 2, 3 and have the goal -1: distances are -4, -6 and -8.
+    rows = goal_rows([0, 1, 2])
+    rows["next", "reward"] = torch.tensor([[-4.0], [-6.0004], [-8.0]])
+    hindsight(reward=distance).extend(rows)
+    rows["next", "reward"][1] = 2.0
+    replay = hindsight(reward=distance)
+    with pytest.warns(UserWarning, match="1 of the first 3 transitions have another.* 2 is stored and -6 computed"):
+        replay.extend(rows)
+    replay.extend(rows)  # which are not compared again
+    assert len(replay) == 6
+
+
+def flat_bits() -> gymnasium.Env:
+    return FlattenObservation(BitFlipping(bits=20))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("env", [BitFlipping, flat_bits, flat_bits()])
+def test_environments_by_class_by_function_and_wrapped(env, tmp_path) -> None:
+    envs = VectorSteps(SyncVectorEnv([BitFlipping if env is BitFlipping else flat_bits] * 2))
+    envs.reset(seed=0)
+    envs.action_space.seed(0)
+    replay = hindsight(100, reward=None, env=env, share=1.0)
+    for _ in range(30):
+        envs.step(envs.action_space.sample())
+        envs.store(replay)
+    assert 0 < (replay.sample()["next", "reward"] == 0).sum() < 64
+    replay.save(tmp_path / "saved")
+    if not isinstance(env, gymnasium.Env):
+        trust = [] if env is BitFlipping else ["tests"]
+        twin = load_replay(tmp_path / "saved", trust=trust, end_episodes=False)
+        assert (twin.sample() == replay.sample()).all()
 
 
 def test_rewards_of_a_double_and_rewards_stored_as_whole_numbers() -> None:

@@ -174,6 +174,8 @@ def test_single_images_need_no_axis_of_frames(tmp_path, search) -> None:
     rows["next"] = {"observation": {name: one[1:] for name, one in seen.items()}} | ends
     keys = [("observation", "camera"), ("observation", "depth")]
     replay = recipes.uniform(10, 4, frame_stack=1, image_key=keys, n_steps=2, seed=0)
+    with pytest.raises(ValueError, match=r"^rows need images, uint8 \[N, H, W\] or \[N, H, W, C\], under"):
+        replay.extend(rows.exclude(keys[0]))
     replay.extend(rows)
     assert replay.storage.frames_held == 5 and replay.storage.frame_bytes == 6 * 5 * 3 + 3 * 4
     assert (replay.storage[:].exclude("generation") == rows).all()
