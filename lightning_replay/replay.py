@@ -1130,6 +1130,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return read_state(self)
 
     @property
+    def entered(self) -> Replay:
+        """The replay itself, which new rows enter."""
+        return self
+
+    @property
     def has_snapshots(self) -> bool:
         """Whether rows are written while a save reads them as they were, as in a ``PackedStorage``."""
         return self._packed is not None

@@ -263,15 +263,20 @@ class FrozenReplay:
                 f"this {type(replay).__name__} cannot be saved in the background, which takes rows in a PackedStorage "
                 "of this process; save it in the foreground"
             )
+        self._is_closed = False
         self._until_saved = ExitStack()
         self._content = self._until_saved.enter_context(_frozen(replay))
 
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
         """Saves the state as :func:`save_replay` does."""
+        if self._is_closed:
+            raise RuntimeError("this FrozenReplay was saved or closed already; freeze the replay anew")
+        self._is_closed = True
         with self._until_saved:
             return _write(path, previous, nullcontext(self._content))
 
     def close(self) -> None:
+        self._is_closed = True
         self._until_saved.close()
 
 

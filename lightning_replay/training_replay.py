@@ -31,6 +31,8 @@ class TrainingReplay:
     #: Whether the episodes that ran in loaded files end before the next rows are stored.
     awaits_new_episodes: Any = False
     has_snapshots: Any = False  #: Whether rows are written while a save reads them as they were.
+    #: The :class:`~lightning_replay.Replay` of this process that new rows enter; ``None`` where they enter others.
+    entered: Any = None
 
     @property
     def tasks(self) -> list[str]:

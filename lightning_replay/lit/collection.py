@@ -182,17 +182,21 @@ class Collection(Collector):
 
     def _start(self, agent: Any) -> VectorSteps:
         seed, environments = int(self._generator.integers(2**31)), self._environments()
-        self._states = states_of(agent, environments.num_envs)
+        try:
+            self._states = states_of(agent, environments.num_envs)
+        except Exception:
+            environments.close()
+            raise
         if self._is_interrupted:
             self._replay.end_episodes(range(self._next_trajectory))  # those that had ended stay as they are
             self._is_interrupted = False
         elif len(self._replay):  # rows of another run, or demonstrations, which these environments do not continue
             self._replay.end_episodes()
-        if isinstance(self._replay, Replay):  # numbers of their own
-            stored = stored_trajectories(self._replay.storage)
+        if (entered := self._replay.entered) is not None:  # numbers of their own
+            stored = stored_trajectories(entered.storage)
             self._next_trajectory = max([self._next_trajectory, *(name + 1 for name in stored if name is not None)])
             # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
-            self._has_single_stream = environments.num_envs == 1 and len(self._replay) > 0 and stored == [None]
+            self._has_single_stream = environments.num_envs == 1 and len(entered) > 0 and stored == [None]
         if self._assignment is not None:
             self._assignment.begin(environments)
         vector = VectorSteps(environments, first_trajectory=self._next_trajectory)

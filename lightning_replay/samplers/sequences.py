@@ -188,6 +188,7 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
             self._has_drawn = True  # from now on draws need not wait for a GPU
         index, info = self.first.sample(storage, batch_size)
         index, links = index.to(device), self.followed.links_on(device)
+        check_capacities(links.capacity, storage.max_size)  # of a loaded state: compiled loops check no bounds
         slots, steps = self._around(index, storage) if self._starts is None else links.chain(index, length)
         columns = {name: column.to(device).unsqueeze(1).repeat(1, length) for name, column in info.items()}
         return slots, {"mask": torch.arange(length, device=device) < steps.unsqueeze(1), **columns}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,9 @@ from pyarrow import fs
 from lightning_replay.options import check_kind
 
 LOCK_FILE = ".lock"  # of lightning_replay.saving, which is imported where a buffer is
-_MANIFESTS = ".json"
+# What a save consists of; all else in the folder is left alone.
+_MANIFESTS = ("replay.json", "replay_shards.json", "state.json", "buffer.json", "shards.json")
+_DATA = re.compile(r".+-[0-9a-f]{12}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +130,11 @@ class Folder:
         kept = {part.name for part in parts}
         # Last: until here the save before is whole.
         for info in self._entries():
-            if info.type == fs.FileType.Directory and info.base_name not in kept:
+            if info.base_name in kept:
+                continue
+            if info.type == fs.FileType.Directory and _DATA.fullmatch(info.base_name):
                 self.filesystem.delete_dir(info.path)
-            elif info.base_name.endswith(_MANIFESTS) and info.base_name not in kept:
+            elif info.base_name in _MANIFESTS:
                 self.filesystem.delete_file(info.path)
 
     def _download(self, target: Path, deep: bool) -> None:
