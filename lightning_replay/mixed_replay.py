@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -106,6 +107,12 @@ class MixedReplay(Seeded, TrainingReplay):
         self.offline: Replay = offline
         self.share: Schedule = checked_schedule("share", share, highest=1.0)
         self.batch_size: int = given_batch_size(batch_size, self.capacity)
+        of_online = math.ceil(round(self.batch_size * (0.0 if isinstance(share, Schedule) else 1 - share), 9))
+        if online.capacity < of_online:  # of a schedule any number of rows; with fewer none would ever be drawn
+            raise ValueError(
+                f"the capacity of online is {online.capacity}, below the {of_online} rows of each batch that it draws; "
+                "raise it, or lower the batch size"
+            )
         self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
         discounts = {discount for _, discount in self.returns}
         if len(discounts) > 1:
@@ -286,6 +293,7 @@ class MixedReplay(Seeded, TrainingReplay):
     extend: Any = _of_online("extend")
     extend_columns: Any = _of_online("extend_columns")
     write_count: Any = _of_online("write_count")
+    entered: Any = property(attrgetter("online"))
     priority_key: Any = _of_online("priority_key")
     end_episodes: Any = _of_online("end_episodes")
     tasks: Any = _of_online("tasks")

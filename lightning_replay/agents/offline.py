@@ -141,6 +141,7 @@ class CQL(SAC):
         torch.Size([5, 1])
     """
 
+    takes_update_batches = True
     backs_up_entropy = False
 
     def __init__(

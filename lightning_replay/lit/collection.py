@@ -21,7 +21,6 @@ from lightning_replay.envs.building import checked_info_keys
 from lightning_replay.episodes.running import stored_trajectories
 from lightning_replay.lit.playing import Action, ActionReader, States, act_on, acting, random_actions, states_of
 from lightning_replay.options import checked_count, checked_number
-from lightning_replay.replay import Replay
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
 
