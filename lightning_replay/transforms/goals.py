@@ -201,7 +201,8 @@ class RelabelGoals(ReplayTransform):
                 "nothing was stored. Store the observations of a goal environment, or name your columns with "
                 "achieved_key= and desired_key="
             )
-        self._compare_rewards(rows[:1000], keys)
+        if self.share > 0:
+            self._compare_rewards(rows[:1000], keys)
 
     def _compare_rewards(self, rows: TensorDictBase, keys: Any) -> None:
         # A wrong environment or order of keys makes goals of other numbers without any error.
@@ -209,10 +210,10 @@ class RelabelGoals(ReplayTransform):
         computed, stored = _computed("reward", self._functions[0], *goals), rows.get(("next", "reward"), None)
         if not isinstance(stored, Tensor) or stored.numel() != len(computed):
             return  # which is refused elsewhere
-        pairs = torch.stack((stored.reshape(-1).double(), computed.double()))
-        differ = (~torch.isclose(*pairs, rtol=1e-3, atol=1e-3)).nonzero().flatten()
+        both = torch.stack((stored.reshape(-1).double(), computed.double()))
+        differ = (~torch.isclose(both[0], both[1], rtol=1e-3, atol=1e-3)).nonzero().flatten()
         if len(differ):
-            stored_one, computed_one = pairs[:, differ[0]].tolist()
+            stored_one, computed_one = both[:, differ[0]].tolist()
             warnings.warn(
                 f"{len(differ)} of the first {len(computed)} transitions have another reward than RelabelGoals "
                 f"computes for the goals that they have: {stored_one:g} is stored and {computed_one:g} computed, and a "
